@@ -1,0 +1,71 @@
+"""The command table. Modules of commands import nothing heavy at the top, so that --help answers at once."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+
+from llmtrain.commands import (
+    evaluate,
+    export,
+    generate,
+    presets,
+    print_config,
+    runs,
+    tokenizer,
+    train,
+    validate,
+)
+from llmtrain.errors import LlmtrainError, UsageError
+
+# The parser's own error, wherever this version of typer has it from.
+_ParserError: Any = typer.BadParameter.__mro__[1]
+
+app = typer.Typer(
+    name="llmtrain",
+    help="One typed config trains a GPT, and every step of it can be trusted.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train.command)
+app.command("validate")(validate.command)
+app.command("print-config")(print_config.command)
+app.command("presets")(presets.command)
+app.command("generate")(generate.command)
+app.command("eval")(evaluate.command)
+app.command("export")(export.command)
+app.add_typer(runs.app, name="runs")
+app.add_typer(tokenizer.app, name="tokenizer")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and exit: 0 done, 64 bad usage or config, 65 bad data or checkpoint, 75 resume me."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
+    except LlmtrainError as error:
+        code = _report(error, arguments)
+    except _ParserError as error:
+        code = _report(UsageError(error.format_message(), remedy=_help_hint(error)), arguments)
+    except (typer.Abort, KeyboardInterrupt):
+        code = 130
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _help_hint(error: Any) -> str:
+    path = error.ctx.command_path if error.ctx else "llmtrain"
+    return f"`{path} --help` shows what it takes."
+
+
+def _report(error: LlmtrainError, arguments: list[str]) -> int:
+    if "--json" in arguments:
+        print_json(error.as_dict())
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def print_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))

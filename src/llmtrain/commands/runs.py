@@ -1,0 +1,90 @@
+"""llmtrain runs: list, show and compare runs by reading their directories."""
+
+from typing import Annotated, Any
+
+import typer
+
+from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, show
+
+app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_command(root: RootOption = DEFAULT_ROOT, json_: JsonOption = False) -> None:
+    """All runs, oldest first."""
+    from llmtrain.runs.directory import list_runs
+    from llmtrain.runs.summary import summarise
+
+    rows = [summarise(run) for run in list_runs(root)]
+    columns = ("run_id", "status", "step", "max_steps", "train_loss", "val_loss", "best_val_loss")
+    show(json_, {"root": root, "runs": rows}, _table(rows, columns) if rows else f"No runs in {root}.")
+
+
+@app.command("show")
+def show_command(
+    run: Annotated[str, typer.Argument(help="Run id or path.")],
+    root: RootOption = DEFAULT_ROOT,
+    json_: JsonOption = False,
+) -> None:
+    """Everything known of one run."""
+    from llmtrain.runs.directory import find_run
+    from llmtrain.runs.summary import describe
+
+    value = describe(find_run(root, run))
+    show(json_, value, "\n".join(_lines(value)))
+
+
+@app.command("compare")
+def compare_command(
+    first: Annotated[str, typer.Argument(help="Run id or path.")],
+    second: Annotated[str, typer.Argument(help="Run id or path.")],
+    root: RootOption = DEFAULT_ROOT,
+    json_: JsonOption = False,
+) -> None:
+    """What differs between two runs: config, losses, and whether they ended in the same state."""
+    from llmtrain.runs.directory import find_run
+    from llmtrain.runs.summary import compare
+
+    value = compare(find_run(root, first), find_run(root, second))
+    lines = [
+        _table(
+            value["runs"],
+            ("run_id", "status", "step", "train_loss", "val_loss", "best_val_loss", "state_sha256"),
+        )
+    ]
+    lines += ["", *(f"{d['field']}: {d['first']!r} -> {d['second']!r}" for d in value["config_differences"])]
+    if not value["config_differences"]:
+        lines.append("The configs are equal.")
+    if value["first_different_step"] is not None:
+        lines.append(f"The training losses differ from step {value['first_different_step']} on.")
+    elif value["compared_steps"]:
+        lines.append(f"The training losses are equal at all {value['compared_steps']} steps that both logged.")
+    if value["same_state"] is not None:
+        lines.append(f"The final states are {'identical' if value['same_state'] else 'different'}.")
+    show(json_, value, "\n".join(lines))
+
+
+def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
+    cells = [columns, *(tuple(_cell(row.get(column)) for column in columns) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return str(value)[:40]
+
+
+def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, dict):
+            lines += [f"{indent}{key}:", *_lines(item, indent + "  ")]
+        else:
+            lines.append(f"{indent}{key}: {item}")
+    return lines

@@ -1,0 +1,83 @@
+"""llmtrain train: train a config to its end, or go on with a run."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, show
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import Config
+
+
+def command(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(help="Go on with a run: its id, a checkpoint's path, or `auto`.", show_default=False),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="One forward pass; report sizes and memory.")] = False,
+    allow_config_change: Annotated[
+        bool,
+        typer.Option("--allow-config-change", help="Resume although the config decides another result now."),
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Train a model. Without --config: the preset gpt_stdlib."""
+    loaded = _load(config, set_ or [], resume)
+    from llmtrain.training import run  # torch is imported only after the config is known to be right
+
+    if dry_run:
+        report = run.dry_run(loaded)
+        show(json_, report, _dry_run_text(report))
+    else:
+        result = run.run_training(loaded, resume, allow_config_change)
+        show(json_, result, _result_text(result))
+
+
+def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":
+    """The config given, or, when a run is resumed without one, the config of that run."""
+    from llmtrain.config.document import read_document
+    from llmtrain.config.load import build_config, load_config
+    from llmtrain.runs.directory import find_run
+
+    if config is not None or resume is None or resume == "auto":
+        return load_config(config, overrides)
+    path = Path(resume).expanduser()
+    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
+    of_run = path.absolute().parents[1] if path.parent.name == "checkpoints" else resume
+    return build_config(read_document(find_run(root, str(of_run)).config), overrides)
+
+
+def _result_text(result: dict[str, Any]) -> str:
+    sample = result["sample"].rstrip()
+    return "\n".join(
+        [
+            *(
+                ["", "A sample the model wrote:", "", *(f"  | {line}" for line in sample.splitlines()), ""]
+                if sample
+                else []
+            ),
+            f"train loss  {result['first_train_loss']:.4f} -> {result['final_train_loss']:.4f}",
+            f"val loss    {result['final_val_loss']:.4f}, "
+            f"best {result['best_val_loss']:.4f} at step {result['best_step']}",
+            f"speed       {result['tokens_per_second']:,.0f} tokens/s, {result['steps']} steps",
+            f"state       sha256 {result['state_sha256'][:16]}...",
+            f"run         {result['run_dir']}",
+        ]
+    )
+
+
+def _dry_run_text(report: dict[str, Any]) -> str:
+    return "\n".join(
+        [
+            f"model       {report['model']}, {report['parameters']:,} parameters, on {report['device']}",
+            f"data        {report['train_tokens']:,} training tokens, {report['val_tokens']:,} for validation",
+            f"a step      {report['tokens_per_step']:,} tokens; the whole run reads the data {report['epochs']} times",
+            f"first loss  {report['loss']:.4f}",
+            f"memory      {report['state_bytes'] / 1e6:,.0f} MB for weights, gradients and optimizer; "
+            f"{report['peak_memory_bytes'] / 1e6:,.0f} MB at the peak of this forward pass",
+        ]
+    )

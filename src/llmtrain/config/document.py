@@ -1,0 +1,101 @@
+"""YAML as people mean it: `1e-3` is a number, a key given twice is an error, and every value knows its line."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from llmtrain.errors import ConfigError, UsageError
+
+KeyPath = tuple[str, ...]
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader, with YAML 1.2 floats (PyYAML reads 1e-3 as text)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node)
+            if isinstance(key, Hashable) and key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"'{key}' is given twice, again at line {line}", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in rows if tag != "tag:yaml.org,2002:float"]
+    for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_FLOAT = (
+    r"^(?:[-+]?(?:[0-9][0-9_]*)\.[0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?(?:[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)"
+    r"|[-+]?\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+)
+
+
+def _add_float_resolver() -> None:
+    import re
+
+    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
+
+
+_add_float_resolver()
+
+
+@dataclass
+class Document:
+    """A parsed config file: its values, and the line of each key."""
+
+    source: str
+    values: dict[str, Any]
+    lines: dict[KeyPath, int] = field(default_factory=dict)
+
+    def where(self, path: KeyPath) -> str:
+        line = self.lines.get(path)
+        return f"line {line}: " if line else ""
+
+
+def read_document(path: Path) -> Document:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"Config file {path} does not exist.",
+            remedy="Give a file, or a preset's name: `llmtrain presets` lists them.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError(f"Config file {path} cannot be read: {problem}.") from None
+    return parse_document(text, str(path))
+
+
+def parse_document(text: str, source: str) -> Document:
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        values = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, ValueError) as problem:
+        raise ConfigError(source, [f"not valid YAML: {' '.join(str(problem).split())}"]) from None
+    if values is None:
+        values = {}
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(source, ["the document must be a mapping of sections, such as `model:`"])
+    lines: dict[KeyPath, int] = {}
+    _note_lines(node, (), lines)
+    return Document(source, values, lines)
+
+
+def parse_value(text: str) -> Any:
+    """The value of `--set field=TEXT`, read as YAML so that it has the type it would have in a file."""
+    return yaml.load(text, Loader=_Loader)
+
+
+def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            here = (*path, str(key.value))
+            lines[here] = key.start_mark.line + 1
+            _note_lines(value, here, lines)

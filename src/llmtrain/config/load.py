@@ -1,0 +1,165 @@
+"""load_config: a file or preset, plus overrides, to one frozen Config; every problem is reported at once."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from llmtrain.config.document import Document, parse_value, read_document
+from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section
+from llmtrain.errors import ConfigError, UsageError, nearest
+
+DEFAULT_PRESET = "gpt_stdlib"
+
+
+def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides."""
+    document = read_document(find_config(source if source is not None else DEFAULT_PRESET))
+    return build_config(document, overrides)
+
+
+def build_config(document: Document, overrides: Sequence[str] = ()) -> Config:
+    values = copy.deepcopy(document.values)
+    problems: list[str] = []
+    version = values.get("schema_version", SCHEMA_VERSION)
+    pairs = [_parse_override(text, problems) for text in overrides]
+    given = [pair for pair in pairs if pair]
+    if version == 1:
+        _apply([pair for pair in given if pair[0].startswith("ddp.")], values, problems)
+        given = [pair for pair in given if not pair[0].startswith("ddp.")]
+        values = upgrade_v1(values)
+    elif version != SCHEMA_VERSION:
+        problems.append(f"schema_version {version!r} is unknown. Known: 1, {SCHEMA_VERSION}.")
+        values["schema_version"] = SCHEMA_VERSION
+    elif "ddp" in values:
+        problems.append("ddp is the version-1 name of distributed. Rename it, or write schema_version: 1.")
+        del values["ddp"]
+    _apply(given, values, problems)
+    sections = _build_sections(values, document, problems, {key for key, _ in given})
+    if problems:
+        raise ConfigError(document.source, problems)
+    return Config.model_validate(sections)
+
+
+def find_config(source: str | Path) -> Path:
+    """A path as it is, or the file of a preset named without a suffix."""
+    path = Path(source)
+    if path.is_file() or path.suffix or len(path.parts) != 1:
+        return path
+    presets = list_presets()
+    if str(source) in presets:
+        return presets[str(source)]
+    raise UsageError(f"'{source}' is neither a file nor a preset.{nearest(str(source), presets)}", known=presets)
+
+
+def list_presets() -> dict[str, Path]:
+    """Presets by name: inside an installed package, or configs/presets of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    folder = next(d for d in (package / "presets", package.parents[1] / "configs" / "presets") if d.is_dir())
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML, sections in the schema's order."""
+    return yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
+
+
+def upgrade_v1(values: dict[str, Any]) -> dict[str, Any]:
+    """A version-1 document with the names of version 2: section ddp -> distributed, enabled -> strategy."""
+    upgraded = {key: value for key, value in values.items() if key != "ddp"}
+    upgraded["schema_version"] = SCHEMA_VERSION
+    if isinstance(values.get("ddp"), dict):
+        old = dict(values["ddp"])
+        if "enabled" in old:
+            enabled = old.pop("enabled")
+            # Anything but a boolean is left for the schema to refuse.
+            old["strategy"] = (
+                {True: "ddp", False: "none"}.get(enabled, enabled) if isinstance(enabled, bool) else enabled
+            )
+        upgraded["distributed"] = old
+    elif "ddp" in values:
+        upgraded["distributed"] = values["ddp"]
+    return upgraded
+
+
+def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:
+    key, equals, value = text.partition("=")
+    if not equals or key.count(".") != 1:
+        problems.append(f"--set {text}: write it as section.field=value, such as trainer.lr=1e-3.")
+        return None
+    try:
+        return key.strip(), parse_value(value)
+    except (yaml.YAMLError, ValueError) as problem:
+        problems.append(f"--set {text}: not a YAML value: {' '.join(str(problem).split())}")
+        return None
+
+
+def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: list[str]) -> None:
+    for key, value in pairs:
+        section, field = key.split(".")
+        target = values.setdefault(section, {})
+        if target is None:
+            target = values[section] = {}
+        if isinstance(target, dict):
+            target[field] = value
+        else:
+            problems.append(f"--set {key}: {section} is not a section in this document.")
+
+
+def _build_sections(
+    values: dict[str, Any], document: Document, problems: list[str], overridden: set[str]
+) -> dict[str, Section]:
+    """Every section that is right; what is wrong goes to problems."""
+    for name in values:
+        if name not in SECTIONS and name != "schema_version":
+            problems.append(
+                f"{document.where((name,))}section '{name}' is unknown.{nearest(name, SECTIONS)} "
+                f"Known: {', '.join(sorted(SECTIONS))}."
+            )
+    sections = {}
+    for name, kind in SECTIONS.items():
+        given = values.get(name)
+        given = {} if given is None else given
+        if not isinstance(given, dict):
+            problems.append(f"{document.where((name,))}{name} must be a section with fields, not {given!r}.")
+            continue
+        section, wrong = _build_section(kind, given)
+        for error in wrong:
+            path = (name, *(str(part) for part in error["loc"]))
+            where = "--set " if ".".join(path[:2]) in overridden else document.where(path[:2])
+            problems.append(where + _say(path, error, kind))
+        if section:
+            bad = {str(error["loc"][0]) for error in wrong if error["loc"]}
+            problems.extend(text for fields, text in section.problems() if not bad.intersection(fields))
+            sections[name] = section
+    return sections
+
+
+def _build_section(kind: type[Section], given: dict[str, Any]) -> tuple[Section | None, list[ErrorDetails]]:
+    """The section without its wrong fields (so that what is left can be checked too), and what was wrong."""
+    try:
+        return kind(**given), []
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)
+    except TypeError:  # a key that is not a string
+        raise ConfigError(kind.__name__, ["field names must be text"]) from None
+    bad = {str(row["loc"][0]) for row in wrong if row["loc"]}
+    try:
+        return kind(**{key: value for key, value in given.items() if key not in bad}), wrong
+    except ValidationError:
+        return None, wrong
+
+
+def _say(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str:
+    dotted = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = kind.model_fields
+        return f"{dotted} is unknown.{nearest(path[1], known)} Known: {', '.join(sorted(known))}."
+    message = error["msg"]
+    if path[-1] == "run_id":
+        message = "use 2 to 40 lower-case letters, digits and hyphens, starting with a letter"
+    return f"{dotted}: {message[0].lower()}{message[1:]}, but it is {error['input']!r}."

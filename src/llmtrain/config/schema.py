@@ -1,0 +1,335 @@
+"""The config, schema version 2: frozen, strict, one class a section, a docstring under each field.
+
+The docstrings are the reference that users read (docs/config.md is made from them).
+Checks that need more than one field are in each section's `problems`, so that all can be reported at once.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmtrain import registry
+
+SCHEMA_VERSION = 2
+RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
+
+# Which fields may differ between a run and its resumption: they do not decide the result.
+# Everything else must be equal, or `--allow-config-change` must be given.
+RESUME_MAY_CHANGE = frozenset(
+    {
+        "run.name",
+        "run.device",
+        "run.threads",
+        "run.notes",
+        "model.init",
+        "data.cache_dir",
+        "data.num_workers",
+        "data.files",
+        "data.val_files",
+        "data.tokenizer",
+        "trainer.max_steps",
+        "trainer.log_every_steps",
+        "trainer.eval_every_steps",
+        "trainer.save_every_steps",
+        "trainer.keep_checkpoints",
+        "distributed.*",
+        "mlflow.*",
+        "logging.*",
+        "output.*",
+    }
+)  # data.files and data.tokenizer are paths: what they hold is compared by its SHA-256 instead.
+
+PositiveInt = Annotated[int, Field(gt=0)]
+CountOrZero = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+# (fields concerned, what is wrong and the remedy)
+Problem = tuple[tuple[str, ...], str]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the section although every field by itself is right."""
+        yield from ()
+
+
+class RunSection(Section):
+    """Who the run is and what decides its numbers."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)] = "llmtrain"
+    """Human name; the run id is made from it."""
+    seed: CountOrZero = 1337
+    """Decides initial weights, sample order and dropout. The same config and seed give the same run."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; `auto` takes a GPU when there is one."""
+    deterministic: bool = False
+    """Only deterministic kernels. CPU runs are bit-exact without it; on a GPU it costs some speed."""
+    threads: PositiveInt | None = None
+    """CPU threads of a process. Empty: the cores this process may use, chosen once at the first start and
+    recorded, so that a resumed run uses the same number (sums depend on it)."""
+    notes: str | None = None
+    """Free text, kept with the run."""
+
+
+class ModelSection(Section):
+    """What is trained."""
+
+    name: str = "gpt"
+    """A registered model: `gpt` (GPT-2 architecture) or `dummy_gpt` (one matrix, for smoke tests)."""
+    init: Annotated[str, Field(min_length=1)] = "random"
+    """`random` (GPT-2 initialisation), or a directory in the transformers GPT-2 format to start from."""
+    block_size: PositiveInt = 128
+    """Context length in tokens."""
+    d_model: PositiveInt = 128
+    """Width of the residual stream."""
+    n_layers: PositiveInt = 4
+    """Number of transformer blocks."""
+    n_heads: PositiveInt = 4
+    """Attention heads a block; must divide d_model."""
+    d_ff: PositiveInt | None = None
+    """Width of the feed-forward layer. Empty: 4 x d_model."""
+    dropout: Share = 0.0
+    """Dropout probability."""
+    tie_embeddings: bool = True
+    """Use the token embedding as the output layer too."""
+    vocab_size: PositiveInt | None = None
+    """Size of the vocabulary. Empty: the tokenizer's."""
+
+    def problems(self) -> Iterator[Problem]:
+        problem = registry.check_name("model.name", self.name, registry.MODELS)
+        if problem:
+            yield ("name",), problem
+        if self.d_model % self.n_heads:
+            fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0 and h <= 4 * self.n_heads]
+            yield (
+                ("d_model", "n_heads"),
+                f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}. "
+                f"Heads that fit: {', '.join(map(str, fits))}.",
+            )
+
+
+class DataSection(Section):
+    """What it is trained on."""
+
+    name: str = "python_stdlib"
+    """A registered dataset: `python_stdlib`, `text_files`, `hf_text` or `dummy_text`."""
+    tokenizer: Annotated[str, Field(min_length=1)] = "byte"
+    """`byte`, `char` (built from the training text), `gpt2`, or a Hugging Face tokenizer directory
+    (`llmtrain tokenizer train` makes one)."""
+    files: list[str] = []
+    """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet."""
+    val_files: list[str] = []
+    """Validation files or globs. Empty: `val_fraction` of the training text is held out."""
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the text held out for validation where no validation text is named."""
+    dataset_name: str | None = None
+    """`hf_text`: a dataset on the hub, or a directory that the datasets library can load."""
+    dataset_config: str | None = None
+    """`hf_text`: the dataset's configuration, such as wikitext-2-raw-v1."""
+    train_split: str = "train"
+    """`hf_text`: the split to train on; slices such as `train[:90%]` work."""
+    val_split: str = "validation"
+    """`hf_text`: the split to validate on."""
+    text_column: str = "text"
+    """`hf_text`: the column that holds the text."""
+    cache_dir: str = "~/.cache/llmtrain"
+    """Where tokenised text is kept; it is reused while source and tokenizer are unchanged."""
+    num_workers: CountOrZero = 0
+    """Processes that prepare batches ahead of the trainer. 0: the trainer does it, which is fast enough
+    unless the token store is on slow storage."""
+
+    def problems(self) -> Iterator[Problem]:
+        problem = registry.check_name("data.name", self.name, registry.DATA)
+        if problem:
+            yield ("name",), problem
+        if self.name == "text_files" and not self.files:
+            yield ("name", "files"), "data.files is empty. Name at least one text file or glob."
+        if self.name == "hf_text" and not self.files and not self.dataset_name:
+            yield (
+                ("name", "files", "dataset_name"),
+                "data.dataset_name is empty. Name a dataset of the hub, or local files in data.files.",
+            )
+
+
+class TrainerSection(Section):
+    """How it is trained. A step is one optimizer step."""
+
+    max_steps: PositiveInt = 1000
+    """Optimizer steps of the whole run."""
+    micro_batch_size: PositiveInt = 8
+    """Sequences in one forward pass of one process."""
+    grad_accum_steps: PositiveInt = 1
+    """Micro-batches in a step, those of all processes together."""
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    """`adamw`, or `adafactor` where optimizer memory is short."""
+    lr: Positive = 3e-4
+    """Peak learning rate."""
+    min_lr: NotNegative = 0.0
+    """Learning rate at the end of the schedule."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Shape after the warm-up: `cosine` or `linear` fall to min_lr, `constant` stays, `wsd` stays and falls
+    linearly in the last part (warm-up, stable, decay)."""
+    schedule_steps: PositiveInt | None = None
+    """Steps until the schedule reaches min_lr. Empty: max_steps. Set it where max_steps will be raised later."""
+    warmup_steps: CountOrZero = 0
+    """Steps over which the learning rate rises to lr."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """`wsd`: the share of the schedule spent falling."""
+    weight_decay: NotNegative = 0.1
+    """Applied to matrices, not to biases and norms."""
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's two averages."""
+    max_grad_norm: Positive | None = 1.0
+    """Gradients longer than this are scaled down. Empty: never."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: forward and backward in bfloat16 autocast; weights and optimizer stay float32."""
+    compile: bool = False
+    """Use torch.compile: slower start, faster steps on a GPU."""
+    log_every_steps: PositiveInt = 10
+    """Steps between two logged training losses."""
+    eval_every_steps: PositiveInt | None = 200
+    """Steps between two evaluations. Empty: only at the end."""
+    eval_batches: PositiveInt | None = None
+    """Validation micro-batches an evaluation reads, always the same ones. Empty: the whole split."""
+    save_every_steps: PositiveInt | None = 200
+    """Steps between two checkpoints. Empty: only at the end and for a new best."""
+    keep_checkpoints: Annotated[int, Field(ge=2)] = 3
+    """Newest checkpoints kept, at least two; the best one is kept besides."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.min_lr > self.lr:
+            yield ("lr", "min_lr"), f"trainer.min_lr {self.min_lr} is above trainer.lr {self.lr}."
+        length = self.schedule_steps or self.max_steps
+        if self.schedule != "constant" and self.warmup_steps >= length and length > 1:
+            yield (
+                ("max_steps", "schedule_steps", "warmup_steps", "schedule"),
+                f"trainer.warmup_steps {self.warmup_steps} leaves nothing of the {length} steps of the schedule. "
+                "Lower it, or raise trainer.max_steps.",
+            )
+
+
+class DistributedSection(Section):
+    """Several processes. What the environment (torchrun, a cluster) says comes first."""
+
+    strategy: Literal["none", "ddp"] = "none"
+    """`none` or `ddp`; with no process launcher around, either is a world of one process."""
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """Collective library; `auto` takes nccl on GPUs and gloo on CPUs."""
+    init_method: str | None = None
+    """Rendezvous address as torch.distributed takes it, such as env:// or tcp://host:port."""
+    timeout_sec: PositiveInt = 1800
+    """Longest a collective may take."""
+    find_unused_parameters: bool = False
+    """Let DDP look for parameters a step did not use."""
+    rank: CountOrZero | None = None
+    """Rank of this process, where the environment does not say."""
+    world_size: PositiveInt | None = None
+    """Number of processes, where the environment does not say."""
+    local_rank: CountOrZero | None = None
+    """Rank on this node, where the environment does not say."""
+    master_addr: str | None = None
+    """Address of rank 0, where the environment does not say."""
+    master_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
+    """Port of rank 0, where the environment does not say."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.rank is not None and self.rank >= (self.world_size or 1):
+            yield (
+                ("rank", "world_size"),
+                f"distributed.rank {self.rank} is not below distributed.world_size {self.world_size or 1}.",
+            )
+
+
+class MlflowSection(Section):
+    """Tracking with MLflow (extra `mlflow`)."""
+
+    enabled: bool = False
+    """Send parameters, metrics, config and metadata to MLflow."""
+    tracking_uri: str | None = None
+    """Server, sqlite URI or directory. Empty: MLFLOW_TRACKING_URI, else a sqlite file in output.root_dir."""
+    experiment: Annotated[str, Field(min_length=1)] = "llmtrain"
+    """Experiment name."""
+    run_name: str | None = None
+    """Name of the MLflow run. Empty: the run id."""
+    log_models: bool = False
+    """Upload the best model at the end, in the transformers GPT-2 format."""
+
+
+class LoggingSection(Section):
+    """Log lines (standard error) and the log file."""
+
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe line shown."""
+    json_output: bool = False
+    """Log lines as JSON objects, one a line."""
+    log_to_file: bool = True
+    """Keep the lines in the run directory's logs/ too."""
+    file_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "train.log"
+    """Name of that file."""
+    tensorboard: bool = False
+    """Write TensorBoard event files to the run directory (extra `tensorboard`)."""
+
+
+class OutputSection(Section):
+    """Where the run is kept."""
+
+    root_dir: Annotated[str, Field(min_length=1)] = "runs"
+    """Directory of all runs."""
+    run_id: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
+    """Name of the run's directory: lower-case letters, digits and hyphens, 2 to 40 characters.
+    Empty: made from run.name and the time."""
+    save_config_copy: bool = True
+    """Write the resolved config to config.yaml."""
+    save_meta_json: bool = True
+    """Write meta.json: versions, machine, git commit, command line."""
+
+
+class Config(Section):
+    """A whole config document."""
+
+    schema_version: Literal[2] = 2
+    """Version of this schema. A version-1 document is upgraded when it is loaded."""
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    trainer: TrainerSection = TrainerSection()
+    distributed: DistributedSection = DistributedSection()
+    mlflow: MlflowSection = MlflowSection()
+    logging: LoggingSection = LoggingSection()
+    output: OutputSection = OutputSection()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values; loading them gives this config again."""
+        return self.model_dump(mode="json")
+
+    def with_values(self, section: str, **values: object) -> "Config":
+        """A copy with some fields of one section replaced."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+}
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Fields of two resolved configs that differ: (path, old, new)."""
+    found = []
+    for section in sorted({*old, *new} - {"schema_version"}):
+        before, after = old.get(section, {}), new.get(section, {})
+        for field in sorted({*before, *after}):
+            if before.get(field) != after.get(field):
+                found.append((f"{section}.{field}", before.get(field), after.get(field)))
+    return found
+
+
+def may_change(path: str) -> bool:
+    """Whether a field may differ between a run and its resumption."""
+    return path in RESUME_MAY_CHANGE or f"{path.split('.')[0]}.*" in RESUME_MAY_CHANGE

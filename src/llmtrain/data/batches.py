@@ -1,0 +1,130 @@
+"""Batches of token ids for the model, made from a token store and a position."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from llmtrain.data.sampler import Positions, WindowSampler
+from llmtrain.data.token_store import TokenStore
+from llmtrain.errors import DataError
+
+IGNORE = -100
+"""Target of a position that carries no loss (what torch's cross-entropy leaves out)."""
+
+
+class Batch(NamedTuple):
+    inputs: torch.Tensor  # (B, T) int64
+    targets: torch.Tensor  # (B, T) int64, IGNORE where there is no loss
+    target_count: int
+    first_sample: int
+
+    def to(self, device: torch.device) -> "Batch":
+        if device.type == "cpu":
+            return self
+        return self._replace(
+            inputs=self.inputs.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+        )
+
+
+class TrainBatches(Dataset[Batch]):
+    """Micro-batch number n of the run, for any n."""
+
+    def __init__(self, store: TokenStore, block_size: int, micro_batch_size: int, seed: int, vocab_size: int) -> None:
+        check_length(store, block_size, "training")
+        self.store, self.block_size, self.size, self.vocab_size = (
+            store,
+            block_size,
+            micro_batch_size,
+            vocab_size,
+        )
+        self.sampler = WindowSampler(len(store), block_size, seed)
+
+    def __getitem__(self, number: int) -> Batch:
+        first = number * self.size
+        starts = self.sampler.starts(first, self.size)
+        return _windows(self.store, starts, self.block_size, self.vocab_size, first)
+
+    def epoch(self, number: int) -> int:
+        return self.sampler.epoch_of(number * self.size)
+
+    def stream(self, numbers: Sequence[int], workers: int, pin_memory: bool) -> Iterator[Batch]:
+        """The micro-batches with these numbers, in this order, prepared ahead when there are workers."""
+        loader: DataLoader[Batch] = DataLoader(
+            self,
+            batch_size=None,
+            sampler=numbers,
+            num_workers=workers,
+            pin_memory=pin_memory,
+            generator=torch.Generator(),  # the loader draws a seed nobody uses: not from the global generator
+        )
+        return iter(loader)
+
+
+class EvalBatches:
+    """The validation text in order, as whole windows; with a limit, evenly spread ones, always the same."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        block_size: int,
+        micro_batch_size: int,
+        vocab_size: int,
+        limit: int | None = None,
+    ) -> None:
+        check_length(store, block_size, "validation")
+        self.store, self.block_size, self.size, self.vocab_size = (
+            store,
+            block_size,
+            micro_batch_size,
+            vocab_size,
+        )
+        windows = (len(store) - 1) // block_size
+        batches = -(-windows // micro_batch_size)
+        chosen = np.arange(batches) if limit is None else np.unique(np.linspace(0, batches - 1, limit).astype(int))
+        self._chosen = chosen[:limit]
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for number in self._chosen:
+            first = int(number) * self.size
+            indexes = np.arange(first, min(first + self.size, self._windows), dtype=np.int64)
+            batch = _windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
+            yield _pad(batch, self.size)
+
+
+def check_length(store: TokenStore, block_size: int, label: str) -> None:
+    if len(store) < block_size + 1:
+        raise DataError(
+            f"The {label} text has {len(store)} tokens, fewer than model.block_size {block_size} + 1.",
+            remedy=f"Lower model.block_size to at most {max(1, len(store) - 1)}, or give more text.",
+        )
+
+
+def _windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
+    rows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
+    highest = int(rows.max())
+    if highest >= vocab_size:
+        raise DataError(
+            f"Token id {highest} in {store.path} is outside the vocabulary of {vocab_size}.",
+            remedy="The token store is damaged: delete its directory, it is made anew.",
+        )
+    ids = torch.from_numpy(rows.astype(np.int64))
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), len(starts) * block_size, first)
+
+
+def _pad(batch: Batch, rows: int) -> Batch:
+    """Fill a short last batch with rows that carry no loss: every batch then has one shape (compiled once)."""
+    missing = rows - len(batch.inputs)
+    if not missing:
+        return batch
+    width = batch.inputs.shape[1]
+    inputs = torch.cat([batch.inputs, batch.inputs.new_zeros(missing, width)])
+    targets = torch.cat([batch.targets, batch.targets.new_full((missing, width), IGNORE)])
+    return batch._replace(inputs=inputs, targets=targets)

@@ -1,0 +1,104 @@
+"""`hf_text`: text by the datasets library, from the hub or from local text, json or parquet files.
+
+Each row is a document. A row that ends with a line break is a line of a longer text (WikiText is stored so), and
+is joined with the next one.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmtrain.data.base import DataModule, Piece, Split
+from llmtrain.data.text_reader import expand_files, files_identity
+from llmtrain.errors import DataError
+
+_BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+ROWS_AT_ONCE = 1000
+
+
+class HFText(DataModule):
+    def identity(self) -> dict[str, Any]:
+        config = self.config
+        identity: dict[str, Any] = {"kind": "hf_text", "column": config.text_column}
+        if config.files:
+            identity["files"] = files_identity(expand_files(config.files, "data.files"))
+            if config.val_files:
+                identity["val"] = files_identity(expand_files(config.val_files, "data.val_files"))
+            else:
+                identity["val"] = config.val_fraction
+        else:
+            # The library's own fingerprint changes when the hub's content does.
+            identity["rows"] = [self._load(split)._fingerprint for split in ("train", "val")]
+        return identity
+
+    def pieces(self, split: Split) -> Iterator[Piece]:
+        rows = self._load(split)
+        column = self.config.text_column
+        if column not in rows.column_names:
+            raise DataError(
+                f"data.text_column '{column}' is not a column of the data.",
+                known=rows.column_names,
+                remedy="Set data.text_column.",
+            )
+        number = 0
+        for batch in rows.select_columns([column]).iter(ROWS_AT_ONCE):
+            for text in batch[column]:
+                if not isinstance(text, str):
+                    raise DataError(
+                        f"Row {number} of the {split} data: column '{column}' is not text but {text!r:.80}."
+                    )
+                number += 1
+                if text:
+                    yield Piece(text, ends_document=not text.endswith("\n"))
+
+    def _load(self, split: Split) -> Any:
+        import datasets
+
+        config = self.config
+        datasets.disable_progress_bars()
+        cache = str(Path(config.cache_dir).expanduser() / "datasets")
+        try:
+            if config.files:
+                return self._load_files(datasets, split, cache)
+            name = config.train_split if split == "train" else config.val_split
+            return datasets.load_dataset(config.dataset_name, config.dataset_config, split=name, cache_dir=cache)
+        except DataError:
+            raise
+        except Exception as problem:  # the library raises many kinds, few of them its own
+            raise self._explain(problem) from None
+
+    def _load_files(self, datasets: Any, split: Split, cache: str) -> Any:
+        config = self.config
+        held_out = not config.val_files
+        patterns, field = (config.files, "files") if split == "train" or held_out else (config.val_files, "val_files")
+        files = expand_files(patterns, f"data.{field}")
+        kinds = {_BUILDERS.get(path.suffix) for path in files}
+        kind = kinds.pop()
+        if kinds or kind is None:
+            raise DataError(
+                f"data.{field}: files must be of one kind, but they end in {sorted({p.suffix for p in files})}.",
+                known=_BUILDERS,
+            )
+        options = {"keep_linebreaks": True} if kind == "text" else {}
+        rows = datasets.load_dataset(
+            kind, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
+        )
+        if not held_out:
+            return rows
+        border = int(len(rows) * (1 - config.val_fraction))
+        return rows.select(range(border) if split == "train" else range(border, len(rows)))
+
+    def _explain(self, problem: Exception) -> DataError:
+        cause = problem.__cause__ or problem
+        what = " ".join(str(cause).split())[:300]
+        if self.config.files:
+            return DataError(f"data.files cannot be read by the datasets library: {what}.")
+        if isinstance(problem, ConnectionError) or "offline" in what.lower() or "connect" in what.lower():
+            return DataError(
+                f"Dataset '{self.config.dataset_name}' cannot be reached: {what}.",
+                remedy="Without a network, name local files in data.files, or a directory in data.dataset_name.",
+            )
+        return DataError(
+            f"Dataset '{self.config.dataset_name}' cannot be loaded: {what}.",
+            remedy="Check data.dataset_name, data.dataset_config and the two split names.",
+        )

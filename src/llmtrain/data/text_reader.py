@@ -1,0 +1,89 @@
+"""Reading text files of any size, strictly UTF-8, in pieces that can be tokenised one by one."""
+
+import codecs
+import glob
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from llmtrain.data.base import Piece
+from llmtrain.errors import DataError
+
+BLOCK_BYTES = 1 << 20
+LONGEST_PIECE = 16 << 20
+# A line end between two lines of text: a byte-pair tokenizer never joins anything across it, so cutting there
+# gives the ids that the whole document would have given.
+_SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
+
+
+def expand_files(patterns: Iterable[str], field: str) -> list[Path]:
+    """Files named by paths and globs, in the order given, each once."""
+    files: list[Path] = []
+    for pattern in patterns:
+        expanded = str(Path(pattern).expanduser())
+        found = sorted(Path(name) for name in glob.glob(expanded, recursive=True) if Path(name).is_file())
+        if not found:
+            raise DataError(
+                f"{field}: no file matches {pattern}.",
+                remedy="Paths are relative to the directory the command is run in.",
+            )
+        files += [path for path in found if path not in files]
+    if not any(path.stat().st_size for path in files):
+        raise DataError(f"{field}: the text is empty ({', '.join(map(str, files[:5]))}).")
+    return files
+
+
+def files_identity(files: Iterable[Path]) -> list[list[Any]]:
+    """Name, size and modification time: what tells that files are unchanged without reading them."""
+    return [[str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns] for path in files]
+
+
+def read_pieces(path: Path) -> Iterator[Piece]:
+    """One document: the file, in pieces of about a megabyte cut between lines."""
+    held = ""
+    for text in _read_text(path):
+        held += text
+        if len(held) < BLOCK_BYTES:
+            continue
+        cut = _last_cut(held)
+        if cut:
+            yield Piece(held[:cut], ends_document=False)
+            held = held[cut:]
+    if held:
+        yield Piece(held, ends_document=True)
+
+
+def _last_cut(text: str) -> int:
+    """Where to cut, 0 for nowhere yet."""
+    for start in (max(0, len(text) - 8192), 0):  # usually a line ends near the end
+        cuts = [match.end() for match in _SAFE_CUT.finditer(text, start)]
+        if cuts:
+            return cuts[-1]
+    return len(text) if len(text) > LONGEST_PIECE else 0
+
+
+def _read_text(path: Path) -> Iterator[str]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset = lines = 0
+    try:
+        with path.open("rb") as file:
+            while True:
+                block = file.read(BLOCK_BYTES)
+                pending = len(decoder.getstate()[0])
+                try:
+                    text = decoder.decode(block, final=not block)
+                except UnicodeDecodeError as problem:
+                    line = lines + problem.object[: problem.start].count(b"\n") + 1
+                    raise DataError(
+                        f"{path}, line {line}: not valid UTF-8 at byte {offset - pending + problem.start} "
+                        f"(0x{problem.object[problem.start]:02x}).",
+                        remedy="Convert the file, for example with iconv -t UTF-8.",
+                    ) from None
+                if not block:
+                    break
+                offset += len(block)
+                lines += block.count(b"\n")
+                yield text
+    except OSError as problem:
+        raise DataError(f"{path} cannot be read: {problem.strerror or problem}.") from None

@@ -1,0 +1,83 @@
+"""Every error a user can meet, and the exit code it ends with.
+
+    LlmtrainError
+    ├── UsageError        64  the command, the config or the machine is not fit for what was asked
+    │   └── ConfigError   64  one or more problems in a config document, all listed
+    ├── DataError         65  text, tokens or a tokenizer that cannot be used
+    ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
+    ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full at the last save
+    └── ResumeMe          75  told to stop, or superseded; the same command with --resume goes on
+
+Exit code 0 means finished; anything else than these is a crash.
+Each error says what is wrong, the known values where there are any, and the remedy.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+
+class LlmtrainError(Exception):
+    exit_code = 1
+
+    def __init__(self, what: str, *, known: Iterable[str] | None = None, remedy: str | None = None) -> None:
+        self.what = what
+        self.known = sorted(known) if known is not None else None
+        self.remedy = remedy
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        text = self.what
+        if self.known is not None:
+            text += f" Known: {', '.join(self.known) or 'none'}."
+        if self.remedy:
+            text += f"\n  {self.remedy}"
+        return text
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "error": type(self).__name__,
+            "what": self.what,
+            "known": self.known,
+            "remedy": self.remedy,
+            "exit_code": self.exit_code,
+        }
+
+
+class UsageError(LlmtrainError):
+    exit_code = 64
+
+
+class ConfigError(UsageError):
+    """All problems of one config document at once."""
+
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
+        self.source = source
+        self.problems = list(problems)
+        count = len(self.problems)
+        lines = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}{lines}")
+
+    def as_dict(self) -> dict[str, object]:
+        return {**super().as_dict(), "source": self.source, "problems": self.problems}
+
+
+class DataError(LlmtrainError):
+    exit_code = 65
+
+
+class CheckpointError(LlmtrainError):
+    exit_code = 65
+
+
+class TrainingStopped(LlmtrainError):
+    exit_code = 65
+
+
+class ResumeMe(LlmtrainError):
+    exit_code = 75
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing where no known word is near."""
+    match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f" Did you mean '{match[0]}'?" if match else ""

@@ -1,0 +1,82 @@
+"""Log lines: to standard error and to a file, as tagged text or JSON. Results go to standard output, never here.
+
+Tags people grep for: [DDP] [DATA] [TRAIN] [EVAL] [SAVE] [DONE]. A tag is the `tag` of a record:
+`log("TRAIN", "step 10/100 ...")`.
+"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+from llmtrain.config.schema import LoggingSection
+
+logger = logging.getLogger("llmtrain")
+
+
+def log(tag: str, text: str, level: int = logging.INFO, fields: dict[str, Any] | None = None) -> None:
+    """One line `[TAG] text`; the fields are there for JSON output."""
+    logger.log(level, text, extra={"tag": tag, "fields": fields or {}})
+
+
+def warn(tag: str, text: str) -> None:
+    log(tag, f"warning: {text}", logging.WARNING)
+
+
+class _TaggedFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        tag = getattr(record, "tag", None)
+        message = record.getMessage()
+        return f"[{tag}] {message}" if tag else message
+
+
+class _TimedFormatter(_TaggedFormatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} {super().format(record)}"
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": round(record.created, 3),
+            "level": record.levelname,
+            "tag": getattr(record, "tag", None),
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        return json.dumps(line)
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Standard error as it is now (tests and terminals swap it), with the progress bar moved out of the way."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def setup_logging(config: LoggingSection, file: Path | None = None) -> None:
+    """Send llmtrain's lines to standard error and, when given, to a file. Calling it again replaces both."""
+    close_logging()
+    logger.setLevel(config.level)
+    logger.propagate = False
+    console = _Stderr()
+    console.setFormatter(_JsonFormatter() if config.json_output else _TaggedFormatter())
+    logger.addHandler(console)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handler = logging.FileHandler(file, encoding="utf-8")
+        handler.setFormatter(_JsonFormatter() if config.json_output else _TimedFormatter())
+        logger.addHandler(handler)
+
+
+def console_handler() -> logging.Handler | None:
+    """The handler that writes to standard error, for a display that takes the terminal over for a while."""
+    return next((h for h in logger.handlers if isinstance(h, _Stderr)), None)
+
+
+def close_logging() -> None:
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()

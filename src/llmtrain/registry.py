@@ -1,0 +1,44 @@
+"""Names that a config may use, each a row: name -> "module:Class", imported on use.
+
+A new model, dataset or tracker is one module, one row here, one preset and one test.
+"""
+
+import importlib
+from typing import Any
+
+from llmtrain.errors import UsageError, nearest
+
+MODELS = {
+    "gpt": "llmtrain.models.gpt:GPTAdapter",
+    "dummy_gpt": "llmtrain.models.dummy_gpt:DummyGPTAdapter",
+}
+
+DATA = {
+    "dummy_text": "llmtrain.data.dummy_text:DummyText",
+    "python_stdlib": "llmtrain.data.python_stdlib:PythonStdlib",
+    "text_files": "llmtrain.data.text_files:TextFiles",
+    "hf_text": "llmtrain.data.hf_text:HFText",
+}
+
+TRACKERS = {
+    "console": "llmtrain.tracking.console:ConsoleTracker",
+    "jsonl": "llmtrain.tracking.jsonl:JsonlTracker",
+    "mlflow": "llmtrain.tracking.mlflow:MlflowTracker",
+    "tensorboard": "llmtrain.tracking.tensorboard:TensorboardTracker",
+}
+
+
+def check_name(field: str, name: str, table: dict[str, str]) -> str | None:
+    """The problem with a name, or None when the table knows it."""
+    if name in table:
+        return None
+    return f"{field} '{name}' is unknown.{nearest(name, table)} Known: {', '.join(sorted(table))}."
+
+
+def resolve(field: str, name: str, table: dict[str, str]) -> Any:
+    """The class behind a name."""
+    problem = check_name(field, name, table)
+    if problem:
+        raise UsageError(problem)
+    module, _, attribute = table[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)

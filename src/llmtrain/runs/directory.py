@@ -1,0 +1,165 @@
+"""The run directory: what lies where. The names of its files live here and nowhere else.
+
+runs/<run_id>/
+  config.yaml      the resolved config
+  meta.json        versions, machine, git commit, command line
+  metrics.jsonl    one row a logged step
+  logs/            log lines
+  tokenizer/       what generate and eval need to read and write text
+  checkpoints/     step_N/, and the pointers `latest` and `best`
+  finished.json    there once the run is complete: its result
+  lock             who is writing
+"""
+
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain.config.schema import RUN_ID_PATTERN
+from llmtrain.errors import UsageError, nearest
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def meta(self) -> Path:
+        return self.path / "meta.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.path / "tokenizer"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def finished(self) -> Path:
+        return self.path / "finished.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def mlflow(self) -> Path:
+        return self.path / "mlflow.json"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    def exists(self) -> bool:
+        return self.path.is_dir() and not self.path.is_symlink()
+
+    def create(self) -> None:
+        """Make the directory; it must not be there yet."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir()
+        except FileExistsError:
+            raise UsageError(
+                f"Run '{self.run_id}' exists already in {self.path.parent}.",
+                remedy=f"Continue it with --resume {self.run_id}, or choose another output.run_id.",
+            ) from None
+        except OSError as problem:
+            raise _unwritable(self.path.parent, problem) from None
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def new_run_id(name: str) -> str:
+    """A run id from a human name, the time and four random characters: unique, and sortable by eye."""
+    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    slug = re.sub(r"^[^a-z]+", "", slug)[:19].strip("-") or "run"
+    return f"{slug}-{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def check_run_id(run_id: str) -> None:
+    if not re.fullmatch(RUN_ID_PATTERN, run_id):
+        raise UsageError(
+            f"Run id {run_id!r} is not allowed.",
+            remedy="Use 2 to 40 lower-case letters, digits and hyphens, starting with a letter.",
+        )
+
+
+def new_run(root: str, run_id: str | None, name: str) -> RunDirectory:
+    """The directory a new run will have, checked but not yet made."""
+    run_id = run_id or new_run_id(name)
+    check_run_id(run_id)
+    run = RunDirectory(Path(root).expanduser() / run_id)
+    if run.path.exists() or run.path.is_symlink():
+        raise UsageError(
+            f"Run '{run_id}' exists already in {run.path.parent}.",
+            remedy=f"Continue it with --resume {run_id}, or choose another output.run_id.",
+        )
+    check_writable(run.path.parent)
+    return run
+
+
+def find_run(root: str, reference: str) -> RunDirectory:
+    """A run by id inside root, or by the path of its directory."""
+    given = Path(reference).expanduser()
+    if len(given.parts) > 1 or given.is_absolute():
+        run = RunDirectory(given.resolve())
+        if run.exists() and (run.checkpoints.is_dir() or run.config.is_file() or run.meta.is_file()):
+            return run
+        raise UsageError(f"{reference} is not a run directory.", remedy="Give a run id or the path of a run.")
+    check_run_id(reference)
+    run = RunDirectory(Path(root).expanduser() / reference)
+    if not run.exists():
+        known = [other.run_id for other in list_runs(root)]
+        raise UsageError(
+            f"Run '{reference}' is not in {root}.{nearest(reference, known)}",
+            remedy="`llmtrain runs list` shows the runs; --root names another directory.",
+        )
+    return run
+
+
+def list_runs(root: str) -> list[RunDirectory]:
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        return []
+    found = (RunDirectory(path) for path in folder.iterdir() if re.fullmatch(RUN_ID_PATTERN, path.name))
+    runs = [run for run in found if run.exists() and (run.meta.is_file() or run.checkpoints.is_dir())]
+    return sorted(runs, key=lambda run: run.path.stat().st_mtime)
+
+
+def check_writable(folder: Path) -> None:
+    """Fail now rather than after minutes of data preparation."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    try:
+        probe = existing / f".llmtrain-{secrets.token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise _unwritable(folder, problem) from None
+
+
+def _unwritable(folder: Path, problem: OSError) -> UsageError:
+    return UsageError(
+        f"Cannot write to {folder}: {problem.strerror or problem}.",
+        remedy="Set output.root_dir to a directory you may write to.",
+    )

@@ -1,0 +1,67 @@
+"""meta.json: what a run was made with."""
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from typing import Any
+
+import llmtrain
+from llmtrain.runs.redact import allowed_environment, redact
+
+_PACKAGES = (
+    "torch",
+    "numpy",
+    "pydantic",
+    "safetensors",
+    "datasets",
+    "tiktoken",
+    "tokenizers",
+    "transformers",
+    "mlflow",
+)
+
+
+def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "name": name,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "argv": [redact(part) for part in sys.argv],
+        "git": _git(),
+        "versions": versions(),
+        "machine": {
+            "host": platform.node(),
+            "platform": platform.platform(),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "device": device,
+        },
+        "environment": allowed_environment(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"llmtrain": llmtrain.__version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the directory the command was run in, where that is a git checkout."""
+    try:
+        sha = _run_git("rev-parse", "HEAD")
+        return {"sha": sha, "dirty": bool(_run_git("status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _run_git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True, timeout=5)
+    return done.stdout.strip()

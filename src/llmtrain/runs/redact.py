@@ -1,0 +1,41 @@
+"""Secrets stay out of everything that is written down."""
+
+import os
+import re
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+
+# Environment variables worth knowing later, none of which holds a secret.
+ENVIRONMENT_ALLOWED = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "HF_HUB_OFFLINE",
+    "HOSTNAME",
+    "JOB_COMPLETION_INDEX",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "MKL_NUM_THREADS",
+    "NCCL_DEBUG",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "RANK",
+    "SLURM_JOB_ID",
+    "TOKENIZERS_PARALLELISM",
+    "WORLD_SIZE",
+)
+
+
+def redact(text: str) -> str:
+    """The text without logins in URLs and without the value of any secret-looking environment variable."""
+    text = _URL_LOGIN.sub("***@", text)
+    for name, value in os.environ.items():
+        if _SECRET_NAME.search(name) and len(value) >= 8:
+            text = text.replace(value, "***")
+    return text
+
+
+def allowed_environment() -> dict[str, str]:
+    return {name: redact(os.environ[name]) for name in ENVIRONMENT_ALLOWED if name in os.environ}

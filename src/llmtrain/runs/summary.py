@@ -1,0 +1,87 @@
+"""What run directories say about runs; nothing but files is read."""
+
+import time
+from typing import Any
+
+import yaml
+
+from llmtrain.config.schema import differences
+from llmtrain.runs.atomic import read_json
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.lock import is_held
+from llmtrain.runs.metrics import read_metrics
+
+
+def summarise(run: RunDirectory) -> dict[str, Any]:
+    """One line's worth: how far, how good, and whether it is still going."""
+    rows = list(read_metrics(run.metrics))
+    result = read_json(run.finished) or {}
+    losses = [row["train/loss"] for row in rows if row.get("train/loss") is not None]
+    val_losses = [row["val/loss"] for row in rows if row.get("val/loss") is not None]
+    return {
+        "run_id": run.run_id,
+        "name": (read_json(run.meta) or {}).get("name"),
+        "status": _status(run),
+        "step": max((row["step"] for row in rows), default=0),
+        "max_steps": config_values(run).get("trainer", {}).get("max_steps"),
+        "train_loss": losses[-1] if losses else None,
+        "val_loss": val_losses[-1] if val_losses else None,
+        "best_val_loss": min(val_losses, default=None),
+        "state_sha256": result.get("state_sha256"),
+        "path": str(run.path),
+    }
+
+
+def describe(run: RunDirectory) -> dict[str, Any]:
+    names = sorted(p.name for p in run.checkpoints.glob("step_*")) if run.checkpoints.is_dir() else []
+    return {
+        **summarise(run),
+        "last_written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.path.stat().st_mtime)),
+        "checkpoints": sorted(names, key=lambda name: int(name.partition("_")[2] or 0)),
+        "latest": _pointer(run, "latest"),
+        "best": _pointer(run, "best"),
+        "result": read_json(run.finished),
+        "meta": read_json(run.meta),
+        "config": config_values(run),
+    }
+
+
+def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
+    rows = [summarise(first), summarise(second)]
+    found = differences(config_values(first), config_values(second))
+    losses = [
+        {row["step"]: row["train/loss"] for row in read_metrics(run.metrics) if row.get("train/loss") is not None}
+        for run in (first, second)
+    ]
+    common = sorted(losses[0].keys() & losses[1].keys())
+    hashes = [row["state_sha256"] for row in rows]
+    return {
+        "runs": rows,
+        "config_differences": [
+            {"field": path, "first": old, "second": new} for path, old, new in found if path != "output.run_id"
+        ],
+        "compared_steps": len(common),
+        "first_different_step": next((step for step in common if losses[0][step] != losses[1][step]), None),
+        "same_state": hashes[0] == hashes[1] if all(hashes) else None,
+    }
+
+
+def config_values(run: RunDirectory) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _status(run: RunDirectory) -> str:
+    if is_held(run.lock):
+        return "running"
+    return "finished" if run.finished.exists() else "stopped"
+
+
+def _pointer(run: RunDirectory, name: str) -> str | None:
+    try:
+        return (run.checkpoints / name).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None

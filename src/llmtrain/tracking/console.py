@@ -1,0 +1,65 @@
+"""What a person sees while training: a progress bar in a terminal, tagged lines anywhere else."""
+
+import logging
+import sys
+from datetime import timedelta
+from typing import Any
+
+from llmtrain.logs import console_handler, log
+from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+
+
+class ConsoleTracker(NullTracker):
+    def __init__(self, run: TrackedRun) -> None:
+        self._max_steps = run.config.trainer.max_steps
+        self._bar: Any = None
+        if sys.stderr.isatty() and not run.config.logging.json_output and run.config.logging.level in ("DEBUG", "INFO"):
+            self._start_bar(run.resumed_from)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        of = f"step {step}/{self._max_steps}"
+        if "train/loss" in metrics:
+            left = str(timedelta(seconds=round(metrics["train/seconds_left"])))
+            rate = f"{metrics['train/tokens_per_second']:,.0f} tok/s"
+            text = f"{of} | loss {metrics['train/loss']:.4f} | lr {metrics['train/lr']:.2e} | {rate}"
+            if "train/mfu" in metrics:
+                text += f" | mfu {metrics['train/mfu']:.1%}"
+            log("TRAIN", f"{text} | {left} left", fields={"step": step, **metrics})
+            if self._bar is not None:
+                self._bar.update(self._task, completed=step, loss=f"{metrics['train/loss']:.4f}", rate=rate)
+        if "val/loss" in metrics:
+            best = " | best so far" if metrics.get("val/is_best") else ""
+            text = f"{of} | val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}{best}"
+            log("EVAL", text, fields={"step": step, **metrics})
+
+    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+        if self._bar is not None:
+            self._bar.stop()
+            handler = console_handler()
+            if handler:
+                handler.removeFilter(_not_train)
+
+    def _start_bar(self, first_step: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bar = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("loss [bold]{task.fields[loss]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=Console(stderr=True),
+        )
+        # Other log lines are printed above the bar; the steps are in the bar already (and in the log file).
+        handler = console_handler()
+        if handler:
+            handler.addFilter(_not_train)
+        self._task = self._bar.add_task("train", total=self._max_steps, completed=first_step, loss="-", rate="-")
+        self._bar.start()
+
+
+def _not_train(record: logging.LogRecord) -> bool:
+    return getattr(record, "tag", None) != "TRAIN" or record.levelno > logging.INFO

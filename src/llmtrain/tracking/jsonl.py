@@ -1,0 +1,21 @@
+"""metrics.jsonl in the run directory: always there, the source that the other programs read."""
+
+import time
+from typing import Any
+
+from llmtrain.runs.metrics import MetricsLog
+from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+
+
+class JsonlTracker(NullTracker):
+    def __init__(self, run: TrackedRun) -> None:
+        self._log = MetricsLog(run.directory.metrics, keep_until_step=run.resumed_from)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        self._log.append({"step": step, **metrics, "time": round(time.time(), 3)})
+
+    def saved(self, step: int) -> None:  # noqa: ARG002
+        self._log.sync()
+
+    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+        self._log.close()

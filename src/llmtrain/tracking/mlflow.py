@@ -1,0 +1,135 @@
+"""MLflow (extra `mlflow`), in a thread of its own: a slow or dead server costs training nothing.
+
+The id of the MLflow run is kept in the run directory, so that a resumed run goes on in the same one.
+"""
+
+import importlib.util
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmtrain.config.schema import Config
+from llmtrain.errors import UsageError
+from llmtrain.logs import warn
+from llmtrain.runs.atomic import read_json, write_json
+from llmtrain.runs.redact import redact
+from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+
+FLUSH_SEC = 30.0
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+# MLflow's own defaults try a dead server for minutes.
+_IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+
+
+class MlflowTracker(NullTracker):
+    def __init__(self, run: TrackedRun) -> None:
+        check_installed()
+        self._run = run
+        self._client: Any = None
+        self._run_id = ""
+        self._dead = False
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
+        self._jobs.put(self._open)
+        self._thread.start()
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        now = int(time.time() * 1000)
+        self._jobs.put(lambda: self._log_batch(step, metrics, now))
+
+    def finish(self, status: Status, result: dict[str, Any] | None) -> None:
+        self._jobs.put(lambda: self._close(status, result))
+        self._jobs.put(None)
+        self._thread.join(FLUSH_SEC)
+        if self._thread.is_alive() and not self._dead:
+            warn("TRAIN", f"MLflow did not take everything within {FLUSH_SEC:.0f} s; metrics.jsonl has it all")
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if self._dead:
+                continue
+            try:
+                job()
+            except Exception as problem:
+                self._dead = True
+                text = redact(" ".join(str(problem).split()))[:200]
+                warn("TRAIN", f"MLflow is lost; training goes on and metrics.jsonl keeps everything: {text}")
+
+    def _open(self) -> None:
+        for name, value in _IMPATIENT.items():
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        from mlflow.tracking import MlflowClient
+
+        config = self._run.config
+        uri, artifacts = tracking_location(config)
+        self._client = MlflowClient(tracking_uri=uri)
+        known = read_json(self._run.directory.mlflow)
+        if known:
+            self._run_id = str(known["run_id"])
+            self._client.update_run(self._run_id, status="RUNNING")
+            return
+        name = config.mlflow.experiment
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found else self._client.create_experiment(name, artifact_location=artifacts)
+        run_id = self._run.directory.run_id
+        made = self._client.create_run(
+            experiment, run_name=config.mlflow.run_name or run_id, tags={"llmtrain.run_id": run_id}
+        )
+        self._run_id = made.info.run_id
+        write_json(self._run.directory.mlflow, {"run_id": self._run_id, "tracking_uri": redact(uri)})
+        self._log_params()
+        for path in (self._run.directory.config, self._run.directory.meta):
+            if path.is_file():
+                self._client.log_artifact(self._run_id, str(path))
+
+    def _log_params(self) -> None:
+        from mlflow.entities import Param
+
+        values = {
+            f"{s}.{f}": v
+            for s, fields in self._run.config.as_dict().items()
+            if isinstance(fields, dict)
+            for f, v in fields.items()
+        }
+        params = [Param(name, redact(str(value))) for name, value in {**values, **self._run.facts}.items()]
+        for start in range(0, len(params), 100):  # the server takes 100 at a time
+            self._client.log_batch(self._run_id, params=params[start : start + 100])
+
+    def _log_batch(self, step: int, metrics: Metrics, now: int) -> None:
+        from mlflow.entities import Metric
+
+        self._client.log_batch(self._run_id, metrics=[Metric(k, v, now, step) for k, v in metrics.items()])
+
+    def _close(self, status: Status, result: dict[str, Any] | None) -> None:
+        if result and result.get("exported_to"):
+            self._client.log_artifacts(self._run_id, result["exported_to"], artifact_path="model")
+        self._client.set_terminated(self._run_id, status=_STATUS[status])
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        raise UsageError(
+            "mlflow.enabled is true, but mlflow is not installed.",
+            remedy="pip install 'llmtrain[mlflow]', or set mlflow.enabled to false.",
+        )
+
+
+def tracking_location(config: Config) -> tuple[str, str | None]:
+    """(tracking URI, artifact location or None for the server's own). The config wins over the environment.
+
+    A plain directory, and the default, become a sqlite file in it with artifacts beside.
+    """
+    uri = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or config.output.root_dir
+    if "://" in uri and not uri.startswith(("sqlite:", "file:")):
+        return uri, None
+    if uri.startswith("sqlite:"):
+        folder = Path(uri.removeprefix("sqlite:///")).expanduser().absolute().parent
+        return uri, (folder / "mlartifacts").as_uri()
+    folder = Path(uri.removeprefix("file://")).expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()

@@ -1,0 +1,31 @@
+"""TensorBoard event files in the run directory (extra `tensorboard`)."""
+
+import importlib.util
+from typing import Any
+
+from llmtrain.errors import UsageError
+from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+
+
+class TensorboardTracker(NullTracker):
+    def __init__(self, run: TrackedRun) -> None:
+        check_installed()
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        # Steps after the checkpoint are done again: purge_step hides what an earlier attempt wrote of them.
+        self._writer: Any = SummaryWriter(run.directory.tensorboard, purge_step=run.resumed_from + 1)
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
+        self._writer.close()
+
+
+def check_installed() -> None:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(
+            "logging.tensorboard is on, but tensorboard is not installed.",
+            remedy="pip install 'llmtrain[tensorboard]', or switch it off.",
+        )

@@ -1,0 +1,247 @@
+"""Checkpoints: a directory that exists under its name once it is complete, and is checked before it is used.
+
+    checkpoints/step_20/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+    checkpoints/latest     the name of the newest one;  checkpoints/best  of the best one
+
+manifest.json is written last and holds the SHA-256 of every other file and of itself. Nothing here is a pickle:
+loading a checkpoint, whoever made it, cannot run code.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from llmtrain.errors import CheckpointError
+from llmtrain.logs import log, warn
+from llmtrain.runs.atomic import fsync_dir, write_atomic, write_synced
+from llmtrain.training.faults import fault
+from llmtrain.training.state import Tensors
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+STATE = "state.json"
+_NAME = re.compile(r"step_(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+
+    @property
+    def step(self) -> int:
+        match = _NAME.fullmatch(self.path.name)
+        return int(match[1]) if match else 0
+
+    def verify(self) -> None:
+        """Raise, naming the file, unless every byte is what was written."""
+        files = self._manifest()
+        for name, wanted in files.items():
+            file = self.path / name
+            if file.is_symlink() or not file.is_file():
+                raise CheckpointError(f"{file} is missing.")
+            if file.stat().st_size != wanted["bytes"] or _sha256(file) != wanted["sha256"]:
+                raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}.")
+
+    def state(self) -> dict[str, Any]:
+        state = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+        if state.get("format") != FORMAT_VERSION:
+            raise CheckpointError(f"{self.path} has format {state.get('format')}; this version reads {FORMAT_VERSION}.")
+        return dict(state)
+
+    def tensors(self, name: str) -> Tensors:
+        try:
+            return dict(load_file(self.path / f"{name}.safetensors"))
+        except (OSError, SafetensorError) as problem:
+            raise CheckpointError(f"{self.path / name}.safetensors cannot be read: {problem}.") from None
+
+    def _manifest(self) -> dict[str, Any]:
+        path = self.path / MANIFEST
+        if self.path.is_symlink() or path.is_symlink():
+            raise CheckpointError(f"{self.path} is a symbolic link; a checkpoint is a plain directory.")
+        try:
+            text = path.read_text(encoding="utf-8")
+            files = dict(json.loads(text)["files"])
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path} is not a checkpoint: it has no {MANIFEST}.") from None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise CheckpointError(f"{path} is damaged: it cannot be read.") from None
+        # Written in one canonical form, so any changed byte shows, in the hash or in the form.
+        if text != _manifest_text(files) or not all(re.fullmatch(r"[\w.-]+", name) for name in files):
+            raise CheckpointError(f"{path} is damaged: its own SHA-256 is wrong.")
+        return files
+
+
+class CheckpointStore:
+    """All checkpoints of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints there, oldest first. Half-written ones have other names."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def at(self, step: int) -> Checkpoint:
+        return Checkpoint(self.folder / f"step_{step}")
+
+    def newest_usable(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; None when there are none at all. Damaged ones are named and passed
+        over. When every one is damaged that is an error: starting afresh would hide the loss."""
+        steps = self.steps()
+        for step in reversed(steps):
+            checkpoint = self.at(step)
+            try:
+                checkpoint.verify()
+            except CheckpointError as problem:
+                warn("SAVE", f"checkpoint passed over: {problem.what}")
+                continue
+            return checkpoint
+        if steps:
+            raise CheckpointError(
+                f"None of the {len(steps)} checkpoints in {self.folder} is usable.",
+                remedy="Restore one from a backup, or start a new run.",
+            )
+        return None
+
+    def pointed(self, pointer: str) -> Checkpoint | None:
+        """The checkpoint that `latest` or `best` names."""
+        try:
+            name = (self.folder / pointer).read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+        return Checkpoint(self.folder / name) if _NAME.fullmatch(name) and (self.folder / name).is_dir() else None
+
+    def save(
+        self, step: int, tensors: dict[str, Tensors], state: dict[str, Any], publish: Callable[[], None]
+    ) -> Checkpoint:
+        """Write a checkpoint; `publish` is called just before it gets its name, and may refuse by raising."""
+        final = self.at(step)
+        temporary = self.folder / f".tmp-step_{step}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        self._check_space(tensors)
+        try:
+            temporary.mkdir()
+            fault("save_begin", step)
+            for name, group in tensors.items():
+                save_file(group, temporary / f"{name}.safetensors")
+                fault("save_model_written", step)
+            state = {"format": FORMAT_VERSION, **state}
+            write_synced(temporary / STATE, (json.dumps(state, indent=2, sort_keys=True) + "\n").encode())
+            fault("save_before_manifest", step)
+            files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
+            write_synced(temporary / MANIFEST, _manifest_text(files).encode())
+            fsync_dir(temporary)
+            fault("save_before_rename", step)
+            publish()
+            _replace(temporary, final.path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        fsync_dir(self.folder)
+        fault("save_after_rename", step)
+        return final
+
+    def point(self, pointer: str, step: int | None) -> None:
+        if step is not None and self.at(step).path.is_dir():
+            write_atomic(self.folder / pointer, f"step_{step}\n")
+        else:
+            (self.folder / pointer).unlink(missing_ok=True)
+
+    def prune(self, keep: int, best_step: int | None) -> None:
+        """Remove all but the newest `keep` and the best, after the new one is complete."""
+        for step in self.steps()[:-keep]:
+            if step != best_step:
+                self._discard(self.at(step).path)
+
+    def set_aside_after(self, step: int) -> None:
+        """Going back to an older checkpoint: the newer ones keep their content but are no checkpoints any more."""
+        for later in self.steps():
+            if later > step:
+                path = self.at(later).path
+                aside = path.with_name(f"superseded-{path.name}")
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+                log("SAVE", f"{path.name} set aside as {aside.name}: the run goes on from step {step}")
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written or half-deleted."""
+        if self.folder.is_dir():
+            for path in [*self.folder.glob(".tmp-*"), *self.folder.glob(".old-*")]:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def _discard(self, path: Path) -> None:
+        """First out of sight, then away: a half-deleted directory must not look like a checkpoint."""
+        doomed = path.with_name(f".old-{path.name}")
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _check_space(self, tensors: dict[str, Tensors]) -> None:
+        needed = sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
+        free = shutil.disk_usage(self.folder).free
+        if free < needed + (1 << 20):
+            raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """A checkpoint by path: its directory, a pointer (`latest`, `best`), or `step_N.pt` for step_N."""
+    if path.name in ("latest", "best"):
+        found = CheckpointStore(path.parent).pointed(path.name)
+        if found is None:
+            raise CheckpointError(f"{path} names no checkpoint.")
+        return found
+    plain = path.with_suffix("") if path.suffix == ".pt" else path
+    if path.suffix == ".pt" and path.is_file() and not plain.is_dir():
+        raise CheckpointError(
+            f"{path} is a pickle file, which can run code when loaded; llmtrain loads none.",
+            remedy="Give a checkpoint directory, such as runs/<run_id>/checkpoints/step_20.",
+        )
+    if not _NAME.fullmatch(plain.name) or not plain.is_dir():
+        raise CheckpointError(
+            f"{path} is not a checkpoint.", remedy="Give runs/<run_id>/checkpoints/step_<N>, or a run id."
+        )
+    return Checkpoint(plain)
+
+
+def _replace(new: Path, path: Path) -> None:
+    """Put a complete directory in place; what had the name before is removed only afterwards."""
+    if path.is_symlink():
+        path.unlink()
+    old = path.with_name(f".old-{path.name}")
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:  # safetensors does not sync what it writes
+        os.fsync(file.fileno())
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _manifest_text(files: dict[str, Any]) -> str:
+    body = json.dumps(files, indent=1, sort_keys=True)
+    own = hashlib.sha256(body.encode()).hexdigest()
+    return json.dumps({"files": files, "sha256": own}, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,41 @@
+"""Learning rate as a function of the step, and the optimizer."""
+
+import math
+
+import torch
+from torch import nn
+
+from llmtrain.config.schema import TrainerSection
+
+
+def lr_at(step: int, config: TrainerSection) -> float:
+    """Learning rate of step `step` (the first is 0)."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return config.lr
+    end = config.schedule_steps or config.max_steps
+    start = config.warmup_steps
+    if config.schedule == "wsd":
+        start = max(start, end - max(1, round(config.decay_fraction * end)))
+    done = min(1.0, max(0.0, (step - start) / max(1, end - start)))
+    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
+    return config.min_lr + (config.lr - config.min_lr) * left
+
+
+def build_optimizer(module: nn.Module, config: TrainerSection) -> torch.optim.Optimizer:
+    """Matrices are decayed; biases, norms and other vectors are not."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(groups, lr=config.lr)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

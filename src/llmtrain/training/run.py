@@ -1,0 +1,431 @@
+"""Assembles a training run, in order, from a config; and the two ways in: run_training and dry_run."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmtrain import registry
+from llmtrain.config.load import dump_config
+from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.data.base import PreparedData
+from llmtrain.data.batches import EvalBatches, TrainBatches
+from llmtrain.data.sampler import derive_seed
+from llmtrain.distributed.world import World, find_world, usable_cores
+from llmtrain.errors import CheckpointError, DataError, ResumeMe, UsageError
+from llmtrain.logs import close_logging, log, setup_logging, warn
+from llmtrain.models.base import ModelAdapter, parameter_count
+from llmtrain.runs.atomic import read_json, write_atomic, write_json
+from llmtrain.runs.directory import RunDirectory, find_run, list_runs, new_run
+from llmtrain.runs.lock import RunLock
+from llmtrain.runs.metadata import collect_metadata, versions
+from llmtrain.runs.redact import redact
+from llmtrain.tracking.base import NullTracker, Status, TrackedRun, Trackers
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
+from llmtrain.training.faults import fault
+from llmtrain.training.optim import build_optimizer
+from llmtrain.training.sample import prompt_ids, sample_ids
+from llmtrain.training.shutdown import StopFlag
+from llmtrain.training.state import Progress, load_tensors, model_tensors, optimizer_tensors, state_sha256
+from llmtrain.training.step import LossFunction, Stepper
+from llmtrain.training.throughput import Throughput, peak_memory_bytes
+from llmtrain.training.trainer import Trainer
+
+SAMPLE_TOKENS = 300
+SAMPLE_SEC = 10.0
+
+TrainResult = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Where a run goes on: its directory, and the checkpoint (None: from the beginning)."""
+
+    run: RunDirectory
+    checkpoint: Checkpoint | None
+    is_explicit: bool
+    """Whether the checkpoint was named, rather than the newest one taken."""
+
+
+def run_training(config: Config, resume: str | None = None, allow_config_change: bool = False) -> TrainResult:
+    """Train, or go on training, to trainer.max_steps; the result is what `train --json` prints."""
+    setup_logging(config.logging)
+    with StopFlag() as stop:
+        world = find_world(config.distributed, config.run)
+        resumption = find_resumption(config, resume) if resume else None
+        config = settle_threads(config, resumption)
+        set_up_torch(config)
+        run = resumption.run if resumption else new_run(config.output.root_dir, config.output.run_id, config.run.name)
+        done = already_finished(config, resumption)
+        if done:
+            return done
+        check_trackers(config)
+        data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
+        prepared: PreparedData = data.prepare(config.run.threads)
+        adapter = build_adapter(config, prepared.tokenizer.vocab_size)
+        recorded = what_decides(config, prepared, adapter)
+        if resumption and resumption.checkpoint:
+            check_same_run(resumption.checkpoint, recorded, allow_config_change)
+        batches = make_batches(config, prepared, adapter)
+        module = build_module(config, adapter, world)
+        if not resumption:
+            run.create()
+        with RunLock(run.lock) as lock:
+            return _train(config, world, run, resumption, prepared, adapter, module, batches, recorded, lock, stop)
+
+
+def _train(
+    config: Config,
+    world: World,
+    run: RunDirectory,
+    resumption: Resumption | None,
+    prepared: PreparedData,
+    adapter: ModelAdapter,
+    module: nn.Module,
+    batches: tuple[TrainBatches, EvalBatches],
+    recorded: dict[str, Any],
+    lock: RunLock,
+    stop: StopFlag,
+) -> TrainResult:
+    setup_logging(config.logging, run.logs / config.logging.file_name if config.logging.log_to_file else None)
+    optimizer = build_optimizer(module, config.trainer)
+    store = CheckpointStore(run.checkpoints)
+    store.clean()
+    progress = restore(resumption, store, module, optimizer)
+    describe_run(config, run, prepared, world)
+    parameters = parameter_count(module)
+    tokens_per_step = config.trainer.micro_batch_size * config.trainer.grad_accum_steps * config.model.block_size
+    log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {config.run.threads} threads")
+    log(
+        "TRAIN",
+        f"run {run.run_id}: {parameters:,} parameters, {len(prepared.train):,} training tokens, "
+        f"{tokens_per_step:,} tokens a step, from step {progress.step} to {config.trainer.max_steps}",
+    )
+    facts = {"parameters": parameters, "tokens_per_step": tokens_per_step, "device": str(world.device)}
+    tracker = open_trackers(TrackedRun(run, config, progress.step, facts))
+    throughput = Throughput(world.device, tokens_per_step, adapter.flops_per_token(module))
+    micro_steps = range(
+        progress.step * config.trainer.grad_accum_steps,
+        config.trainer.max_steps * config.trainer.grad_accum_steps,
+    )
+    trainer = Trainer(
+        config=config.trainer,
+        stepper=build_stepper(config, adapter, module, optimizer, world),
+        train_batches=batches[0].stream(micro_steps, config.data.num_workers, world.device.type == "cuda"),
+        eval_batches=batches[1],
+        store=store,
+        tracker=tracker,
+        progress=progress,
+        throughput=throughput,
+        lock=lock,
+        stop=stop,
+        recorded=recorded,
+        saved_step=progress.step,
+    )
+    started = time.perf_counter()
+    status: Status = "failed"
+    result: TrainResult | None = None
+    try:
+        trainer.fit()
+        fault("after_final_save", progress.step)
+        result = {
+            "run_id": run.run_id,
+            "run_dir": str(run.path),
+            "status": "finished",
+            "steps": progress.step,
+            "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
+            "first_train_loss": progress.first_train_loss,
+            "final_train_loss": progress.last_train_loss,
+            "final_val_loss": progress.last_val_loss,
+            "best_val_loss": progress.best_val_loss,
+            "best_step": progress.best_step,
+            "tokens": progress.tokens,
+            "tokens_per_second": round(throughput.overall, 1),
+            "mfu": throughput.mfu(throughput.overall),
+            "seconds": round(time.perf_counter() - started, 2),
+            "parameters": parameters,
+            "device": str(world.device),
+            "threads": config.run.threads,
+            "peak_memory_bytes": peak_memory_bytes(world.device),
+            "state_sha256": state_sha256(model_tensors(module), optimizer_tensors(module, optimizer)),
+            "sample": write_sample(module, prepared, config, stop),
+        }
+        if config.mlflow.enabled and config.mlflow.log_models:
+            result["exported_to"] = str(run.path / "export")
+            adapter.export(module, run.path / "export")
+        write_json(run.finished, result)
+        status = "finished"
+        return result
+    except ResumeMe as told:
+        status = "stopped"
+        told.remedy = f"Go on with: llmtrain train --resume {run.run_id}"
+        raise
+    finally:
+        tracker.finish(status, result)
+        if status == "finished":
+            log(
+                "DONE",
+                f"{progress.step} steps, train loss {progress.last_train_loss:.4f}, "
+                f"val loss {progress.last_val_loss:.4f}, best {progress.best_val_loss:.4f}",
+            )
+        close_logging()
+        setup_logging(config.logging)
+
+
+def dry_run(config: Config) -> dict[str, Any]:
+    """One forward pass, nothing written but the token cache: does it fit, and how large is it?"""
+    setup_logging(config.logging)
+    world = find_world(config.distributed, config.run)
+    config = settle_threads(config, None)
+    set_up_torch(config)
+    data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
+    prepared: PreparedData = data.prepare(config.run.threads)
+    adapter = build_adapter(config, prepared.tokenizer.vocab_size)
+    train_batches, eval_batches = make_batches(config, prepared, adapter)
+    module = build_module(config, adapter, world)
+    batch = train_batches[0].to(world.device)
+    with torch.no_grad(), autocast_for(config, world)():
+        loss = float(adapter.loss(module, batch.inputs, batch.targets)) / batch.target_count
+    parameters = parameter_count(module)
+    tokens_per_step = batch.target_count * config.trainer.grad_accum_steps
+    return {
+        "dry_run": True,
+        "model": config.model.name,
+        "device": str(world.device),
+        "parameters": parameters,
+        "vocab_size": adapter.vocab_size,
+        "train_tokens": len(prepared.train),
+        "val_tokens": len(prepared.val),
+        "eval_batches": len(eval_batches),
+        "tokens_per_step": tokens_per_step,
+        "epochs": round(tokens_per_step * config.trainer.max_steps / len(prepared.train), 3),
+        "loss": loss,
+        # float32 weights, gradients, and two averages of AdamW; activations come on top
+        "state_bytes": 16 * parameters,
+        "peak_memory_bytes": peak_memory_bytes(world.device),
+    }
+
+
+def find_resumption(config: Config, resume: str) -> Resumption | None:
+    """What --resume means: a run id, the path of a run or of a checkpoint, or `auto`."""
+    if resume == "auto":
+        run = _newest_run(config)
+        return _newest(run) if run else None
+    path = Path(resume).expanduser()
+    if path.parent.name == "checkpoints" or path.suffix == ".pt":
+        checkpoint = find_checkpoint(path)
+        checkpoint.verify()
+        return Resumption(find_run(config.output.root_dir, str(path.absolute().parents[1])), checkpoint, True)
+    return _newest(find_run(config.output.root_dir, resume))
+
+
+def _newest(run: RunDirectory) -> Resumption:
+    checkpoint = CheckpointStore(run.checkpoints).newest_usable()
+    if checkpoint is None:
+        log("TRAIN", f"run {run.run_id} has no checkpoint yet: it starts from the beginning")
+    return Resumption(run, checkpoint, False)
+
+
+def _newest_run(config: Config) -> RunDirectory | None:
+    """The run that output.run_id names; without one, the newest unfinished run of this name."""
+    root = config.output.root_dir
+    if config.output.run_id:
+        run = RunDirectory(Path(root).expanduser() / config.output.run_id)
+        return run if run.exists() else None
+    for run in reversed(list_runs(root)):
+        meta = read_json(run.meta) or {}
+        if meta.get("name") == config.run.name and not run.finished.exists():
+            return run
+    return None
+
+
+def already_finished(config: Config, resumption: Resumption | None) -> TrainResult | None:
+    """The result of a run that is complete; a raised max_steps makes it go on instead."""
+    if not resumption or resumption.is_explicit:
+        return None
+    result = read_json(resumption.run.finished)
+    if isinstance(result, dict) and result.get("steps", 0) >= config.trainer.max_steps:
+        log("DONE", f"run {resumption.run.run_id} is finished already: {result['steps']} steps")
+        return result
+    return None
+
+
+def settle_threads(config: Config, resumption: Resumption | None) -> Config:
+    """A number of threads: the config's, else the one the run began with, else the cores there are."""
+    recorded = None
+    if resumption and resumption.checkpoint:
+        recorded = resumption.checkpoint.state().get("config", {}).get("run", {}).get("threads")
+        if config.run.threads and recorded and config.run.threads != recorded:
+            warn(
+                "TRAIN",
+                f"run.threads was {recorded} and is {config.run.threads} now: sums may round differently",
+            )
+    return config.with_values("run", threads=config.run.threads or recorded or usable_cores())
+
+
+def set_up_torch(config: Config) -> None:
+    assert config.run.threads
+    torch.set_num_threads(config.run.threads)
+    if config.run.deterministic:
+        # cuBLAS reads this when it starts; without it, deterministic mode refuses matrix products on a GPU.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(config.run.deterministic)
+    torch.backends.cudnn.benchmark = not config.run.deterministic
+
+
+def check_trackers(config: Config) -> None:
+    """A tracker that is asked for but not installed is a mistake to report now, not to lose later."""
+    if config.mlflow.enabled:
+        from llmtrain.tracking.mlflow import check_installed
+
+        check_installed()
+    if config.logging.tensorboard:
+        from llmtrain.tracking.tensorboard import check_installed
+
+        check_installed()
+
+
+def open_trackers(run: TrackedRun) -> NullTracker:
+    names = ["jsonl", "console"]
+    names += ["mlflow"] if run.config.mlflow.enabled else []
+    names += ["tensorboard"] if run.config.logging.tensorboard else []
+    return Trackers([registry.resolve("tracker", name, registry.TRACKERS)(run) for name in names])
+
+
+def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
+    adapter: ModelAdapter = registry.resolve("model.name", config.model.name, registry.MODELS)(
+        config.model, tokenizer_vocab
+    )
+    return adapter
+
+
+def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Module:
+    torch.manual_seed(derive_seed(config.run.seed, "init"))
+    return adapter.build().to(world.device)
+
+
+def make_batches(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> tuple[TrainBatches, EvalBatches]:
+    size, block = config.trainer.micro_batch_size, config.model.block_size
+    return (
+        TrainBatches(prepared.train, block, size, config.run.seed, adapter.vocab_size),
+        EvalBatches(prepared.val, block, size, adapter.vocab_size, config.trainer.eval_batches),
+    )
+
+
+def build_stepper(
+    config: Config, adapter: ModelAdapter, module: nn.Module, optimizer: torch.optim.Optimizer, world: World
+) -> Stepper:
+    loss: LossFunction = adapter.loss
+    if config.trainer.compile:
+        loss = torch.compile(adapter.loss)
+    return Stepper(
+        module=module,
+        loss=loss,
+        optimizer=optimizer,
+        device=world.device,
+        seed=config.run.seed,
+        dropout=config.model.dropout > 0,
+        max_grad_norm=config.trainer.max_grad_norm,
+        autocast=autocast_for(config, world),
+    )
+
+
+def autocast_for(config: Config, world: World) -> Callable[[], AbstractContextManager[None]]:
+    if config.trainer.precision == "fp32":
+        return nullcontext
+    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
+
+
+def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> dict[str, Any]:
+    """What a checkpoint records so that a later run can tell whether it is the same one."""
+    return {
+        "config": json.loads(redact(json.dumps(config.as_dict()))),
+        "data_fingerprint": prepared.fingerprint,
+        "vocab_size": adapter.vocab_size,
+        "world_size": 1,
+        "versions": versions(),
+    }
+
+
+def check_same_run(checkpoint: Checkpoint, now: dict[str, Any], allow_config_change: bool) -> None:
+    """Refuse to go on with another model, data, seed or schedule than the run began with."""
+    then = checkpoint.state()
+    found = differences(then["config"], now["config"])
+    changed = [f"{path}: {old!r} -> {new!r}" for path, old, new in found if not may_change(path)]
+    for name in ("data_fingerprint", "vocab_size"):
+        if then[name] != now[name]:
+            changed.append(f"{name}: {str(then[name])[:16]} -> {str(now[name])[:16]}")
+    if not changed:
+        return
+    if allow_config_change:
+        warn("TRAIN", f"going on with a changed config: {'; '.join(changed)}")
+        return
+    raise UsageError(
+        f"{checkpoint.path} belongs to a run with another config:\n  - " + "\n  - ".join(changed),
+        remedy="Undo the changes, start a new run, or give --allow-config-change to go on all the same.",
+    )
+
+
+def restore(
+    resumption: Resumption | None, store: CheckpointStore, module: nn.Module, optimizer: torch.optim.Optimizer
+) -> Progress:
+    """Put a checkpoint's tensors into the model and the optimizer, and say how far the run was."""
+    if not resumption or not resumption.checkpoint:
+        return Progress()
+    checkpoint = resumption.checkpoint
+    try:
+        load_tensors(module, optimizer, checkpoint.tensors("model"), checkpoint.tensors("optimizer"))
+    except (RuntimeError, KeyError, ValueError) as problem:
+        raise CheckpointError(
+            f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}",
+            remedy="Use the config the run was made with.",
+        ) from None
+    progress = Progress(**checkpoint.state()["progress"])
+    if resumption.is_explicit:
+        store.set_aside_after(progress.step)
+        resumption.run.finished.unlink(missing_ok=True)
+    store.point("latest", progress.step)
+    store.point("best", progress.best_step)
+    log("TRAIN", f"resumed from {checkpoint.path}")
+    return progress
+
+
+def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, world: World) -> None:
+    """Write down what the run is; a resumed run keeps the metadata of its first start."""
+    if config.output.save_config_copy:
+        settled = config.with_values("output", run_id=run.run_id)
+        write_atomic(run.config, redact(dump_config(settled)))
+    if config.output.save_meta_json and not run.meta.exists():
+        write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(world.device)))
+    if not run.tokenizer.exists():
+        prepared.tokenizer.save(run.tokenizer)
+
+
+def write_sample(module: nn.Module, prepared: PreparedData, config: Config, stop: StopFlag) -> str:
+    """A look at what the model learned, within a few seconds."""
+    tokenizer = prepared.tokenizer
+    deadline = time.monotonic() + SAMPLE_SEC
+    try:
+        prompt = prompt_ids(tokenizer, "")
+    except (DataError, UsageError):
+        return ""
+    ids = sample_ids(
+        module,
+        prompt,
+        SAMPLE_TOKENS,
+        config.model.block_size,
+        temperature=0.8,
+        top_k=50,
+        seed=config.run.seed,
+        end=tokenizer.end_of_text,
+        stop=lambda: stop.requested or time.monotonic() > deadline,
+    )
+    ids = [i for i in ids if i < tokenizer.vocab_size and i != tokenizer.end_of_text]
+    return tokenizer.decode(ids)

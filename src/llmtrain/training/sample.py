@@ -1,0 +1,60 @@
+"""Text from a model, token by token."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from llmtrain.data.tokenizer import Tokenizer
+from llmtrain.errors import UsageError
+
+
+@torch.no_grad()
+def sample_ids(
+    module: nn.Module,
+    prompt: Sequence[int],
+    max_new_tokens: int,
+    block_size: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    end: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[int]:
+    """The ids that follow the prompt. Temperature 0 takes the likeliest token each time."""
+    device = next(module.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    was_training = module.training
+    module.eval()
+    ids = list(prompt)
+    try:
+        while len(ids) < len(prompt) + max_new_tokens and not stop():
+            window = torch.tensor([ids[-block_size:]], device=device)
+            logits = module(window)[0, -1].float().cpu()
+            ids.append(_choose(logits, temperature, top_k, generator))
+            if ids[-1] == end:
+                break
+    finally:
+        module.train(was_training)
+    return ids[len(prompt) :]
+
+
+def _choose(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    if temperature == 0:
+        return int(logits.argmax())
+    if top_k is not None and top_k < len(logits):
+        least = logits.topk(top_k).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+
+
+def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a prompt. An empty one is what stands at the start of a document."""
+    if text:
+        return [int(i) for i in tokenizer.encode(text)]
+    if tokenizer.end_of_text is not None:
+        return [tokenizer.end_of_text]
+    try:
+        return [int(i) for i in tokenizer.encode("\n")]
+    except Exception:
+        raise UsageError("This tokenizer has no start of text.", remedy="Give a prompt.") from None

@@ -1,0 +1,63 @@
+"""The tensors of a run by name, and their hash. Names carry no wrapper prefixes, so they outlive a strategy."""
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+Tensors = dict[str, torch.Tensor]
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@dataclass
+class Progress:
+    """How far the run is: everything besides tensors that the loop carries from step to step."""
+
+    step: int = 0
+    tokens: int = 0
+    evaluated_step: int = 0
+    first_train_loss: float | None = None
+    last_train_loss: float | None = None
+    last_val_loss: float | None = None
+    best_val_loss: float | None = None
+    best_step: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def model_tensors(module: nn.Module) -> Tensors:
+    return cast(Tensors, get_model_state_dict(module))
+
+
+def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
+    """The optimizer's averages, named after their parameters. Settings such as the learning rate are not state
+    here: they follow from the config and the step."""
+    flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
+    return {name: value for name, value in flat.items() if name.startswith("state.")}
+
+
+def load_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, model: Tensors, averages: Tensors) -> None:
+    set_model_state_dict(module, cast(dict[str, Any], model))
+    flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))  # settings as they are now
+    set_optimizer_state_dict(module, optimizer, {**flat, **cast(dict[str, Any], averages)}, options=_FLAT)
+
+
+def state_sha256(*groups: Tensors) -> str:
+    """A hash over all tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for group in groups:
+        for name in sorted(group):
+            tensor = group[name].detach().cpu().contiguous()
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
