@@ -1,7 +1,7 @@
 """Write constraints.txt, the exact version of everything, and uv's copy of it in pyproject.toml.
 
-    python tools/constraints.py            resolve anew, keeping torch at TORCH
-    python tools/constraints.py --check    only say whether the two copies are equal
+python tools/constraints.py            resolve anew, keeping torch at TORCH
+python tools/constraints.py --check    only say whether the two copies are equal
 """
 
 import re
@@ -22,7 +22,15 @@ def resolve() -> list[str]:
         pins.write(TORCH + "\n")
         pins.flush()
         command = ["uv", "pip", "compile", "pyproject.toml", "--all-extras", "--python-version", "3.11"]
-        command += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "--quiet", "-c", pins.name]
+        command += [
+            "--no-header",
+            "--no-annotate",
+            "--no-emit-index-url",
+            "--no-emit-find-links",
+            "--quiet",
+            "-c",
+            pins.name,
+        ]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     # A local build (torch 2.13.0+cpu) is written as the release, so that GPU machines may take theirs.
     lines = [line.split("+")[0] for line in done.stdout.splitlines()]

@@ -2,19 +2,16 @@
 
 import codecs
 import glob
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from llmtrain.data.base import Piece
+from llmtrain.data.cutting import last_cut
 from llmtrain.errors import DataError
 
 BLOCK_BYTES = 1 << 20
 LONGEST_PIECE = 16 << 20
-# A line end between two lines of text: a byte-pair tokenizer never joins anything across it, so cutting there
-# gives the ids that the whole document would have given.
-_SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
 
 
 def expand_files(patterns: Iterable[str], field: str) -> list[Path]:
@@ -44,23 +41,12 @@ def read_pieces(path: Path) -> Iterator[Piece]:
     held = ""
     for text in _read_text(path):
         held += text
-        if len(held) < BLOCK_BYTES:
-            continue
-        cut = _last_cut(held)
+        cut = last_cut(held) or (len(held) if len(held) > LONGEST_PIECE else 0)
         if cut:
             yield Piece(held[:cut], ends_document=False)
             held = held[cut:]
     if held:
         yield Piece(held, ends_document=True)
-
-
-def _last_cut(text: str) -> int:
-    """Where to cut, 0 for nowhere yet."""
-    for start in (max(0, len(text) - 8192), 0):  # usually a line ends near the end
-        cuts = [match.end() for match in _SAFE_CUT.finditer(text, start)]
-        if cuts:
-            return cuts[-1]
-    return len(text) if len(text) > LONGEST_PIECE else 0
 
 
 def _read_text(path: Path) -> Iterator[str]:

@@ -7,7 +7,7 @@ sampled and evaluated long after its training text is gone.
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmtrain.data.cutting import split_words
 from llmtrain.errors import DataError, UsageError
 from llmtrain.runs.atomic import read_json, write_json
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 BUILT_IN = ("byte", "char", "gpt2")
+_MOST_WORDS_SEEN = 1_000_000
 DESCRIPTION = "llmtrain_tokenizer.json"
 _END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
@@ -159,6 +161,9 @@ class HFTokenizer(Tokenizer):
             raise DataError(f"The tokenizer in {folder} cannot be read: {problem}.") from None
         self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.end_of_text = self._find_end_of_text()
+        self._seen: dict[str, bytes] = {}
+        layout = json.loads(self._tokenizer.to_str())
+        self._may_be_cut = layout["normalizer"] is None and '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
 
     def _find_end_of_text(self) -> int | None:
         named = (read_json(self._folder / "tokenizer_config.json") or {}).get("eos_token")
@@ -171,9 +176,22 @@ class HFTokenizer(Tokenizer):
     def encode(self, text: str) -> Ids:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
-    def encode_many(self, texts: Sequence[str], threads: int) -> Iterable[Ids]:  # noqa: ARG002 (it uses all cores)
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return (np.array(encoding.ids, dtype=np.uint32) for encoding in encodings)
+    def encode_many(self, texts: Sequence[str], threads: int) -> Iterator[Ids]:  # noqa: ARG002 (it uses all cores)
+        if self._may_be_cut:
+            yield from map(self._encode_words, texts)
+        else:
+            for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False):
+                yield np.array(encoding.ids, dtype=np.uint32)
+
+    def _encode_words(self, text: str) -> Ids:
+        """As encode, several times faster: a word is looked up when it was seen before, and most were."""
+        words = split_words(text)
+        new = list(set(words) - self._seen.keys())
+        if len(self._seen) > _MOST_WORDS_SEEN:
+            self._seen, new = {}, list(set(words))
+        for word, encoding in zip(new, self._tokenizer.encode_batch_fast(new, add_special_tokens=False), strict=True):
+            self._seen[word] = np.array(encoding.ids, dtype=np.uint32).tobytes()
+        return np.frombuffer(b"".join(map(self._seen.__getitem__, words)), dtype=np.uint32)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

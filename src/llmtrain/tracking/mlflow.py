@@ -4,6 +4,7 @@ The id of the MLflow run is kept in the run directory, so that a resumed run goe
 """
 
 import importlib.util
+import logging
 import os
 import queue
 import threading
@@ -21,8 +22,13 @@ from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
 FLUSH_SEC = 30.0
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-# MLflow's own defaults try a dead server for minutes.
-_IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+# MLflow's own defaults try a dead server for minutes, and send usage figures to its makers.
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
 
 
 class MlflowTracker(NullTracker):
@@ -60,11 +66,12 @@ class MlflowTracker(NullTracker):
                 warn("TRAIN", f"MLflow is lost; training goes on and metrics.jsonl keeps everything: {text}")
 
     def _open(self) -> None:
-        for name, value in _IMPATIENT.items():
+        for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         from mlflow.tracking import MlflowClient
 
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every table they make
         config = self._run.config
         uri, artifacts = tracking_location(config)
         self._client = MlflowClient(tracking_uri=uri)

@@ -41,6 +41,7 @@ class Trainer:
     recorded: dict[str, Any]
     """What a checkpoint keeps besides tensors and progress: config, data fingerprint, versions."""
     saved_step: int = 0
+    _is_cold: bool = True
     _unread: list[tuple[int, StepResult]] = field(default_factory=list)
 
     def fit(self) -> None:
@@ -71,12 +72,15 @@ class Trainer:
         self.progress.tokens += sum(batch.target_count for batch in batches)
         self.throughput.count_step()
         self._unread.append((self.progress.step, result))
-        if self.progress.first_train_loss is None:
-            self.progress.first_train_loss = self._read_losses()
+        if self._is_cold:
+            # The first step of a process warms up (and compiles): it is no part of the speed.
+            loss = self._read_losses()
+            self._is_cold = False
+            self.throughput.restart()
+            if self.progress.first_train_loss is None:
+                self.progress.first_train_loss = loss
         if self.progress.step % self.config.log_every_steps == 0 or self.progress.step == self.config.max_steps:
             self._log(result)
-        if len(self._unread) == 1 and self.throughput.overall == 0.0:
-            self.throughput.restart()  # the first step of a process warms up; it is not part of the speed
 
     def _log(self, result: StepResult) -> None:
         step = self.progress.step

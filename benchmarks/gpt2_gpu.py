@@ -1,0 +1,75 @@
+"""GPT-2 124M on one GPU: tokens/s, utilisation and memory of the preset gpt2_124m, compiled against eager, and
+whether a run stopped half-way and resumed ends in the same state.
+
+    python benchmarks/gpt2_gpu.py --files train.txt [--steps 60]
+
+Prints one table; the tokens/s are those of the step loop after its warm-up, as `llmtrain train --json` reports them.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def train(root: Path, *arguments: str, expect: int = 0, **environment: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "llmtrain", "train", "--json", "--set", f"output.root_dir={root}", *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    if done.returncode != expect:
+        sys.exit(f"exit {done.returncode}, expected {expect}: {' '.join(command)}")
+    return json.loads(done.stdout) if expect == 0 else {}
+
+
+def settings(**values: object) -> list[str]:
+    return [part for name, value in values.items() for part in ("--set", f"{name.replace('__', '.')}={value}")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--files", nargs="+", required=True)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--micro-batch-size", type=int, default=64)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        base = ["--config", "gpt2_124m"]
+        base += settings(
+            data__files=json.dumps(arguments.files),
+            data__cache_dir=root / "cache",
+            trainer__max_steps=arguments.steps,
+            trainer__warmup_steps=10,
+            trainer__micro_batch_size=arguments.micro_batch_size,
+            trainer__grad_accum_steps=1,
+            trainer__eval_batches=5,
+            trainer__save_every_steps=arguments.steps,
+        )
+        rows = {
+            "compile, bf16": train(root, *base),
+            "eager, bf16": train(root, *base, *settings(trainer__compile="false")),
+        }
+        small = ["--config", "gpt2_124m", *base[2:], *settings(model__dropout=0.1, run__deterministic="true")]
+        small += settings(trainer__max_steps=8, trainer__warmup_steps=2, trainer__micro_batch_size=4)
+        small += settings(trainer__save_every_steps=4, trainer__compile="false", trainer__log_every_steps=1)
+        golden = train(root, *small)
+        stopped = settings(output__run_id="stopped")
+        train(root, *small, *stopped, expect=75, LLMTRAIN_FAULT="after_optimizer:5:0:term")
+        resumed = train(root, *small, *stopped, "--resume", "stopped")
+    print(f"{'':16}{'tokens/s':>12}{'utilisation':>14}{'peak memory':>14}{'loss':>16}")
+    for name, row in rows.items():
+        losses = f"{row['first_train_loss']:.2f} -> {row['final_train_loss']:.2f}"
+        print(
+            f"{name:16}{row['tokens_per_second']:>12,.0f}{row['mfu'] or 0:>13.1%}"
+            f"{row['peak_memory_bytes'] / 1e9:>11.1f} GB{losses:>16}"
+        )
+    rates = [row["tokens_per_second"] for row in rows.values()]
+    print(f"ratio compile / eager: {rates[0] / rates[1]:.2f}")
+    same = golden["state_sha256"] == resumed["state_sha256"]
+    print(f"stopped at step 5 and resumed, deterministic: {'same state' if same else 'DIFFERENT STATE'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Where a step's time goes: the share outside the model and the optimizer (data, logging, bookkeeping).
+
+    python benchmarks/step_profile.py [--config gpt_stdlib] [--steps 200]
+
+Times the real loop of `llmtrain train` with its own parts wrapped: forward, backward, clipping and update are the
+work; everything else between two steps is overhead. Evaluation and saving are left out, as they are not the step.
+"""
+
+import argparse
+import tempfile
+import time
+from typing import Any
+
+from llmtrain.config.load import load_config
+from llmtrain.training import step, trainer
+from llmtrain.training.run import run_training
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--config", default="gpt_stdlib")
+    parser.add_argument("--steps", type=int, default=200)
+    arguments = parser.parse_args()
+    spent = {"loop": 0.0, "work": 0.0}
+    _wrap(trainer.Trainer, "_train_step", "loop", spent)
+    _wrap(step.Stepper, "train_step", "work", spent)
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"output.root_dir={folder}", f"trainer.max_steps={arguments.steps}", "trainer.log_every_steps=1"]
+        settings += ["trainer.eval_every_steps=null", "trainer.save_every_steps=null", "trainer.eval_batches=1"]
+        run_training(load_config(arguments.config, [*settings, "logging.level=WARNING"]))
+    loop, work = spent["loop"], spent["work"]
+    print(f"{arguments.steps} steps, every one logged: {loop:.2f} s in the loop, {work:.2f} s in model and optimizer")
+    print(f"ratio outside / loop: {(loop - work) / loop:.4f} ({(loop - work) / arguments.steps * 1e6:.0f} us a step)")
+
+
+def _wrap(owner: Any, name: str, key: str, spent: dict[str, float]) -> None:
+    inner = getattr(owner, name)
+
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            spent[key] += time.perf_counter() - started
+
+    setattr(owner, name, timed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Tiny Shakespeare, characters, 4 layers, 4 heads, width 128, context 64, batch 12: seconds and steps to a
+validation loss of 1.886.
+
+    python benchmarks/time_to_loss.py [--data ../shared/data/tinyshakespeare/input.txt]
+
+Uses the preset shakespeare_char as it is. The time is that of the whole training loop: steps, evaluations over the
+whole validation split, and saves. As a yardstick a bare PyTorch loop does the same number of the same steps, with
+the same model and nothing else (no evaluation, no logging, no clipping, no schedule): the ratio is what the trainer
+around the model costs.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from llmtrain.config.load import load_config
+from llmtrain.config.schema import Config
+from llmtrain.data.text_files import TextFiles
+from llmtrain.distributed.world import World
+from llmtrain.runs.metrics import read_metrics
+from llmtrain.training.run import build_adapter, build_module, make_batches, run_training
+
+TARGET = 1.886
+
+
+def bare_loop(config: Config, steps: int) -> float:
+    """Seconds for the same steps with nothing around them."""
+    prepared = TextFiles(config.data, config.run.seed).prepare(2)
+    adapter = build_adapter(config, prepared.tokenizer.vocab_size)
+    batches, _ = make_batches(config, prepared, adapter)
+    module = build_module(config, adapter, World(0, 1, torch.device("cpu")))
+    optimizer = torch.optim.AdamW(module.parameters(), lr=config.trainer.lr, fused=True)
+    ready = [batches[i] for i in range(steps)]
+    started = time.perf_counter()
+    for batch in ready:
+        loss = adapter.loss(module, batch.inputs, batch.targets) / batch.target_count
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", default=str(Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"))
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"data.files=[{arguments.data}]", f"output.root_dir={folder}", f"data.cache_dir={folder}"]
+        settings += [f"run.threads={arguments.threads}", "logging.level=WARNING"]
+        config = load_config("shakespeare_char", settings)
+        result = run_training(config)
+        rows = [row for row in read_metrics(Path(result["run_dir"]) / "metrics.jsonl") if "val/loss" in row]
+        bare = bare_loop(config, result["steps"])
+    for row in rows:
+        print(f"step {row['step']:5d}  val loss {row['val/loss']:.4f}")
+    reached = next((row["step"] for row in rows if row["val/loss"] <= TARGET), None)
+    said = f"reached at step {reached}" if reached else "NOT reached"
+    print(f"target {TARGET} {said}; best {result['best_val_loss']:.4f}")
+    print(
+        f"training loop {result['seconds']:.1f} s, {result['steps']} steps, {result['tokens_per_second']:,.0f} tokens/s"
+    )
+    print(f"ratio to a bare loop of the same steps ({bare:.1f} s): {result['seconds'] / bare:.2f}")
+
+
+if __name__ == "__main__":
+    main()
