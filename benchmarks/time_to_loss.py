@@ -60,9 +60,7 @@ def main() -> None:
     reached = next((row["step"] for row in rows if row["val/loss"] <= TARGET), None)
     said = f"reached at step {reached}" if reached else "NOT reached"
     print(f"target {TARGET} {said}; best {result['best_val_loss']:.4f}")
-    print(
-        f"training loop {result['seconds']:.1f} s, {result['steps']} steps, {result['tokens_per_second']:,.0f} tokens/s"
-    )
+    print(f"training loop {result['seconds']:.1f} s for {result['steps']} steps")
     print(f"ratio to a bare loop of the same steps ({bare:.1f} s): {result['seconds'] / bare:.2f}")
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, CheckpointOption, JsonOption, RootOption, RunOption, show
+from llmtrain.commands.options import DEFAULT_ROOT, CheckpointOption, JsonOption, RootOption, RunOption, readable, show
 
 
 def command(
@@ -25,4 +25,4 @@ def command(
     loaded = load_run(root, run, checkpoint, device)
     text = generate_text(loaded, prompt, max_new_tokens, temperature, top_k, seed)
     value = {"run": loaded.run_id, "step": loaded.step, "prompt": prompt, "text": text}
-    show(json_, value, prompt + text)
+    show(json_, value, readable(prompt + text))

@@ -23,6 +23,11 @@ DEFAULT_ROOT = "runs"
 """The default of output.root_dir, written out because importing the schema takes longer than --help may."""
 
 
+def readable(text: str) -> str:
+    """Text of a model, safe for a terminal: control characters (a bell, an escape sequence) are not sent to it."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def show(as_json: bool, value: dict[str, Any], text: str) -> None:
     """The result of a command: one JSON object, or text for a person."""
     print(json.dumps(value, indent=2) if as_json else text)

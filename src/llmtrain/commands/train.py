@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, show
+from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, readable, show
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -52,7 +52,7 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
 
 
 def _result_text(result: dict[str, Any]) -> str:
-    sample = result["sample"].rstrip()
+    sample = readable(result["sample"]).rstrip()
     return "\n".join(
         [
             *(

@@ -362,6 +362,13 @@ def check_same_run(checkpoint: Checkpoint, now: dict[str, Any], allow_config_cha
     for name in ("data_fingerprint", "vocab_size"):
         if then[name] != now[name]:
             changed.append(f"{name}: {str(then[name])[:16]} -> {str(now[name])[:16]}")
+    trainer = now["config"]["trainer"]
+    if (
+        any(path == "trainer.max_steps" for path, _, _ in found)
+        and trainer["schedule"] != "constant"
+        and trainer["schedule_steps"] is None
+    ):
+        warn("TRAIN", f"the learning rate now falls until step {trainer['max_steps']}: max_steps decides the schedule")
     if not changed:
         return
     if allow_config_change:
