@@ -257,7 +257,7 @@ class MlflowSection(Section):
     run_name: str | None = None
     """Name of the MLflow run. Empty: the run id."""
     log_models: bool = False
-    """Upload the best model at the end, in the transformers GPT-2 format."""
+    """Upload the best checkpoint at the end."""
 
 
 class LoggingSection(Section):

@@ -113,8 +113,9 @@ class MlflowTracker(NullTracker):
         self._client.log_batch(self._run_id, metrics=[Metric(k, v, now, step) for k, v in metrics.items()])
 
     def _close(self, status: Status, result: dict[str, Any] | None) -> None:
-        if result and result.get("exported_to"):
-            self._client.log_artifacts(self._run_id, result["exported_to"], artifact_path="model")
+        best = (result or {}).get("best_checkpoint")
+        if best and self._run.config.mlflow.log_models:
+            self._client.log_artifacts(self._run_id, best, artifact_path="best_checkpoint")
         self._client.set_terminated(self._run_id, status=_STATUS[status])
 
 

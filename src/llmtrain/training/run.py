@@ -146,6 +146,7 @@ def _train(
             "final_val_loss": progress.last_val_loss,
             "best_val_loss": progress.best_val_loss,
             "best_step": progress.best_step,
+            "best_checkpoint": str(best.path) if (best := store.pointed("best")) else None,
             "tokens": progress.tokens,
             "tokens_per_second": round(throughput.overall, 1),
             "mfu": throughput.mfu(throughput.overall),
@@ -157,9 +158,6 @@ def _train(
             "state_sha256": state_sha256(model_tensors(module), optimizer_tensors(module, optimizer)),
             "sample": write_sample(module, prepared, config, stop),
         }
-        if config.mlflow.enabled and config.mlflow.log_models:
-            result["exported_to"] = str(run.path / "export")
-            adapter.export(module, run.path / "export")
         write_json(run.finished, result)
         status = "finished"
         return result
@@ -421,7 +419,7 @@ def write_sample(module: nn.Module, prepared: PreparedData, config: Config, stop
     deadline = time.monotonic() + SAMPLE_SEC
     try:
         prompt = prompt_ids(tokenizer, "")
-    except (DataError, UsageError):
+    except DataError:  # a char tokenizer of a text without line breaks
         return ""
     ids = sample_ids(
         module,

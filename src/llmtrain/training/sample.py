@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from llmtrain.data.tokenizer import Tokenizer
-from llmtrain.errors import UsageError
 
 
 @torch.no_grad()
@@ -49,12 +48,5 @@ def _choose(logits: torch.Tensor, temperature: float, top_k: int | None, generat
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a prompt. An empty one is what stands at the start of a document."""
-    if text:
-        return [int(i) for i in tokenizer.encode(text)]
-    if tokenizer.end_of_text is not None:
-        return [tokenizer.end_of_text]
-    try:
-        return [int(i) for i in tokenizer.encode("\n")]
-    except Exception:
-        raise UsageError("This tokenizer has no start of text.", remedy="Give a prompt.") from None
+    """Ids of a prompt. An empty one becomes a line break: the start of a line is something every model has seen."""
+    return [int(i) for i in tokenizer.encode(text or "\n")]

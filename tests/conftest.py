@@ -1,0 +1,126 @@
+"""What the tests share: a directory of their own, the command line in this process, the optional data folder."""
+
+import json
+import os
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+# A busy machine is no failure.
+settings.register_profile("llmtrain", deadline=None)
+settings.load_profile("llmtrain")
+
+# Before any library reads them: no test may wait for a network, and the caller's settings must not leak in.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+for _name in ("LLMTRAIN_FAULT", "MLFLOW_TRACKING_URI", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
+    os.environ.pop(_name, None)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """Standard output, which must be one JSON object and nothing else."""
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+Cli = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokenised text, made once for all tests of a session that are happy to share it."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current directory; the default cache (below the home directory) is outside it."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return folder
+
+
+@pytest.fixture
+def cli(workdir: Path, capfd: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG001 (runs inside it)
+    """llmtrain's command line in this process: cli("validate", "--json"). A crash becomes a traceback in `err`."""
+    from llmtrain.cli import main
+
+    def run(*arguments: object) -> Result:
+        capfd.readouterr()
+        crash = ""
+        code: object = None
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as ended:
+            code = ended.code
+        except BaseException:
+            code, crash = 1, traceback.format_exc()
+        out, err = capfd.readouterr()
+        assert isinstance(code, int)
+        return Result(code, out, err + crash)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny(cache: Path) -> list[str]:
+    """Overrides for the fastest run there is; later ones win, so add your own behind them."""
+    return [
+        "run.device=cpu",
+        "run.threads=1",
+        "model.name=dummy_gpt",
+        "model.block_size=16",
+        "model.d_model=16",
+        "data.name=dummy_text",
+        f"data.cache_dir={cache}",
+        "trainer.max_steps=4",
+        "trainer.micro_batch_size=2",
+        "trainer.lr=1e-2",
+        "trainer.warmup_steps=0",
+        "trainer.log_every_steps=1",
+        "trainer.eval_every_steps=2",
+        "trainer.eval_batches=2",
+        "trainer.save_every_steps=2",
+    ]
+
+
+@pytest.fixture
+def train(cli: Cli, tiny: list[str]) -> Cli:
+    """`llmtrain train` with the tiny overrides and then yours: train("run.seed=1", more=["--json"])."""
+
+    def run(*overrides: str, config: str = "gpt_smoke", more: tuple[str, ...] | list[str] = ()) -> Result:
+        sets = [part for text in (*tiny, *overrides) for part in ("--set", text)]
+        return cli("train", "--config", config, *sets, *more)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The data folder beside the checkout; tests that need it are marked `shared` and skipped without it."""
+    folder = Path(os.environ.get("LLMTRAIN_SHARED") or ROOT.parent / "shared" / "data")
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is not here (LLMTRAIN_SHARED names another place)")
+    return folder

@@ -1,0 +1,119 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmtrain.data.batches import IGNORE, EvalBatches, TrainBatches
+from llmtrain.data.token_store import TokenStore, _open_tokens
+from llmtrain.errors import DataError
+
+VOCAB = 1000
+
+
+def store(count: int, path: Path = Path("tokens.bin")) -> TokenStore:
+    """Tokens that are their own position."""
+    return TokenStore(path, np.arange(count, dtype=np.uint16))
+
+
+def train_batches(count: int = 500, block: int = 8, size: int = 4, seed: int = 1) -> TrainBatches:
+    return TrainBatches(store(count), block, size, seed, VOCAB)
+
+
+class TestTraining:
+    def test_shapes_and_shifted_targets(self) -> None:
+        batch = train_batches()[3]
+        assert batch.inputs.shape == batch.targets.shape == (4, 8)
+        assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+        assert torch.equal(batch.targets, batch.inputs + 1)
+        assert torch.equal(batch.inputs[:, 1:], batch.inputs[:, :-1] + 1)
+        assert (batch.target_count, batch.first_sample) == (32, 12)
+
+    def test_a_batch_is_a_function_of_its_number(self) -> None:
+        forward = [train_batches()[n].inputs for n in range(40)]
+        batches = train_batches()
+        for n in reversed(range(40)):
+            assert torch.equal(batches[n].inputs, forward[n])
+
+    def test_size_only_decides_how_samples_are_grouped(self) -> None:
+        small = torch.cat([train_batches(size=2)[n].inputs for n in range(60)])
+        large = torch.cat([train_batches(size=6)[n].inputs for n in range(20)])
+        assert torch.equal(small, large)
+
+    def test_batches_straddle_epochs(self) -> None:
+        batches = train_batches(count=81, block=8, size=4)  # 9 windows an epoch, so batch 2 has a window of the next
+        assert batches.sampler.windows == 9
+        starts = torch.cat([batches[n].inputs[:, 0] for n in range(9)])  # four epochs
+        for epoch in starts.split(9):
+            assert len(set(epoch.tolist())) == 9
+        assert [batches.epoch(n) for n in (0, 2, 3, 8)] == [0, 0, 1, 3]
+
+    def test_text_of_one_window(self) -> None:
+        batch = TrainBatches(store(9), 8, 3, 0, VOCAB)[5]
+        assert batch.inputs.tolist() == [list(range(8))] * 3
+
+    @pytest.mark.parametrize("workers", [0, 2])
+    def test_a_stream_gives_the_numbers_asked_for(self, workers: int, tmp_path: Path) -> None:
+        path = tmp_path / "train.bin"
+        np.arange(500, dtype=np.uint16).tofile(path)
+        batches = TrainBatches(_open_tokens(path, "<u2"), 8, 4, 1, VOCAB)
+        numbers = range(7, 20)
+        streamed = list(batches.stream(numbers, workers, pin_memory=False))
+        assert [batch.first_sample for batch in streamed] == [4 * n for n in numbers]
+        assert all(torch.equal(got.inputs, batches[n].inputs) for got, n in zip(streamed, numbers, strict=True))
+
+    def test_a_stream_leaves_the_global_generator_alone(self) -> None:
+        torch.manual_seed(0)
+        before = torch.get_rng_state()
+        list(train_batches().stream(range(3), 0, pin_memory=False))
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_too_little_text(self) -> None:
+        with pytest.raises(DataError, match=r"training text has 8 tokens, fewer than model\.block_size 8") as caught:
+            TrainBatches(store(8), 8, 1, 0, VOCAB)
+        assert "at most 7" in (caught.value.remedy or "")
+
+    def test_an_id_outside_the_vocabulary(self) -> None:
+        batches = TrainBatches(store(500), 8, 4, 0, vocab_size=100)
+        with pytest.raises(DataError, match=r"Token id \d+ in tokens.bin is outside the vocabulary of 100"):
+            [batches[n] for n in range(10)]
+
+
+class TestEvaluation:
+    @pytest.mark.parametrize(("count", "size"), [(81, 4), (85, 4), (9, 4), (65, 1), (65, 8)])
+    def test_every_whole_window_once_in_order(self, count: int, size: int) -> None:
+        batches = list(EvalBatches(store(count), 8, size, VOCAB))
+        windows = (count - 1) // 8
+        targets = torch.cat([batch.targets for batch in batches])
+        real = targets[targets != IGNORE]
+        assert real.tolist() == list(range(1, windows * 8 + 1))
+        assert sum(batch.target_count for batch in batches) == windows * 8
+
+    def test_a_short_last_batch_is_filled_with_rows_without_loss(self) -> None:
+        last = list(EvalBatches(store(49), 8, 4, VOCAB))[-1]  # six windows: four, then two
+        assert last.inputs.shape == last.targets.shape == (4, 8)
+        assert (last.targets[2:] == IGNORE).all()
+        assert last.target_count == 16
+
+    @pytest.mark.parametrize("limit", [1, 2, 3, 10, 11])
+    def test_a_limit_takes_evenly_spread_batches_always_the_same(self, limit: int) -> None:
+        def chosen() -> list[int]:
+            return [batch.first_sample for batch in EvalBatches(store(161), 8, 2, VOCAB, limit)]
+
+        assert chosen() == chosen()
+        assert len(chosen()) == len(set(chosen())) == min(limit, 10)
+        if limit > 1:
+            assert (chosen()[0], chosen()[-1]) == (0, 18)
+
+    def test_length_is_the_number_of_batches(self) -> None:
+        for limit in (None, 3):
+            batches = EvalBatches(store(161), 8, 3, VOCAB, limit)
+            assert len(batches) == len(list(batches))
+
+    def test_too_little_text(self) -> None:
+        with pytest.raises(DataError, match="validation text has 8 tokens"):
+            EvalBatches(store(8), 8, 1, VOCAB)
+
+    def test_an_id_outside_the_vocabulary(self) -> None:
+        with pytest.raises(DataError, match="outside the vocabulary"):
+            list(EvalBatches(store(100), 8, 1, vocab_size=50))

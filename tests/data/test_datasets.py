@@ -1,0 +1,200 @@
+"""The kinds of data that a config can name, each through the path that training takes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from llmtrain import registry
+from llmtrain.config.schema import DataSection
+from llmtrain.data.base import DataModule, PreparedData
+from llmtrain.errors import DataError
+
+TRAIN = [f"Train row {i}.\n" for i in range(40)]
+VAL = [f"Val row {i}.\n" for i in range(5)]
+
+
+def module(name: str, seed: int = 1, **fields: Any) -> DataModule:
+    made: DataModule = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), seed)
+    return made
+
+
+def prepare(name: str, cache: Path, **fields: Any) -> PreparedData:
+    return module(name, cache_dir=str(cache), **fields).prepare(threads=2)
+
+
+def text(prepared: PreparedData, split: str) -> str:
+    return prepared.tokenizer.decode(getattr(prepared, split).tokens.tolist())
+
+
+def write(path: Path, content: str) -> str:
+    path.write_bytes(content.encode())
+    return str(path)
+
+
+class TestTextFiles:
+    @pytest.mark.parametrize("fraction", [0.05, 0.3, 0.5, 0.9])
+    def test_the_last_bytes_are_held_out(self, tmp_path: Path, fraction: float) -> None:
+        whole = "".join(f"line {i} é\n" for i in range(300))
+        prepared = prepare("text_files", tmp_path, files=[write(tmp_path / "a.txt", whole)], val_fraction=fraction)
+        train, val = text(prepared, "train").rstrip("\0"), text(prepared, "val").rstrip("\0")
+        assert train + val == whole
+        assert len(val.encode()) == pytest.approx(fraction * len(whole.encode()), abs=2)
+
+    @pytest.mark.parametrize("cut", range(2, 11))
+    def test_no_character_is_cut_in_two(self, tmp_path: Path, cut: int) -> None:
+        whole = "é€😀ab"
+        prepared = prepare(
+            "text_files", tmp_path, files=[write(tmp_path / "a", whole)], val_fraction=1 - (cut - 0.5) / 11
+        )
+        assert (text(prepared, "train") + text(prepared, "val")).replace("\0", "") == whole
+
+    def test_the_border_is_over_all_files_together(self, tmp_path: Path) -> None:
+        files = [write(tmp_path / f"{i}.txt", f"{i}" * 100) for i in range(4)]
+        prepared = prepare("text_files", tmp_path, files=[f"{tmp_path}/?.txt"], val_fraction=0.25)
+        assert len(files) == 4
+        assert text(prepared, "train") == "".join(f"{i}" * 100 + "\0" for i in range(3))
+        assert text(prepared, "val") == "3" * 100 + "\0"
+
+    def test_validation_files_of_their_own(self, tmp_path: Path) -> None:
+        train, val = write(tmp_path / "t.txt", "training"), write(tmp_path / "v.txt", "validation")
+        prepared = prepare("text_files", tmp_path, files=[train], val_files=[val])
+        assert (text(prepared, "train"), text(prepared, "val")) == ("training\0", "validation\0")
+
+    def test_a_changed_file_is_read_again(self, tmp_path: Path) -> None:
+        path = tmp_path / "a.txt"
+        for content in ("first " * 20, "second " * 20):
+            prepared = prepare("text_files", tmp_path, files=[write(path, content)])
+            assert content[:10] in text(prepared, "train")
+
+    def test_another_fraction_is_another_split(self, tmp_path: Path) -> None:
+        files = [write(tmp_path / "a.txt", "x" * 1000)]
+        sizes = [len(prepare("text_files", tmp_path, files=files, val_fraction=f).val) for f in (0.1, 0.2)]
+        assert sizes == [101, 201]
+
+    def test_invalid_text_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_bytes(b"ok\nbad \xff")
+        with pytest.raises(DataError, match=r"a\.txt, line 2: not valid UTF-8 at byte 7"):
+            prepare("text_files", tmp_path, files=[str(tmp_path / "a.txt")])
+
+
+class TestHFText:
+    def files(self, folder: Path, kind: str) -> dict[str, list[str]]:
+        """The same rows as text, JSON lines or parquet."""
+        for name, rows in (("train", TRAIN), ("val", VAL)):
+            if kind == "txt":
+                write(folder / f"{name}.txt", "".join(rows))
+            elif kind == "jsonl":
+                write(folder / f"{name}.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows))
+            else:
+                datasets.Dataset.from_dict({"text": rows}).to_parquet(folder / f"{name}.parquet")
+        return {"files": [f"{folder}/train.{kind}"], "val_files": [f"{folder}/val.{kind}"]}
+
+    @pytest.mark.parametrize("kind", ["txt", "jsonl", "parquet"])
+    def test_local_files(self, tmp_path: Path, kind: str) -> None:
+        prepared = prepare("hf_text", tmp_path, **self.files(tmp_path, kind))
+        assert text(prepared, "train").replace("\0", "") == "".join(TRAIN)
+        assert text(prepared, "val").replace("\0", "") == "".join(VAL)
+
+    def test_rows_are_documents_lines_are_not(self, tmp_path: Path) -> None:
+        rows = ["one line\n", "and its end", "another"]
+        path = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows))
+        prepared = prepare("hf_text", tmp_path, files=[path], val_files=[path])
+        assert text(prepared, "train") == "one line\nand its end\0another\0"
+
+    def test_held_out_rows(self, tmp_path: Path) -> None:
+        files = self.files(tmp_path, "txt")["files"]
+        prepared = prepare("hf_text", tmp_path, files=files, val_fraction=0.25)
+        assert text(prepared, "train").count("\n") == 30
+        assert text(prepared, "train") + text(prepared, "val") == "".join(TRAIN)
+
+    def test_a_directory_with_splits(self, tmp_path: Path) -> None:
+        folder = tmp_path / "rows"
+        folder.mkdir()
+        for split, rows in (("train", TRAIN), ("validation", VAL)):
+            datasets.Dataset.from_dict({"content": rows}).to_parquet(folder / f"{split}.parquet")
+        prepared = prepare("hf_text", tmp_path, dataset_name=str(folder), text_column="content")
+        assert text(prepared, "val") == "".join(VAL)
+        sliced = prepare("hf_text", tmp_path, dataset_name=str(folder), text_column="content", train_split="train[:5]")
+        assert text(sliced, "train") == "".join(TRAIN[:5])
+        with pytest.raises(DataError, match="split"):
+            prepare("hf_text", tmp_path, dataset_name=str(folder), text_column="content", val_split="nosuch")
+
+    def test_a_missing_column_brings_the_known(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="'body' is not a column") as caught:
+            prepare("hf_text", tmp_path, text_column="body", **self.files(tmp_path, "jsonl"))
+        assert caught.value.known == ["text"]
+
+    @pytest.mark.parametrize("value", [5, None, ["x"]])
+    def test_a_row_that_is_no_text_is_named(self, tmp_path: Path, value: object) -> None:
+        path = write(tmp_path / "a.jsonl", json.dumps({"text": value}) + "\n")
+        with pytest.raises(DataError, match=r"Row 0 of the train data: column 'text' is not text"):
+            prepare("hf_text", tmp_path, files=[path], val_files=[path])
+
+    @pytest.mark.parametrize("name", ["a.csv", "a", "a.txt.gz"])
+    def test_other_kinds_of_file(self, tmp_path: Path, name: str) -> None:
+        with pytest.raises(DataError, match="files must be of one kind"):
+            prepare("hf_text", tmp_path, files=[write(tmp_path / name, "x")])
+
+    def test_mixed_kinds_of_file(self, tmp_path: Path) -> None:
+        paths = [write(tmp_path / "a.txt", "x"), write(tmp_path / "b.jsonl", "{}")]
+        with pytest.raises(DataError, match="files must be of one kind"):
+            prepare("hf_text", tmp_path, files=paths)
+
+    @pytest.mark.parametrize(("name", "content"), [("a.jsonl", b"{"), ("a.parquet", b"x"), ("a.txt", b"\xff\xfe\x00")])
+    def test_a_damaged_file(self, tmp_path: Path, name: str, content: bytes) -> None:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot be read|not valid"):
+            prepare("hf_text", tmp_path, files=[str(tmp_path / name)])
+
+    def test_a_hub_name_without_a_network(self, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="wikitext") as caught:
+            prepare("hf_text", tmp_path, dataset_name="wikitext", dataset_config="wikitext-2-raw-v1")
+        assert caught.value.remedy
+
+    def test_unchanged_files_are_not_tokenised_again(self, tmp_path: Path) -> None:
+        fields = self.files(tmp_path, "parquet")
+        first, second = (prepare("hf_text", tmp_path / "cache", **fields) for _ in range(2))
+        assert first.train.path == second.train.path
+        assert len(list((tmp_path / "cache" / "tokens").glob("*.lock"))) <= 1
+
+
+class TestPythonStdlib:
+    def test_it_is_python_split_by_file(self, cache: Path) -> None:
+        prepared = prepare("python_stdlib", cache)
+        train, val = text(prepared, "train"), text(prepared, "val")
+        assert "class ArgumentParser" in train + val
+        assert len(train) > 5_000_000
+        assert 0.005 < len(val) / len(train) < 0.2
+        assert not set(train.split("\0")) & set(val.split("\0")) - {""}
+
+    def test_identity_is_repeatable(self) -> None:
+        assert module("python_stdlib").identity() == module("python_stdlib").identity()
+        assert module("python_stdlib").identity() != module("python_stdlib", val_fraction=0.2).identity()
+
+
+class TestDummyText:
+    def test_the_seed_decides(self) -> None:
+        def train(seed: int) -> str:
+            return "".join(piece.text for piece in module("dummy_text", seed).pieces("train"))
+
+        assert train(1) == train(1) != train(2)
+        assert module("dummy_text", 1).identity() != module("dummy_text", 2).identity()
+
+    def test_validation_text_is_other_text(self) -> None:
+        data = module("dummy_text")
+        train, val = ({piece.text for piece in data.pieces(split)} for split in ("train", "val"))
+        assert val
+        assert not train & val
+
+    @pytest.mark.parametrize("tokenizer", ["byte", "char"])
+    def test_tokenizers(self, tmp_path: Path, tokenizer: str) -> None:
+        prepared = prepare("dummy_text", tmp_path, tokenizer=tokenizer)
+        assert text(prepared, "train").endswith((".\n", ".\n\0"))
+        assert int(prepared.train.tokens.max()) < prepared.tokenizer.vocab_size
+
+
+def test_every_dataset_of_the_registry_is_tried_here() -> None:
+    assert set(registry.DATA) == {"text_files", "hf_text", "python_stdlib", "dummy_text"}

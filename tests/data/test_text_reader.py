@@ -1,0 +1,164 @@
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmtrain.data import text_reader
+from llmtrain.data.text_reader import expand_files, files_identity, read_pieces
+from llmtrain.data.tokenizer import HFTokenizer, train_bpe
+from llmtrain.errors import DataError
+
+TEXT = "".join(f"import m{i}\nimport n{i}\n\ndef f{i}(x):\n\treturn x + {i}  # été\n\n" for i in range(200))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "text.txt"
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of a few hundred bytes then go through everything that files of gigabytes do."""
+    monkeypatch.setattr(text_reader, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(text_reader, "LONGEST_PIECE", 1024)
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
+    return train_bpe([TEXT], 400, tmp_path_factory.mktemp("bpe"))
+
+
+def write(path: Path, text: str) -> list[str]:
+    path.write_bytes(text.encode())
+    pieces = list(read_pieces(path))
+    assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
+    return [piece.text for piece in pieces]
+
+
+class TestPieces:
+    @pytest.mark.usefixtures("small_blocks")
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(text=st.text(st.sampled_from("ab é€😀\n\r\t "), max_size=800) | st.text(st.characters(codec="utf-8")))
+    def test_together_they_are_the_file(self, tmp_path: Path, text: str) -> None:
+        assert "".join(write(tmp_path / "x", text)) == text
+
+    @pytest.mark.usefixtures("small_blocks")
+    def test_no_word_is_cut_in_two(self, path: Path) -> None:
+        pieces = write(path, TEXT)
+        assert len(pieces) > 20
+        assert all(before[-1].isspace() or after[0].isspace() for before, after in pairwise(pieces))
+
+    def test_a_real_file_of_several_megabytes(self, path: Path) -> None:
+        text = "a line of text, and no more\n" * 150_000
+        pieces = write(path, text)
+        assert "".join(pieces) == text
+        assert len(pieces) >= 4
+        assert max(map(len, pieces)) < 3 << 20
+
+    def test_a_text_whose_lines_begin_and_end_with_a_space(self, path: Path) -> None:
+        """WikiText is written so. One piece is tokenised by one thread, and is held in memory whole."""
+        assert len(write(path, " a line of text \n" * 250_000)) >= 3
+
+    @pytest.mark.usefixtures("small_blocks")
+    @pytest.mark.parametrize("size", [10, 64, 1023, 1024, 1025, 1088, 1089, 5000])
+    def test_a_file_without_lines(self, path: Path, size: int) -> None:
+        pieces = write(path, "x" * size)
+        assert "".join(pieces) == "x" * size
+        assert max(map(len, pieces)) <= 1024 + 64
+
+    def test_an_empty_file_is_no_document(self, path: Path) -> None:
+        assert write(path, "") == []
+
+    def test_line_ends_are_left_as_they_are(self, path: Path) -> None:
+        assert write(path, "a\r\nb\rc\n") == ["a\r\nb\rc\n"]
+
+
+class TestCuttingKeepsIds:
+    @pytest.mark.usefixtures("small_blocks")
+    def test_real_code(self, path: Path, bpe: HFTokenizer) -> None:
+        pieces = write(path, TEXT)
+        assert len(pieces) > 20
+        joined = np.concatenate(list(bpe.encode_many(pieces, 2)))
+        assert joined.tolist() == bpe.encode(TEXT).tolist()
+
+    @pytest.mark.usefixtures("small_blocks")
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(text=st.text(st.sampled_from("ab1.'é\n\r\t \x1c\u2028"), min_size=100, max_size=900))
+    def test_any_text(self, tmp_path: Path, bpe: HFTokenizer, text: str) -> None:
+        ids = [i for piece in write(tmp_path / "x", text) for i in bpe.encode(piece).tolist()]
+        assert ids == bpe.encode(text).tolist()
+
+
+class TestInvalidUtf8:
+    def problem(self, path: Path, data: bytes) -> str:
+        path.write_bytes(data)
+        with pytest.raises(DataError) as caught:
+            list(read_pieces(path))
+        assert caught.value.exit_code == 65
+        assert caught.value.remedy
+        assert str(path) in caught.value.what
+        return caught.value.what
+
+    @pytest.mark.parametrize("before", [0, 1, 61, 62, 63, 64, 65, 200])
+    @pytest.mark.usefixtures("small_blocks")
+    def test_file_line_and_byte_are_named(self, path: Path, before: int) -> None:
+        good = (b"some text\n" * 30)[:before]
+        text = self.problem(path, good + b"\xff" + b"more text\n" * 30)
+        line = good.count(b"\n") + 1
+        assert f"line {line}:" in text
+        assert f"byte {before} (0xff)" in text
+
+    @pytest.mark.parametrize("before", [0, 62, 63, 64, 126, 127])
+    @pytest.mark.usefixtures("small_blocks")
+    def test_a_character_cut_off_at_the_end(self, path: Path, before: int) -> None:
+        text = self.problem(path, b"x" * before + "€".encode()[:2])
+        assert f"byte {before} (0xe2)" in text
+
+    @pytest.mark.parametrize("before", [62, 63])
+    @pytest.mark.usefixtures("small_blocks")
+    def test_a_character_broken_off_across_a_block(self, path: Path, before: int) -> None:
+        text = self.problem(path, b"\n" * before + b"\xe2\x82" + b"x" * 100)
+        assert f"line {before + 1}:" in text
+        assert f"byte {before} (0xe2)" in text
+
+    def test_utf16(self, path: Path) -> None:
+        assert "byte 0 (0xff)" in self.problem(path, "hello".encode("utf-16"))
+
+
+class TestExpanding:
+    def test_globs_are_sorted_and_files_named_once(self, tmp_path: Path) -> None:
+        for name in ("b.txt", "a.txt", "c.md", "sub/d.txt"):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text("x")
+        found = expand_files([f"{tmp_path}/c.md", f"{tmp_path}/**/*.txt", f"{tmp_path}/a.txt"], "data.files")
+        assert [path.relative_to(tmp_path).as_posix() for path in found] == ["c.md", "a.txt", "b.txt", "sub/d.txt"]
+
+    def test_the_home_directory(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        (tmp_path / "a.txt").write_text("x")
+        assert expand_files(["~/a.txt"], "data.files") == [tmp_path / "a.txt"]
+
+    def test_a_name_with_brackets_is_a_name(self, path: Path) -> None:
+        odd = path.with_name("notes [old].txt")
+        odd.write_text("x")
+        assert expand_files([str(odd)], "data.files") == [odd]
+
+    @pytest.mark.parametrize("pattern", ["nothing.txt", "*.nothing", "."])
+    def test_no_match(self, tmp_path: Path, pattern: str) -> None:
+        with pytest.raises(DataError, match=r"data\.files: no file matches"):
+            expand_files([f"{tmp_path}/{pattern}"], "data.files")
+
+    def test_nothing_but_empty_files(self, path: Path) -> None:
+        path.write_text("")
+        with pytest.raises(DataError, match=r"data\.val_files: the text is empty"):
+            expand_files([str(path)], "data.val_files")
+
+    def test_identity_changes_with_the_file(self, path: Path) -> None:
+        path.write_text("one")
+        before = files_identity([path])
+        assert files_identity([path]) == before
+        path.write_text("three")
+        assert files_identity([path]) != before

@@ -1,0 +1,213 @@
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmtrain.data import token_store
+from llmtrain.data.base import Piece, Split
+from llmtrain.data.token_store import StoreFolder, open_or_build, smallest_dtype, write_tokens
+from llmtrain.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
+from llmtrain.errors import DataError, UsageError
+
+TEXTS = {"train": ["some text\n", "for training"], "val": ["held out"]}
+
+
+class Source:
+    """Text that counts how often it is read."""
+
+    def __init__(self, texts: dict[str, list[str]] = TEXTS) -> None:
+        self.texts = texts
+        self.read: list[str] = []
+
+    def pieces(self, split: Split) -> Iterator[Piece]:
+        self.read.append(split)
+        yield from (Piece(text, ends_document=True) for text in self.texts[split])
+
+    def open(self, cache: Path, tokenizer: Callable[[], Tokenizer] = ByteTokenizer, **identity: Any) -> StoreFolder:
+        return open_or_build(cache, {"source": identity}, tokenizer, self.pieces, threads=2)
+
+
+def text_of(folder: StoreFolder, split: Split) -> str:
+    return bytes(folder.open(split).tokens.tolist()).decode()
+
+
+def test_tokens_are_those_of_the_text(tmp_path: Path) -> None:
+    folder = Source().open(tmp_path)
+    assert text_of(folder, "train") == "some text\n\0for training\0"
+    assert text_of(folder, "val") == "held out\0"
+    assert len(folder.open("val")) == 9
+    assert isinstance(folder.tokenizer(), ByteTokenizer)
+
+
+def test_built_once_and_then_only_opened(tmp_path: Path) -> None:
+    source = Source()
+    first = source.open(tmp_path)
+    written = {path: path.stat().st_mtime_ns for path in first.path.iterdir()}
+    second = source.open(tmp_path)
+    assert source.read == ["train", "val"]
+    assert second == first
+    assert {path: path.stat().st_mtime_ns for path in second.path.iterdir()} == written
+
+
+def test_another_identity_is_another_store(tmp_path: Path) -> None:
+    source = Source()
+    stores = {source.open(tmp_path, version=version).path for version in (1, 2, 1)}
+    assert len(stores) == 2
+    assert source.read == ["train", "val"] * 2
+
+
+def test_the_fingerprint_is_of_the_tokens(tmp_path: Path) -> None:
+    first = Source().open(tmp_path / "a", name="one")
+    same = Source().open(tmp_path / "b", name="moved elsewhere")
+    other = Source({**TEXTS, "val": ["held in"]}).open(tmp_path / "c", name="one")
+    assert first.fingerprint == same.fingerprint
+    assert first.fingerprint != other.fingerprint
+
+
+def cut_tokens(folder: Path) -> None:
+    (folder / "train.bin").write_bytes(b"x")
+
+
+def lose_tokens(folder: Path) -> None:
+    (folder / "val.bin").unlink()
+
+
+def lose_meta(folder: Path) -> None:
+    (folder / "meta.json").unlink()
+
+
+def cut_meta(folder: Path) -> None:
+    (folder / "meta.json").write_text((folder / "meta.json").read_text()[:20])
+
+
+def cut_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer" / "llmtrain_tokenizer.json").write_text("{")
+
+
+@pytest.mark.parametrize("damage", [cut_tokens, lose_tokens, lose_meta, cut_meta, cut_tokenizer])
+def test_a_damaged_store_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    source = Source()
+    damage(source.open(tmp_path).path)
+    folder = source.open(tmp_path)
+    assert source.read == ["train", "val"] * 2
+    assert text_of(folder, "train") == "some text\n\0for training\0"
+    assert isinstance(folder.tokenizer(), ByteTokenizer)
+    assert source.open(tmp_path) == folder
+    assert source.read == ["train", "val"] * 2
+
+
+def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+    path = Source().open(tmp_path).path
+    half = path.with_name(f"{path.name}.tmp")
+    path.rename(half)
+    assert text_of(Source().open(tmp_path), "val") == "held out\0"
+    assert not half.exists()
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from llmtrain.data.base import Piece
+from llmtrain.data.token_store import open_or_build
+from llmtrain.data.tokenizer import ByteTokenizer
+cache, journal, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+def pieces(split):
+    with journal.open("a") as file:
+        file.write(f"{split} by {name}\\n")
+    for number in range(5):
+        time.sleep(0.05)  # long enough for the other one to come by
+        yield Piece(f"{split} {number} ", False)
+print("ready", flush=True)
+sys.stdin.readline()
+print(open_or_build(cache, {"x": 1}, ByteTokenizer, pieces, 1).fingerprint)
+"""
+
+
+def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    command = [sys.executable, "-c", BUILDER, str(tmp_path / "cache"), str(journal)]
+    processes = [
+        subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for name in "ab"
+    ]
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    prints = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert prints[0] == prints[1] != ""
+    assert len(journal.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("empty", ["train", "val"])
+def test_empty_text_leaves_nothing(tmp_path: Path, empty: str) -> None:
+    with pytest.raises(DataError, match="training text is empty" if empty == "train" else "validation text is empty"):
+        Source({**TEXTS, empty: []}).open(tmp_path)
+    assert [path.name for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"] == []
+
+
+def test_an_error_while_reading_leaves_nothing(tmp_path: Path) -> None:
+    def pieces(split: Split) -> Iterator[Piece]:
+        yield Piece(split, ends_document=True)
+        raise DataError("line 5 is bad")
+
+    with pytest.raises(DataError, match="line 5 is bad"):
+        open_or_build(tmp_path, {}, ByteTokenizer, pieces, 1)
+    assert [path.name for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"] == []
+
+
+@pytest.mark.parametrize("below", ["", "/deeper"])
+def test_a_cache_that_cannot_be_used(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be used") as caught:
+        Source().open(Path(f"{tmp_path}/file{below}"))
+    assert "data.cache_dir" in (caught.value.remedy or "")
+
+
+def test_more_text_than_is_tokenised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text is asked for a group at a time: however long it is, no more than a group is held."""
+    monkeypatch.setattr(token_store, "GROUP_CHARACTERS", 100)
+    held = {"now": 0, "most": 0}
+
+    class Counting(ByteTokenizer):
+        def encode_many(self, texts: Any, threads: int) -> Any:
+            held["now"] -= sum(map(len, texts))
+            return super().encode_many(texts, threads)
+
+    def pieces() -> Iterator[Piece]:
+        for number in range(1000):
+            text = f"piece {number:4} "
+            held["now"] += len(text)
+            held["most"] = max(held["most"], held["now"])
+            yield Piece(text, ends_document=number % 10 == 9)
+
+    written = write_tokens(tmp_path / "x.bin", pieces(), Counting(), np.uint8, 1, "train")
+    assert held == {"now": 0, "most": 110}
+    data = (tmp_path / "x.bin").read_bytes()
+    assert data.replace(b"\0", b"") == b"".join(b"piece %4d " % number for number in range(1000))
+    assert data.count(b"\0") == 100
+    assert written.count == len(data)
+
+
+def test_tokens_are_mapped_not_loaded(tmp_path: Path) -> None:
+    tokens = Source().open(tmp_path).open("train").tokens
+    assert not tokens.flags.owndata
+    assert not tokens.flags.writeable
+
+
+@pytest.mark.parametrize(("vocab", "dtype"), [(2, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
+def test_ids_take_as_few_bytes_as_they_need(vocab: int, dtype: str) -> None:
+    assert np.dtype(smallest_dtype(vocab)) == np.dtype(dtype)
+
+
+def test_the_tokenizer_is_kept_with_the_tokens(tmp_path: Path) -> None:
+    folder = Source().open(tmp_path, lambda: CharTokenizer.from_texts([*TEXTS["train"], *TEXTS["val"]]))
+    tokenizer = load_saved_tokenizer(folder.path / "tokenizer")
+    assert tokenizer.decode(folder.open("val").tokens.tolist()) == "held out"

@@ -1,0 +1,31 @@
+"""The commands of the README's tour, run as a new user would: in order, in an empty directory, as processes."""
+
+import importlib.util
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_tour_tool():
+    spec = importlib.util.spec_from_file_location("readme_tour", ROOT / "tools" / "readme_tour.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_command_of_the_tour_works(tmp_path):
+    tool = load_tour_tool()
+    ran = 0
+    for match in tool.BLOCK.finditer(tool.tour((ROOT / "README.md").read_text())):
+        for command in tool.commands(match[2]):
+            tool.run(command, tmp_path, expect=int(match[1] or 0))  # exits the test when the code is another
+            ran += 1
+    assert ran >= 14
+    assert (tmp_path / "exported" / "model.safetensors").is_file()
+    assert (tmp_path / "my-tokenizer" / "tokenizer.json").is_file()
+
+
+def test_the_tour_shows_every_verb():
+    text = (ROOT / "README.md").read_text()
+    for verb in ("train", "validate", "print-config", "presets", "generate", "eval", "export", "runs", "tokenizer"):
+        assert f"$ llmtrain {verb}" in text, verb

@@ -1,0 +1,77 @@
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtrain.config.schema import Config
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fault_harness as harness
+from fault_harness import Outcome
+
+
+@pytest.fixture(autouse=True)
+def _no_child_left() -> Iterator[None]:
+    yield
+    harness.end_all()
+
+
+@pytest.fixture(scope="session")
+def golden_root(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """The directory of the undisturbed run. Copy it; do not change it."""
+    root = tmp_path_factory.mktemp("golden") / "runs"
+    ended = harness.run(harness.tiny_config(root, cache))
+    assert ended.code == 0, ended.output
+    return root
+
+
+@pytest.fixture(scope="session")
+def golden(golden_root: Path) -> Outcome:
+    """What every disturbed run must end with."""
+    result = harness.read_result(golden_root)
+    found = harness.outcome(golden_root, result)
+    assert [step for step, _ in found.train] == list(range(1, harness.STEPS + 1))
+    assert [step for step, _ in found.val] == list(harness.EVAL_STEPS)
+    return found
+
+
+@pytest.fixture(scope="session")
+def _killed_at_8(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    root = tmp_path_factory.mktemp("killed") / "runs"
+    ended = harness.run(harness.tiny_config(root, cache), fault="forward:8:0:kill")
+    assert ended.code == -9, ended.output
+    assert harness.steps_saved(root) == [2, 4, 6]
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def killed_root(root: Path, _killed_at_8: Path) -> Path:
+    """A run killed at step 8, with checkpoints of steps 2, 4 and 6: a copy to do anything with."""
+    return harness.copy_root(_killed_at_8, root)
+
+
+@pytest.fixture
+def finished_root(root: Path, golden_root: Path) -> Path:
+    """A copy of the finished run."""
+    return harness.copy_root(golden_root, root)
+
+
+@pytest.fixture
+def config(root: Path, cache: Path) -> Config:
+    return harness.tiny_config(root, cache)
+
+
+@pytest.fixture
+def make_config(root: Path, cache: Path) -> Callable[..., Config]:
+    def make(**changes: Any) -> Config:
+        return harness.tiny_config(root, cache, **changes)
+
+    return make

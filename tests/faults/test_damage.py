@@ -1,0 +1,327 @@
+"""Damaged checkpoints are found, named and passed over; foreign ones cannot run code or reach outside."""
+
+import json
+import os
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import torch
+from fault_harness import RUN_ID, Outcome
+
+from llmtrain.config.schema import Config
+from llmtrain.errors import CheckpointError, ConfigError, UsageError
+from llmtrain.runs.directory import find_run, new_run
+from llmtrain.training import checkpoint as checkpoint_module
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
+
+FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
+MakeConfig = Callable[..., Config]
+
+
+def flip_bit(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(path: Path, rng: random.Random) -> None:
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+@pytest.fixture
+def good(tmp_path: Path, golden_root: Path) -> Checkpoint:
+    copy = tmp_path / "step_8"
+    shutil.copytree(golden_root / RUN_ID / "checkpoints" / "step_8", copy)
+    found = Checkpoint(copy)
+    found.verify()
+    return found
+
+
+def test_the_files_of_a_checkpoint(good: Checkpoint) -> None:
+    assert sorted(path.name for path in good.path.iterdir()) == sorted(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [flip_bit, truncate])
+def test_random_damage_is_always_found_and_named(
+    good: Checkpoint, name: str, damage: Callable[[Path, random.Random], None]
+) -> None:
+    """4 files x 2 kinds of damage x 25 places."""
+    rng = random.Random(f"{name}-{damage.__name__}")
+    file = good.path / name
+    whole = file.read_bytes()
+    for _ in range(25):
+        damage(file, rng)
+        with pytest.raises(CheckpointError, match=name) as caught:
+            good.verify()
+        assert str(file) in caught.value.what
+        file.write_bytes(whole)
+    good.verify()
+
+
+def test_every_bit_of_the_manifest_counts(good: Checkpoint) -> None:
+    file = good.path / "manifest.json"
+    whole = file.read_bytes()
+    for position in range(len(whole)):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[position] ^= 1 << bit
+            file.write_bytes(data)
+            with pytest.raises(CheckpointError, match=r"manifest\.json"):
+                good.verify()
+
+
+def test_every_shorter_manifest_is_found(good: Checkpoint) -> None:
+    file = good.path / "manifest.json"
+    whole = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"manifest\.json"):
+            good.verify()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_or_longer_file_is_found(good: Checkpoint, name: str) -> None:
+    file = good.path / name
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"\n")
+    with pytest.raises(CheckpointError, match=name):
+        good.verify()
+    file.unlink()
+    with pytest.raises(CheckpointError, match=name):
+        good.verify()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_previous_one_is_used(config: Config, killed_root: Path, golden: Outcome, name: str) -> None:
+    file = killed_root / RUN_ID / "checkpoints" / "step_6" / name
+    flip_bit(file, random.Random(name))
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert str(file) in ended.output
+    assert ended.result["resumed_from"] == 4
+    assert harness.outcome(killed_root, ended.result) == golden
+    harness.verify_all(killed_root)
+
+
+def test_the_one_before_that_is_used(config: Config, killed_root: Path, golden: Outcome) -> None:
+    folder = killed_root / RUN_ID / "checkpoints"
+    (folder / "step_6" / "manifest.json").unlink()
+    truncate(folder / "step_4" / "model.safetensors", random.Random(1))
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert ended.result["resumed_from"] == 2
+    assert harness.outcome(killed_root, ended.result) == golden
+    harness.verify_all(killed_root)
+
+
+@pytest.mark.parametrize("resume", [RUN_ID, "auto"])
+def test_all_damaged_is_never_a_fresh_start(config: Config, killed_root: Path, resume: str) -> None:
+    for number, checkpoint in enumerate(harness.checkpoints(killed_root)):
+        flip_bit(checkpoint.path / FILES[number], random.Random(number))
+    before = harness.tree(killed_root)
+    ended = harness.run(config, resume)
+    assert ended.code == 65, ended.output
+    for number, step in enumerate((2, 4, 6)):
+        assert f"step_{step}/{FILES[number]}" in ended.output
+    assert harness.tree(killed_root) == before
+    assert [path.name for path in killed_root.iterdir()] == [RUN_ID]
+
+
+def test_a_damaged_one_by_path_is_refused_not_replaced(config: Config, killed_root: Path) -> None:
+    file = killed_root / RUN_ID / "checkpoints" / "step_6" / "optimizer.safetensors"
+    flip_bit(file, random.Random(0))
+    before = harness.tree(killed_root)
+    ended = harness.run(config, str(file.parent))
+    assert ended.code == 65, ended.output
+    assert str(file) in ended.output
+    assert harness.tree(killed_root) == before
+
+
+def test_a_damaged_one_does_not_count_among_those_kept(make_config: MakeConfig, root: Path) -> None:
+    """At least two are kept: a damaged newer one must not push a whole older one out."""
+    config = make_config(trainer__keep_checkpoints=2, trainer__eval_every_steps=None)
+    assert harness.run(config, fault="forward:8:0:kill").code == -9
+    assert harness.steps_saved(root) == [4, 6]
+    flip_bit(root / RUN_ID / "checkpoints" / "step_6" / "model.safetensors", random.Random(0))
+    ended = harness.run(config, RUN_ID, fault="after_optimizer:5:0:term")
+    assert ended.code == 75, ended.output
+    whole = []
+    for checkpoint in harness.checkpoints(root):
+        try:
+            checkpoint.verify()
+            whole.append(checkpoint.step)
+        except CheckpointError:
+            continue
+    assert whole == [4, 5]
+
+
+def test_at_least_two_are_kept_and_the_best(make_config: MakeConfig, root: Path) -> None:
+    ended = harness.run(make_config(trainer__keep_checkpoints=2, trainer__eval_every_steps=None))
+    assert ended.code == 0, ended.output
+    assert harness.steps_saved(root) == [6, 8]
+
+
+# Checkpoints made by somebody else.
+
+
+class Payload:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.target,)
+
+
+def seal(folder: Path) -> None:
+    """A manifest that fits whatever the files are now: an attacker can compute hashes too."""
+    names = sorted(path for path in folder.iterdir() if path.name != "manifest.json")
+    files = {path.name: checkpoint_module._describe(path) for path in names}
+    (folder / "manifest.json").write_text(checkpoint_module._manifest_text(files))
+
+
+def test_the_payload_would_work(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+    pickle.loads(pickle.dumps(Payload(target)))
+    assert target.exists()
+
+
+@pytest.mark.parametrize("place", ["checkpoints/step_20.pt", "step_20.pt", "checkpoints/model.pt"])
+def test_a_pickle_is_refused_and_not_run(config: Config, killed_root: Path, tmp_path: Path, place: str) -> None:
+    target = tmp_path / "made"
+    file = killed_root / RUN_ID / place
+    torch.save(Payload(target), file)
+    ended = harness.run(config, str(file))
+    assert ended.code == 65, ended.output
+    assert "pickle" in ended.output
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_a_pickle_inside_a_sealed_checkpoint_is_not_run(
+    config: Config, killed_root: Path, tmp_path: Path, name: str
+) -> None:
+    target = tmp_path / "made"
+    folder = killed_root / RUN_ID / "checkpoints" / "step_6"
+    (folder / name).write_bytes(pickle.dumps(Payload(target)))
+    seal(folder)
+    Checkpoint(folder).verify()
+    ended = harness.run(config, str(folder))
+    assert ended.code == 65, ended.output
+    assert name in ended.output
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["", "[]", "{}", '{"format": 1}', '{"format": 99}', '{"format": 1, "config": {}, "progress": {}}', "\0\xff"],
+)
+def test_a_sealed_checkpoint_with_a_strange_state_is_refused(config: Config, killed_root: Path, state: str) -> None:
+    folder = killed_root / RUN_ID / "checkpoints" / "step_6"
+    (folder / "state.json").write_bytes(state.encode("latin-1"))
+    seal(folder)
+    ended = harness.run(config, str(folder))
+    assert ended.code in (64, 65), ended.output
+    assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"model.safetensors": None},
+        {"model.safetensors": {}},
+        {"../step_4/state.json": {"bytes": 1, "sha256": "0"}},
+        {"/etc/hostname": {"bytes": 1, "sha256": "0"}},
+        {"..": {"bytes": 1, "sha256": "0"}},
+    ],
+)
+def test_a_strange_manifest_is_refused(good: Checkpoint, files: dict[str, Any]) -> None:
+    (good.path / "manifest.json").write_text(checkpoint_module._manifest_text(files))
+    with pytest.raises(CheckpointError):
+        good.verify()
+
+
+def test_a_symlinked_checkpoint_is_refused(config: Config, killed_root: Path, tmp_path: Path) -> None:
+    folder = killed_root / RUN_ID / "checkpoints" / "step_6"
+    elsewhere = tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    before = harness.tree(elsewhere)
+    ended = harness.run(config, str(folder))
+    assert ended.code == 65, ended.output
+    assert "symbolic link" in ended.output
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert ended.result["resumed_from"] == 4
+    assert harness.tree(elsewhere) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_symlinked_file_is_refused(config: Config, killed_root: Path, tmp_path: Path, name: str) -> None:
+    file = killed_root / RUN_ID / "checkpoints" / "step_6" / name
+    elsewhere = tmp_path / name
+    file.rename(elsewhere)
+    file.symlink_to(elsewhere)
+    ended = harness.run(config, str(file.parent))
+    assert ended.code == 65, ended.output
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("name", ["../step_4", "step_4/../../../outside", "/etc", "", "step_4\nstep_6", "step_x"])
+def test_a_pointer_cannot_lead_elsewhere(killed_root: Path, name: str) -> None:
+    folder = killed_root / RUN_ID / "checkpoints"
+    (folder / "latest").write_text(name)
+    assert CheckpointStore(folder).pointed("latest") is None
+
+
+BAD_RUN_IDS = ["../evil", "..", ".", "a/../../evil", "/tmp/evil", "a/b", "Evil", "e", "evil-", "-evil", "e" * 41, "a\n"]
+
+
+@pytest.mark.parametrize("run_id", BAD_RUN_IDS)
+def test_run_ids_that_are_not_allowed(make_config: MakeConfig, tmp_path: Path, run_id: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigError, match="run_id"):
+        make_config(output__run_id=run_id)
+    with pytest.raises(UsageError):
+        new_run(str(tmp_path / "runs"), run_id, "name")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("reference", ["../evil", "..", "a/../../evil", "/etc", "../../../../etc"])
+def test_resume_cannot_lead_outside(config: Config, killed_root: Path, tmp_path: Path, reference: str) -> None:
+    (tmp_path / "evil").mkdir()
+    with pytest.raises(UsageError):
+        find_run(str(killed_root), reference)
+    before = harness.tree(tmp_path / "runs")
+    assert harness.run(config, reference).code == 64
+    assert harness.tree(tmp_path / "runs") == before
+    assert list((tmp_path / "evil").iterdir()) == []
+
+
+def test_a_symlinked_run_is_not_a_run(config: Config, killed_root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (killed_root / RUN_ID).rename(elsewhere)
+    (killed_root / RUN_ID).symlink_to(elsewhere)
+    before = harness.tree(elsewhere)
+    assert harness.run(config, RUN_ID).code == 64
+    assert harness.run(config).code == 64
+    assert harness.tree(elsewhere) == before
+
+
+def test_a_checkpoint_says_what_made_it(good: Checkpoint) -> None:
+    state = json.loads((good.path / "state.json").read_text())
+    assert state["progress"]["step"] == 8
+    assert state["progress"]["tokens"] == 8 * 2 * 2 * 16
+    assert state["config"]["run"]["seed"] == 7
+    assert state["config"]["trainer"]["precision"] == "fp32"
+    assert len(state["data_fingerprint"]) == 64
+    assert {"torch", "python", "llmtrain"} <= set(state["versions"])

@@ -1,0 +1,109 @@
+"""The same promises through the real command: python -m llmtrain train, signals from outside, exit codes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fault_harness import RUN_ID, Outcome, outcome, steps_saved
+
+from llmtrain.config.load import dump_config
+from llmtrain.config.schema import Config
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture
+def file(tmp_path: Path, config: Config) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(config))
+    return path
+
+
+def start(*arguments: str, fault: str | None = None, **options: object) -> "subprocess.Popen[str]":
+    env = {key: value for key, value in os.environ.items() if key != "LLMTRAIN_FAULT"}
+    if fault:
+        env["LLMTRAIN_FAULT"] = fault
+    command = [sys.executable, "-m", "llmtrain", "train", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, **options)  # type: ignore[call-overload]
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    return process.returncode, stdout, stderr
+
+
+def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_stopped(process: "subprocess.Popen[str]") -> bool:
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_from_outside_then_resume(file: Path, root: Path, golden: Outcome, number: signal.Signals) -> None:
+    """The process stops itself in step 3, so that the signal meets it there whatever the machine's speed."""
+    process = start("--config", str(file), fault="after_backward:3:0:stop")
+    wait_for(process, lambda: is_stopped(process))
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+    code, stdout, stderr = finish(process)
+    assert code == 75, stderr
+    assert f"{number.name}: saving and stopping" in stderr
+    assert f"llmtrain train --resume {RUN_ID}" in stderr
+    assert stdout == ""
+    assert steps_saved(root) == [2, 3]
+
+    code, stdout, stderr = finish(start("--config", str(file), "--resume", RUN_ID, "--json"))
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result["resumed_from"] == 3
+    assert outcome(root, result) == golden
+
+
+def test_resume_needs_no_config(file: Path, root: Path, golden: Outcome) -> None:
+    code, stdout, stderr = finish(start("--config", str(file), "--json", fault="after_optimizer:3:0:term"))
+    assert code == 75, stderr
+    assert json.loads(stdout)["exit_code"] == 75
+    code, stdout, stderr = finish(start("--resume", str(root / RUN_ID / "checkpoints" / "step_2.pt"), "--json"))
+    assert code == 0, stderr
+    assert outcome(root, json.loads(stdout)) == golden
+
+
+def test_sigterm_while_torch_is_imported(file: Path, root: Path) -> None:
+    """Start-up takes seconds: a pod that is told to stop in them must not look like a crash."""
+    process = start("--config", str(file))
+    maps = Path(f"/proc/{process.pid}/maps")
+    wait_for(process, lambda: "libtorch" in maps.read_text())
+    process.send_signal(signal.SIGTERM)
+    code, _, stderr = finish(process)
+    assert code == 75, (code, stderr)
+    assert steps_saved(root) == []
+
+
+@pytest.mark.slow
+def test_sigkill_then_resume(file: Path, root: Path, golden: Outcome) -> None:
+    assert finish(start("--config", str(file), fault="save_before_rename:6:0:kill"))[0] == -9
+    code, stdout, stderr = finish(start("--config", str(file), "--resume", "auto", "--json"))
+    assert code == 0, stderr
+    assert outcome(root, json.loads(stdout)) == golden
+
+
+@pytest.mark.parametrize("reference", ["../evil", "payload.pt"])
+def test_a_bad_reference(file: Path, tmp_path: Path, reference: str) -> None:
+    code, _, stderr = finish(start("--config", str(file), "--resume", reference, cwd=tmp_path))
+    assert code in (64, 65), stderr
+    assert "Traceback" not in stderr

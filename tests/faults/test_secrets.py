@@ -1,0 +1,100 @@
+"""Planted secrets must not be found anywhere a run writes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID
+
+from llmtrain.config.load import dump_config
+from llmtrain.config.schema import Config
+
+CANARIES = {
+    "HF_TOKEN": "hf_CanaryOneQw7",
+    "HUGGING_FACE_HUB_TOKEN": "hf_CanaryTwoXe3",
+    "AWS_SECRET_ACCESS_KEY": "aws/CanaryThree+Zr9",
+    "MLFLOW_TRACKING_PASSWORD": "CanaryFourLogin",
+}
+MakeConfig = Callable[..., Config]
+
+
+def hits(folder: Path, canaries: list[str]) -> list[str]:
+    """Files below a folder that hold a canary, in any encoding a file of ours has."""
+    return [
+        f"{path}: {canary}"
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        for canary in canaries
+        if canary.encode() in path.read_bytes() or canary in path.name
+    ]
+
+
+def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\0\1some CanaryHere\2")
+    assert len(hits(tmp_path, ["CanaryHere"])) == 1
+
+
+@pytest.mark.parametrize("password", ["CanaryPassword", "Can@ryPassword"])
+def test_secrets_of_the_environment_and_of_a_server_address(
+    make_config: MakeConfig, tmp_path: Path, password: str
+) -> None:
+    config = make_config(
+        mlflow__enabled=True,
+        mlflow__tracking_uri=f"http://somebody:{password}@127.0.0.1:9",
+        run__notes=f"do not keep {CANARIES['HF_TOKEN']}",
+    )
+    ended = harness.run(config, env=CANARIES)
+    assert ended.code == 0, ended.output
+    assert "MLflow is lost" in ended.output
+    tail = password.rpartition("@")[2]
+    found = [line for line in ended.output.splitlines() if any(c in line for c in [*CANARIES.values(), tail])]
+    assert found == []
+    assert hits(tmp_path, [*CANARIES.values(), tail]) == []
+
+
+def test_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: Path) -> None:
+    store = tmp_path / "mlflow"
+    config = make_config(
+        mlflow__enabled=True,
+        mlflow__tracking_uri=str(store),
+        mlflow__run_name="with secrets around",
+        run__notes=f"{CANARIES['AWS_SECRET_ACCESS_KEY']} was pasted here",
+    )
+    ended = harness.run(config, env=CANARIES)
+    assert ended.code == 0, ended.output
+    assert "MLflow is lost" not in ended.output, ended.output
+    assert (store / "mlflow.db").stat().st_size > 0
+    assert list(store.rglob("config.yaml"))
+    assert hits(tmp_path, list(CANARIES.values())) == []
+
+
+def test_secrets_of_a_run_that_is_stopped_and_resumed(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(mlflow__tracking_uri="http://somebody:CanaryPassword@127.0.0.1:9")
+    assert harness.run(config, env=CANARIES, fault="after_optimizer:3:0:term").code == 75
+    changed = config.with_values("trainer", lr=1.0)
+    ended = harness.run(changed, RUN_ID, env=CANARIES)
+    assert ended.code == 64, ended.output
+    assert harness.run(config, RUN_ID, env=CANARIES).code == 0
+    assert hits(tmp_path, [*CANARIES.values(), "CanaryPassword"]) == []
+
+
+def test_secrets_on_the_command_line(make_config: MakeConfig, tmp_path: Path) -> None:
+    """meta.json keeps the command line; --json prints the result and errors."""
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(make_config()))
+    command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json"]
+    command += ["--set", "mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
+    command += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **CANARIES}, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    for canary in [*CANARIES.values(), "CanaryPassword"]:
+        assert canary not in done.stdout
+        assert canary not in done.stderr
+    assert "tracking.example" in (tmp_path / "runs" / RUN_ID / "meta.json").read_text()
+    assert hits(tmp_path, [*CANARIES.values(), "CanaryPassword"]) == []

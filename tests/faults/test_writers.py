@@ -1,0 +1,185 @@
+"""One writer a run: a second is refused, a dead one is replaced, one that comes back publishes nothing."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID, Child, Outcome
+
+from llmtrain.config.schema import Config
+from llmtrain.runs import lock as lock_module
+from llmtrain.runs.lock import RunLock, is_held
+
+MakeConfig = Callable[..., Config]
+
+
+def make_stale(root: Path) -> None:
+    """What the lock looks like when its owner has not given a sign of life for a minute."""
+    old = time.time() - 2 * lock_module.STALE_AFTER_SEC
+    os.utime(root / RUN_ID / "lock", (old, old))
+
+
+def start_and_stop_at(config: Config, point: str, step: int, resume: str | None = None) -> Child:
+    child = harness.start(config, resume, fault=f"{point}:{step}:0:stop")
+    child.wait_stopped()
+    return child
+
+
+def quick_heartbeat() -> None:
+    lock_module.HEARTBEAT_SEC = 0.1
+    lock_module.STALE_AFTER_SEC = 1.0
+
+
+def test_a_second_writer_is_refused(config: Config, root: Path, golden: Outcome) -> None:
+    owner = start_and_stop_at(config, "after_backward", 3)
+    before = harness.tree(root)
+    for resume in (RUN_ID, "auto", str(root / RUN_ID / "checkpoints" / "step_2")):
+        second = harness.run(config, resume)
+        assert second.code == 64, second.output
+        assert second.seconds < 5
+        assert f"process {owner.pid}" in second.output
+    assert harness.tree(root) == before
+    owner.send(signal.SIGCONT)
+    ended = owner.wait()
+    assert ended.code == 0, ended.output
+    assert harness.outcome(root, ended.result) == golden
+
+
+def test_the_heartbeat_of_a_living_owner_keeps_others_out(make_config: MakeConfig, root: Path) -> None:
+    config = make_config(trainer__max_steps=10**6, trainer__save_every_steps=1000, trainer__eval_every_steps=None)
+    owner = harness.start(config, before=quick_heartbeat)
+    owner.wait_for(lambda: (root / RUN_ID / "lock").exists())
+    time.sleep(2.0)  # twice as long as a lock without heartbeats would count
+    second = harness.run(config, RUN_ID, before=quick_heartbeat)
+    assert second.code == 64, second.output
+    assert second.seconds < 5
+    owner.send(signal.SIGTERM)
+    assert owner.wait().code == 75
+    assert not (root / RUN_ID / "lock").exists()
+
+
+@pytest.mark.parametrize("point", ["forward", "save_before_rename"])
+def test_the_lock_of_a_killed_owner_is_taken_over_at_once(
+    config: Config, root: Path, golden: Outcome, point: str
+) -> None:
+    assert harness.run(config, fault=f"{point}:4:0:kill").code == -9
+    assert (root / RUN_ID / "lock").exists()
+    assert not is_held(root / RUN_ID / "lock")
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert harness.outcome(root, ended.result) == golden
+
+
+def test_a_later_process_with_the_same_number_is_not_the_owner(tmp_path: Path) -> None:
+    """As in a restarted pod, where the trainer is process 1 again."""
+    path = tmp_path / "run" / "lock"
+    path.parent.mkdir()
+    with RunLock(path):
+        assert is_held(path)
+        text = path.read_text()
+        mine = lock_module._process_birth(os.getpid())
+        assert mine is not None
+        path.write_text(text.replace(mine, mine[:-1] + ("0" if mine[-1] != "0" else "1")))
+        assert not is_held(path)
+        with RunLock(path):
+            assert is_held(path)
+
+
+def test_an_owner_on_another_machine_counts_by_its_heartbeat(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "lock"
+    path.parent.mkdir()
+    path.write_text('{"token": "x", "pid": 1, "host": "another-machine", "process": "y"}')
+    assert is_held(path)
+    old = time.time() - lock_module.STALE_AFTER_SEC - 1
+    os.utime(path, (old, old))
+    assert not is_held(path)
+
+
+# Publishing goes through these; an owner may be stopped at any of them.
+STOPS = [
+    ("after_backward", 5),
+    ("after_optimizer", 6),
+    ("save_begin", 6),
+    ("save_model_written", 6),
+    ("save_before_manifest", 6),
+    ("save_before_rename", 6),
+    ("save_after_rename", 6),
+    ("save_before_prune", 6),
+    ("evaluate", 8),
+    ("save_before_rename", 8),
+    ("after_final_save", 8),
+]
+
+
+@pytest.mark.parametrize(("point", "step"), STOPS)
+def test_an_owner_that_comes_back_after_the_end_publishes_nothing(
+    config: Config, root: Path, golden: Outcome, point: str, step: int
+) -> None:
+    older = start_and_stop_at(config, point, step)
+    make_stale(root)
+    newer = harness.run(config, RUN_ID)
+    assert newer.code == 0, newer.output
+    assert harness.outcome(root, newer.result) == golden
+    before = harness.tree(root / RUN_ID, without=("logs",))
+    older.send(signal.SIGCONT)
+    ended = older.wait()
+    assert harness.tree(root / RUN_ID, without=("logs",)) == before
+    assert ended.code == 75, ended.output
+
+
+@pytest.mark.parametrize(("point", "step"), STOPS[:-3])
+def test_an_owner_that_comes_back_in_between_disturbs_nothing(
+    config: Config, root: Path, golden: Outcome, point: str, step: int
+) -> None:
+    older = start_and_stop_at(config, point, step)
+    make_stale(root)
+    newer = start_and_stop_at(config, "save_before_manifest", 8, resume=RUN_ID)
+    older.send(signal.SIGCONT)
+    assert older.wait().code == 75
+    newer.send(signal.SIGCONT)
+    ended = newer.wait()
+    assert ended.code == 0, ended.output
+    assert "could not be written" not in ended.output
+    assert harness.outcome(root, ended.result) == golden
+    harness.verify_all(root)
+
+
+def test_two_generations_in_the_same_save(config: Config, root: Path, golden: Outcome) -> None:
+    """Both are writing step 4: the older one must not take the newer one's half-written files away."""
+    older = start_and_stop_at(config, "save_before_manifest", 4)
+    make_stale(root)
+    newer = start_and_stop_at(config, "save_before_manifest", 4, resume=RUN_ID)
+    older.send(signal.SIGCONT)
+    assert older.wait().code == 75
+    newer.send(signal.SIGCONT)
+    ended = newer.wait()
+    assert ended.code == 0, ended.output
+    assert "could not be written" not in ended.output
+    assert harness.outcome(root, ended.result) == golden
+
+
+def test_a_writer_that_waited_for_the_lock_sees_what_the_owner_wrote(config: Config, root: Path) -> None:
+    """The checkpoint to go on from is chosen by the owner of the lock, not before it is one."""
+    first = start_and_stop_at(config, "after_backward", 3)
+
+    def let_the_owner_finish_first() -> None:
+        from llmtrain.training import run
+
+        build = run.build_module
+
+        def wait_and_build(*arguments: object) -> object:
+            os.kill(first.pid, signal.SIGCONT)
+            while not (root / RUN_ID / "finished.json").exists() or (root / RUN_ID / "lock").exists():
+                time.sleep(0.01)
+            return build(*arguments)
+
+        run.build_module = wait_and_build
+
+    second = harness.run(config, RUN_ID, before=let_the_owner_finish_first)
+    assert first.wait().code == 0
+    assert second.code == 0, second.output
+    assert second.result["resumed_from"] in (None, 8), second.output

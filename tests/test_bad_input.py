@@ -1,0 +1,302 @@
+"""A table of bad inputs: each ends with 64 or 65 and one clear message, and leaves nothing behind."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+SIZES = (
+    "trainer.max_steps",
+    "trainer.micro_batch_size",
+    "trainer.grad_accum_steps",
+    "trainer.log_every_steps",
+    "trainer.eval_every_steps",
+    "trainer.eval_batches",
+    "trainer.save_every_steps",
+    "trainer.schedule_steps",
+    "trainer.lr",
+    "trainer.max_grad_norm",
+    "model.block_size",
+    "model.d_model",
+    "model.n_layers",
+    "model.n_heads",
+    "model.d_ff",
+    "model.vocab_size",
+    "run.threads",
+)
+RUN_IDS = ("../evil", "..", ".", "a/b", "/tmp/evil", "Evil", "x", "a" * 41, "evil.", "e vil", "-evil", "evil\n", "''")
+
+# (what is wrong, overrides, exit code, words of the message)
+TABLE = [
+    # the config
+    ("unknown field", ["trainer.max_step=5"], 64, ["trainer.max_step", "Did you mean 'max_steps'"]),
+    ("unknown section", ["trainr.lr=1"], 64, ["'trainr'", "Did you mean 'trainer'"]),
+    ("wrong type", ["trainer.max_steps=ten"], 64, ["trainer.max_steps", "integer", "'ten'"]),
+    ("no value at all", ["trainer.max_steps"], 64, ["section.field=value"]),
+    ("two problems", ["trainer.lr=x", "run.seed=y"], 64, ["2 problems", "trainer.lr", "run.seed"]),
+    ("heads that do not fit", ["model.d_model=30", "model.n_heads=4"], 64, ["30 is not divisible by model.n_heads 4"]),
+    ("unknown model", ["model.name=gtp"], 64, ["'gtp'", "dummy_gpt, gpt"]),
+    ("unknown data", ["data.name=tex_files"], 64, ["'tex_files'", "text_files"]),
+    ("warm-up longer than the run", ["trainer.warmup_steps=50"], 64, ["warmup_steps 50"]),
+    ("min_lr above lr", ["trainer.min_lr=5"], 64, ["min_lr"]),
+    *((f"zero {name}", [f"{name}=0"], 64, [name]) for name in SIZES),
+    *((f"negative {name}", [f"{name}=-1"], 64, [name]) for name in SIZES),
+    *((f"{value} as a rate", [f"trainer.lr={value}"], 64, ["trainer.lr"]) for value in (".nan", ".inf", "-1.0")),
+    *((f"run id {run_id!r}", [f"output.run_id={run_id}"], 64, ["output.run_id", "2 to 40"]) for run_id in RUN_IDS[:10]),
+    ("log file elsewhere", ["logging.file_name=../evil.log"], 64, ["logging.file_name"]),
+    # the machine
+    ("output is a file", ["output.root_dir=file.txt"], 64, ["Cannot write to file.txt", "output.root_dir"]),
+    ("output below a file", ["output.root_dir=file.txt/runs"], 64, ["Cannot write", "output.root_dir"]),
+    ("cache is a file", ["data.cache_dir=file.txt"], 64, ["cache file.txt cannot be used", "data.cache_dir"]),
+    ("cache below a file", ["data.cache_dir=file.txt/x"], 64, ["cannot be used", "data.cache_dir"]),
+    ("more processes than one", ["distributed.world_size=2"], 64, ["2 processes"]),
+    # the data
+    ("no files named", ["data.name=text_files"], 64, ["data.files is empty"]),
+    ("no dataset named", ["data.name=hf_text"], 64, ["data.dataset_name is empty"]),
+    ("missing file", ["data.name=text_files", "data.files=[nowhere.txt]"], 65, ["nowhere.txt", "data.files"]),
+    ("empty file", ["data.name=text_files", "data.files=[empty.txt]"], 65, ["empty.txt", "empty"]),
+    ("directory as file", ["data.name=text_files", "data.files=[.]"], 65, ["data.files"]),
+    (
+        "empty validation file",
+        ["data.name=text_files", "data.files=[text.txt]", "data.val_files=[empty.txt]"],
+        65,
+        ["data.val_files", "empty"],
+    ),
+    (
+        "missing validation file",
+        ["data.name=text_files", "data.files=[text.txt]", "data.val_files=[nowhere.txt]"],
+        65,
+        ["data.val_files", "nowhere.txt"],
+    ),
+    (
+        "validation split empty",
+        ["data.name=hf_text", "data.files=[rows.jsonl]", "data.val_files=[blank.jsonl]"],
+        65,
+        ["validation text is empty"],
+    ),
+    (
+        "missing column",
+        ["data.name=hf_text", "data.files=[rows.jsonl]", "data.text_column=body"],
+        65,
+        ["'body'", "Known: text"],
+    ),
+    ("invalid UTF-8", ["data.name=text_files", "data.files=[bad.txt]"], 65, ["bad.txt", "line 2", "byte 9", "0xff"]),
+    (
+        "block longer than the data",
+        ["data.name=text_files", "data.files=[text.txt]", "model.block_size=5000"],
+        65,
+        ["training text has", "fewer than model.block_size 5000", "Lower model.block_size"],
+    ),
+    (
+        "block longer than the validation data",
+        ["data.name=text_files", "data.files=[text.txt]", "data.val_fraction=0.01"],
+        65,
+        ["validation text has", "fewer than model.block_size"],
+    ),
+    ("vocabulary too small", ["model.vocab_size=100"], 64, ["model.vocab_size 100 is smaller", "256"]),
+    ("no such tokenizer", ["data.tokenizer=nowhere"], 64, ["'nowhere'", "byte, char, gpt2"]),
+    ("directory without a tokenizer", ["data.tokenizer=folder"], 65, ["folder", "tokenizer.json"]),
+    (
+        "character never seen",
+        ["data.name=text_files", "data.files=[text.txt]", "data.val_files=[odd.txt]", "data.tokenizer=char"],
+        65,
+        ["never saw in training", "Ж"],
+    ),
+    (
+        "initial weights missing",
+        ["model.name=gpt", "model.n_heads=2", "model.init=nowhere"],
+        64,
+        ["model.init nowhere"],
+    ),
+]
+
+
+@pytest.fixture
+def inputs(workdir: Path) -> Path:
+    (workdir / "file.txt").write_text("x")
+    (workdir / "empty.txt").write_text("")
+    (workdir / "text.txt").write_text("some text of the usual kind\n" * 20)
+    (workdir / "odd.txt").write_text("some text with a Ж in it\n" * 20)
+    (workdir / "bad.txt").write_bytes(b"fine\nnot \xff\n" * 20)
+    (workdir / "rows.jsonl").write_text('{"text": "a row of text, long enough"}\n' * 20)
+    (workdir / "blank.jsonl").write_text('{"text": ""}\n')
+    (workdir / "folder").mkdir()
+    return workdir
+
+
+@pytest.fixture
+def unchanged(inputs: Path) -> Callable[[], bool]:
+    """Whether the current directory (files, runs and all) is as it was."""
+
+    def look() -> dict[Path, bytes | None]:
+        return {path: path.read_bytes() if path.is_file() else None for path in inputs.rglob("*")}
+
+    before = look()
+    return lambda: look() == before
+
+
+def assert_refused(done, code: int, words: list[str]) -> None:
+    assert "Traceback" not in done.err
+    assert done.code == code, done.err
+    message = done.err[done.err.index("error: ") :]
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(("overrides", "code", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_bad_input(train, unchanged, overrides: list[str], code: int, words: list[str]) -> None:
+    done = train(*overrides)
+    assert_refused(done, code, words)
+    assert done.out == ""
+    assert unchanged()
+
+
+@pytest.mark.parametrize(("overrides", "code", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+def test_a_dry_run_finds_it_too(train, unchanged, overrides: list[str], code: int, words: list[str]) -> None:
+    if "output.root_dir" in " ".join(overrides):
+        pytest.skip("a dry run writes no output")
+    done = train(*overrides, more=["--dry-run", "--json"])
+    assert_refused(done, code, words)
+    assert done.json["exit_code"] == code
+    assert unchanged()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_cuda_without_a_device(train, unchanged) -> None:
+    assert_refused(train("run.device=cuda"), 64, ["cuda", "run.device"])
+    assert unchanged()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"trainer: {lr: [", ["not valid YAML"]),
+        (b"- a\n- b\n", ["mapping of sections"]),
+        (b"trainer:\n  lr: 1\n  lr: 2\n", ["'lr' is given twice", "line 3"]),
+        (b"schema_version: 9\n", ["schema_version 9", "Known: 1, 2"]),
+        (b"schema_version: 2\nddp: {}\n", ["distributed"]),
+        (b"trainer:\n  lr: fast\n", ["line 2: trainer.lr", "'fast'"]),
+        (b"\xff\xfe", ["cannot be read"]),
+        (b"run: &a\n  name: *a\n", ["run.name"]),
+        (b"a: &a {}\nb: {<<: *a}\n", ["problem"]),
+    ],
+)
+def test_bad_config_files(cli, unchanged, inputs: Path, content: bytes, words: list[str]) -> None:
+    path = inputs.parent / "config.yaml"
+    path.write_bytes(content)
+    for verb in ("validate", "train", "print-config"):
+        assert_refused(cli(verb, "--config", path), 64, [str(path), *words])
+    assert unchanged()
+
+
+@pytest.mark.parametrize("name", ["nowhere.yaml", "gpt_smok", "folder", "no/where", ""])
+def test_missing_config_files(cli, unchanged, name: str) -> None:
+    assert_refused(cli("train", "--config", name), 64, [name])
+    assert unchanged()
+
+
+@pytest.mark.parametrize("run", RUN_IDS)
+@pytest.mark.parametrize("verb", [["generate", "--run"], ["runs", "show"], ["train", "--resume"]], ids=" ".join)
+def test_a_run_outside_the_root(cli, unchanged, verb: list[str], run: str) -> None:
+    done = cli(*verb, run)
+    assert_refused(done, 64, [])
+    assert "run" in done.err.lower() or "option" in done.err
+    assert unchanged()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write anything")
+@pytest.mark.parametrize("mode", [0o000, 0o500])
+@pytest.mark.parametrize("field", ["data.cache_dir", "output.root_dir"])
+def test_no_permission(train, inputs: Path, field: str, mode: int) -> None:
+    locked = inputs / "locked"
+    locked.mkdir(mode=mode)
+    try:
+        for place in (locked, locked / "deeper"):
+            assert_refused(train(f"{field}={place}"), 64, [field])
+    finally:
+        locked.chmod(0o700)
+    assert list(locked.iterdir()) == []
+
+
+def test_token_ids_out_of_range(train, unchanged, tmp_path: Path) -> None:
+    """A token store that was damaged but is as long as it should be."""
+    cache = f"data.cache_dir={tmp_path / 'cache'}"
+    assert train(cache, "data.tokenizer=char", more=["--dry-run"]).code == 0
+    (tokens,) = (tmp_path / "cache").rglob("train.bin")
+    tokens.write_bytes(b"\xff" * tokens.stat().st_size)
+    assert_refused(train(cache, "data.tokenizer=char"), 65, ["Token id 255", "train.bin"])
+    assert unchanged()
+
+
+class TestAnotherModel:
+    """A checkpoint of another model or run, and what looks like one."""
+
+    @pytest.fixture
+    def run(self, train, inputs: Path) -> Path:
+        assert train("output.run_id=mine").code == 0
+        return inputs / "runs" / "mine"
+
+    @pytest.fixture
+    def same(self, run: Path) -> Callable[[], bool]:
+        """Whether the run can still go on as it would have: log lines aside, nothing of it changed."""
+
+        def look() -> dict[str, bytes]:
+            files = [path for path in run.rglob("*") if path.is_file() and path.parent.name != "logs"]
+            return {str(path): path.read_bytes() for path in files}
+
+        before = look()
+        return lambda: look() == before
+
+    @pytest.mark.parametrize(
+        ("override", "words"),
+        [
+            ("model.d_model=32", ["model.d_model: 16 -> 32"]),
+            ("model.name=gpt", ["model.name: 'dummy_gpt' -> 'gpt'"]),
+            ("run.seed=5", ["run.seed", "data_fingerprint"]),
+            ("trainer.lr=0.5", ["trainer.lr: 0.01 -> 0.5"]),
+            ("data.tokenizer=char", ["data_fingerprint", "vocab_size: 256"]),
+        ],
+    )
+    def test_a_changed_config_is_refused(self, train, same, override: str, words: list[str]) -> None:
+        more = ["--resume", "mine"]
+        done = train(override, "trainer.max_steps=6", more=more)
+        assert_refused(done, 64, [*words, "--allow-config-change"])
+        assert same()
+
+    def test_tensors_that_do_not_fit(self, train, same) -> None:
+        more = ["--resume", "mine", "--allow-config-change"]
+        assert_refused(train("model.d_model=32", "trainer.max_steps=6", more=more), 65, ["another model"])
+        assert same()
+
+    def test_a_run_that_exists(self, train, same) -> None:
+        assert_refused(train("output.run_id=mine"), 64, ["'mine' exists already", "--resume mine"])
+        assert same()
+
+    @pytest.mark.parametrize("name", ["step_99", "step_99.pt", "nonsense", "", "../../../etc/step_2"])
+    def test_no_such_checkpoint(self, cli, run: Path, same, name: str) -> None:
+        done = cli("train", "--resume", f"{run}/checkpoints/{name}", "--set", "trainer.max_steps=6")
+        assert "Traceback" not in done.err
+        assert done.code in (64, 65)
+        assert same()
+
+    def test_a_pickle(self, train, run: Path) -> None:
+        shutil.rmtree(run / "checkpoints" / "step_2")
+        (run / "checkpoints" / "step_2.pt").write_bytes(b"cos\nsystem\n(S'touch evil'\ntR.")
+        done = train("trainer.max_steps=6", more=["--resume", str(run / "checkpoints" / "step_2.pt")])
+        assert_refused(done, 65, ["pickle"])
+        assert not Path("evil").exists()
+
+    def test_a_run_without_its_tokenizer(self, cli, run: Path) -> None:
+        shutil.rmtree(run / "tokenizer")
+        assert_refused(cli("generate", "--run", "mine"), 65, ["tokenizer"])
+
+    def test_a_run_whose_tokenizer_is_another(self, cli, run: Path) -> None:
+        characters = json.dumps({"kind": "char", "characters": "".join(map(chr, range(40, 400)))})
+        (run / "tokenizer" / "llmtrain_tokenizer.json").write_text(characters)
+        done = cli("generate", "--run", "mine")
+        assert "Traceback" not in done.err
+        assert done.code == 65

@@ -1,0 +1,508 @@
+"""Every verb as a user calls it, on runs that are trained once."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmtrain.config.load import load_config
+from llmtrain.config.schema import Config
+
+TRAIN_KEYS = {
+    "run_id",
+    "run_dir",
+    "steps",
+    "first_train_loss",
+    "final_train_loss",
+    "final_val_loss",
+    "best_val_loss",
+    "tokens_per_second",
+    "state_sha256",
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> Path:
+    """A directory of runs: `one`, its twin, and `other` with another seed, all of a small real GPT."""
+    from llmtrain.training.run import run_training
+
+    folder = tmp_path_factory.mktemp("runs")
+    sets = [*tiny, "model.name=gpt", "model.n_layers=1", "model.n_heads=2", f"output.root_dir={folder}"]
+    for run_id, seed in (("one", 1), ("twin", 1), ("other", 2)):
+        run_training(load_config("gpt_smoke", [*sets, f"run.seed={seed}", f"output.run_id={run_id}"]))
+    return folder
+
+
+@pytest.fixture
+def text(workdir: Path) -> Path:
+    path = workdir / "text.txt"
+    path.write_text("the pod waits for the master.\n" * 40)
+    return path
+
+
+@pytest.fixture
+def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[str], list[str]]:
+    """The arguments of a sensible call of a verb."""
+    sets = ["--config", "gpt_smoke", *(part for field in tiny for part in ("--set", field))]
+    of_run = ["--run", "one", "--root", str(root)]
+    calls = {
+        "train": ["train", *sets],
+        "train --dry-run": ["train", "--dry-run", *sets],
+        "validate": ["validate", "--config", "gpt_smoke"],
+        "print-config": ["print-config", "--config", "gpt_smoke"],
+        "print-config --reference": ["print-config", "--reference"],
+        "presets": ["presets"],
+        "generate": ["generate", *of_run, "--prompt", "the ", "--max-new-tokens", "20"],
+        "eval": ["eval", *of_run, "--file", str(text)],
+        "export": ["export", *of_run, "--to", str(workdir / "exported")],
+        "runs list": ["runs", "list", "--root", str(root)],
+        "runs show": ["runs", "show", "one", "--root", str(root)],
+        "runs compare": ["runs", "compare", "one", "other", "--root", str(root)],
+        "tokenizer train": [
+            "tokenizer",
+            "train",
+            "--file",
+            str(text),
+            "--to",
+            str(workdir / "tok"),
+            "--vocab-size",
+            "300",
+        ],
+    }
+    return lambda name: calls[name]
+
+
+VERBS = (
+    "train",
+    "train --dry-run",
+    "validate",
+    "print-config",
+    "print-config --reference",
+    "presets",
+    "generate",
+    "eval",
+    "export",
+    "runs list",
+    "runs show",
+    "runs compare",
+    "tokenizer train",
+)
+
+
+class TestEveryVerb:
+    @pytest.mark.parametrize("name", VERBS)
+    def test_json_is_one_object_and_nothing_else(self, cli, verb, name: str) -> None:
+        done = cli(*verb(name), "--json")
+        assert done.code == 0, done.err
+        assert done.json
+
+    @pytest.mark.parametrize("name", VERBS)
+    def test_without_json_it_is_for_people(self, cli, verb, name: str) -> None:
+        done = cli(*verb(name))
+        assert done.code == 0, done.err
+        assert done.out.strip()
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(done.out)
+
+    @pytest.mark.parametrize("name", VERBS)
+    def test_a_wrong_option_is_64_and_a_json_error(self, cli, verb, name: str) -> None:
+        done = cli(*verb(name), "--json", "--no-such-option")
+        assert done.code == 64
+        assert done.json["exit_code"] == 64
+        assert "--no-such-option" in done.json["what"]
+        assert done.err.startswith("error: ")
+        assert "Traceback" not in done.err
+
+    @pytest.mark.parametrize("name", VERBS)
+    def test_help(self, cli, verb, name: str) -> None:
+        words = [word for word in name.split() if not word.startswith("--")]
+        done = cli(*words, "--help")
+        assert done.code == 0
+        assert "--json" in done.out
+        assert len(verb(name)) > 0
+
+    def test_they_are_all_the_verbs_there_are(self, cli) -> None:
+        listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
+        assert set(listed) == {name.split()[0] for name in VERBS}
+
+
+class TestUsageErrors:
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ["no-such-verb"],
+            ["train", "surplus"],
+            ["train", "--config"],
+            ["generate"],
+            ["generate", "--run", "one", "--max-new-tokens", "0"],
+            ["generate", "--run", "one", "--max-new-tokens", "many"],
+            ["generate", "--run", "one", "--temperature", "-1"],
+            ["generate", "--run", "one", "--top-k", "0"],
+            ["generate", "--run", "one", "--device", "tpu"],
+            ["eval", "--run", "one"],
+            ["eval", "--run", "one", "--file", "x", "--batch-size", "0"],
+            ["export", "--run", "one"],
+            ["runs", "show"],
+            ["runs", "compare", "one"],
+            ["runs", "nonsense"],
+            ["tokenizer", "train", "--to", "x"],
+            ["generate", "--run", "nowhere"],
+            ["eval", "--run", "nowhere", "--file", "x"],
+            ["export", "--run", "nowhere", "--to", "x"],
+            ["runs", "show", "nowhere"],
+            ["train", "--resume", "nowhere"],
+            ["train", "--config", "gpt_smoke", "--resume", "nowhere"],
+        ],
+        ids=" ".join,
+    )
+    def test_exit_64_with_and_without_json(self, cli, arguments: list[str], workdir: Path) -> None:
+        plain, as_json = cli(*arguments), cli(*arguments, "--json")
+        assert (plain.code, as_json.code) == (64, 64)
+        assert plain.out == ""
+        assert plain.err.startswith("error: ")
+        assert len(plain.err.splitlines()[0]) > len("error: "), "the message is empty"
+        assert "Traceback" not in plain.err + as_json.err
+        assert as_json.json.keys() >= {"error", "what", "known", "remedy", "exit_code"}
+        assert list(workdir.iterdir()) == []
+
+    def test_a_config_error_lists_its_problems(self, cli) -> None:
+        done = cli("validate", "--json", "--set", "trainer.max_steps=0", "--set", "model.nlayers=2")
+        assert done.code == 64
+        assert done.json["error"] == "ConfigError"
+        assert len(done.json["problems"]) == 2
+
+    def test_no_verb_shows_the_help_without_an_empty_error(self, cli) -> None:
+        done = cli()
+        assert "train" in done.out + done.err
+        assert "error: \n" not in done.err
+
+    @pytest.mark.parametrize("group", ["runs", "tokenizer"])
+    def test_a_group_without_a_verb(self, cli, group: str) -> None:
+        done = cli(group)
+        assert "train" in done.out + done.err or "list" in done.out + done.err
+        assert "error: \n" not in done.err
+
+
+class TestTrain:
+    def test_the_result(self, train, workdir: Path) -> None:
+        done = train("output.run_id=mine", more=["--json"])
+        assert done.code == 0, done.err
+        result = done.json
+        assert result.keys() >= TRAIN_KEYS
+        assert (result["run_id"], result["steps"]) == ("mine", 4)
+        assert Path(result["run_dir"]).resolve() == workdir / "runs" / "mine"
+        assert result["final_train_loss"] < result["first_train_loss"]
+        assert result["best_val_loss"] <= result["final_val_loss"]
+        assert result["tokens_per_second"] > 0
+        assert re.fullmatch(r"[0-9a-f]{64}", result["state_sha256"])
+        assert json.loads((workdir / "runs/mine/finished.json").read_text()) == result
+
+    def test_the_run_directory(self, train, workdir: Path) -> None:
+        assert train("output.run_id=mine", "run.notes=remember").code == 0
+        run = workdir / "runs" / "mine"
+        names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+        assert names >= {"config.yaml", "meta.json", "metrics.jsonl", "logs", "checkpoints"}
+        assert "lock" not in names
+        config = load_config(run / "config.yaml")
+        assert (config.run.notes, config.output.run_id, config.trainer.max_steps) == ("remember", "mine", 4)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if "train/loss" in row] == [1, 2, 3, 4]
+        assert [row["step"] for row in rows if "val/loss" in row] == [2, 4]
+        assert "[DONE]" in (run / "logs" / "train.log").read_text()
+        meta = json.loads((run / "meta.json").read_text())
+        assert meta.keys() >= {"git", "argv", "versions", "machine", "environment"}
+
+    def test_what_is_switched_off_is_not_written(self, train, workdir: Path) -> None:
+        off = ["output.save_config_copy=false", "output.save_meta_json=false", "logging.log_to_file=false"]
+        assert train("output.run_id=mine", *off).code == 0
+        run = workdir / "runs" / "mine"
+        assert [name for name in ("config.yaml", "meta.json", "logs") if (run / name).exists()] == []
+
+    def test_log_lines_have_tags_and_go_to_standard_error(self, train) -> None:
+        done = train("output.run_id=mine")
+        tags = set(re.findall(r"^\[([A-Z]+)\] ", done.err, re.MULTILINE))
+        assert tags >= {"DDP", "TRAIN", "EVAL", "SAVE", "DONE"}
+        assert not re.search(r"^\[[A-Z]+\] ", done.out, re.MULTILINE)
+
+    def test_log_lines_as_json(self, train) -> None:
+        done = train("logging.json_output=true")
+        lines = [json.loads(line) for line in done.err.splitlines()]
+        assert {line["tag"] for line in lines} >= {"TRAIN", "EVAL", "DONE"}
+        assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4]
+
+    def test_it_ends_with_losses_a_sample_and_the_place(self, train) -> None:
+        done = train("output.run_id=mine")
+        for word in ("A sample the model wrote", "train loss", "val loss", "runs/mine"):
+            assert word in done.out
+
+    def test_a_dry_run_reports_and_leaves_no_run(self, train, workdir: Path) -> None:
+        done = train("trainer.grad_accum_steps=3", more=["--dry-run", "--json"])
+        assert done.code == 0, done.err
+        report = done.json
+        assert report["tokens_per_step"] == 2 * 3 * 16
+        assert report["parameters"] == 256 * 16 + 16 * 256 + 256
+        assert report["peak_memory_bytes"] > 1_000_000
+        assert 5 < report["loss"] < 7
+        assert list(workdir.iterdir()) == []
+
+    def test_the_same_config_gives_the_same_state(self, train) -> None:
+        hashes = [train(f"run.seed={seed}", more=["--json"]).json["state_sha256"] for seed in (1, 1, 2)]
+        assert hashes[0] == hashes[1] != hashes[2]
+
+    def test_resume_by_id_needs_no_config(self, train, cli) -> None:
+        assert train("output.run_id=mine").code == 0
+        longer = cli("train", "--resume", "mine", "--set", "trainer.max_steps=6", "--json")
+        assert longer.code == 0, longer.err
+        assert (longer.json["steps"], longer.json["resumed_from"]) == (6, 4)
+
+    def test_a_finished_run_is_left_alone(self, train, cli) -> None:
+        first = train("output.run_id=mine", more=["--json"]).json
+        assert cli("train", "--resume", "mine", "--json").json == first
+
+    def test_a_seed_of_any_size(self, train) -> None:
+        """Refused at the start or good to the end; not lost after the last step."""
+        done = train(f"run.seed={2**64}", more=["--json"])
+        assert "Traceback" not in done.err
+        assert done.code in (0, 64)
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+    def test_optimizers_resume(self, train, cli, optimizer: str) -> None:
+        assert train("output.run_id=mine", f"trainer.optimizer={optimizer}").code == 0
+        done = cli("train", "--resume", "mine", "--set", "trainer.max_steps=6", "--json")
+        assert done.code == 0, done.err
+        whole = train(
+            f"trainer.optimizer={optimizer}", "trainer.max_steps=6", "trainer.schedule=constant", more=["--json"]
+        )
+        assert whole.code == 0
+
+    def test_tensorboard_and_bf16(self, train, workdir: Path) -> None:
+        done = train("output.run_id=mine", "logging.tensorboard=true", "trainer.precision=bf16")
+        assert done.code == 0, done.err
+        assert "switched off" not in done.err
+        assert list((workdir / "runs/mine/tensorboard").iterdir())
+
+
+class TestConfigVerbs:
+    def test_validate_names_the_file(self, cli) -> None:
+        done = cli("validate", "--config", "gpt_smoke", "--json")
+        assert done.json["valid"] is True
+        assert done.json["config"].endswith("gpt_smoke.yaml")
+
+    def test_print_config_is_a_config(self, cli, workdir: Path) -> None:
+        printed = cli("print-config", "--config", "example", "--set", "trainer.lr=1e-3").out
+        (workdir / "mine.yaml").write_text(printed)
+        expected = load_config("example", ["trainer.lr=1e-3"])
+        assert load_config("mine.yaml") == expected
+        assert cli("print-config", "--config", "mine.yaml", "--json").json == expected.as_dict()
+
+    def test_the_reference_is_the_one_in_the_docs(self, cli, repo: Path) -> None:
+        assert cli("print-config", "--reference").out == (repo / "docs" / "config.md").read_text()
+
+    def test_presets_are_the_files(self, cli, repo: Path) -> None:
+        rows = cli("presets", "--json").json["presets"]
+        assert {row["name"] for row in rows} == {path.stem for path in (repo / "configs/presets").glob("*.yaml")}
+        assert all(row["about"] for row in rows)
+
+
+class TestGenerate:
+    def test_the_seed_decides_the_text(self, cli, verb) -> None:
+        texts = [cli(*verb("generate"), "--seed", seed, "--json").json["text"] for seed in (1, 1, 2)]
+        assert texts[0] == texts[1] != texts[2]
+
+    def test_temperature_zero_needs_no_seed(self, cli, verb) -> None:
+        call = [*verb("generate"), "--temperature", "0", "--json"]
+        assert cli(*call, "--seed", "1").json == cli(*call, "--seed", "2").json
+
+    def test_the_prompt_is_printed_before_the_text(self, cli, verb) -> None:
+        assert cli(*verb("generate")).out.startswith("the ")
+
+    def test_no_prompt_is_the_start_of_a_document(self, cli, root: Path) -> None:
+        assert cli("generate", "--run", "one", "--root", root, "--max-new-tokens", 5).code == 0
+
+    @pytest.mark.parametrize(
+        ("checkpoint", "step"), [("best", 4), ("latest", 4), ("step_2", 2), ("step_4", 4), ("step_2.pt", 2)]
+    )
+    def test_checkpoints_by_name(self, cli, verb, checkpoint: str, step: int) -> None:
+        assert cli(*verb("generate"), "--checkpoint", checkpoint, "--json").json["step"] == step
+
+    @pytest.mark.parametrize("checkpoint", ["step_99", "nonsense", "", "..", "../.."])
+    def test_an_unknown_checkpoint_brings_the_known(self, cli, verb, checkpoint: str) -> None:
+        done = cli(*verb("generate"), "--checkpoint", checkpoint, "--json")
+        assert done.code == 65
+        assert {"best", "latest", "step_2", "step_4"} <= set(done.json["known"])
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ["--temperature", "nan"],
+            ["--temperature", "1e-40"],
+            ["--temperature", "inf"],
+            ["--seed", 2**64],
+            ["--top-k", 10**6],
+            ["--prompt", "\udcff"],  # a byte that is no UTF-8, as Python passes it on from a shell
+            ["--prompt", "é" * 200],
+        ],
+        ids=lambda options: " ".join(map(str, options))[:30].encode("ascii", "replace").decode(),
+    )
+    def test_odd_numbers_and_prompts_do_not_crash(self, cli, verb, options: list[object]) -> None:
+        done = cli(*verb("generate"), *options)
+        assert "Traceback" not in done.err
+        assert done.code in (0, 64, 65)
+
+    def test_a_run_by_its_path(self, cli, root: Path) -> None:
+        assert cli("generate", "--run", root / "one", "--max-new-tokens", 3, "--json").json["run"] == "one"
+
+
+class TestEval:
+    def test_text_like_the_training_text_is_likelier(self, cli, root: Path, workdir: Path) -> None:
+        losses = {}
+        for name, content in (("like", "the pod waits for the master.\n"), ("unlike", "ÄÖÜ 0123456789 ßß\n")):
+            (workdir / name).write_text(content * 40)
+            done = cli("eval", "--run", "one", "--root", root, "--file", name, "--json")
+            assert done.json["perplexity"] == pytest.approx(2.718281828459045 ** done.json["loss"])
+            losses[name] = done.json["loss"]
+        assert losses["like"] < losses["unlike"]
+
+    def test_the_batch_size_does_not_matter(self, cli, verb) -> None:
+        results = [cli(*verb("eval"), "--batch-size", size, "--json").json for size in (1, 7, 100)]
+        assert len({result["tokens"] for result in results}) == 1
+        assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-5)
+        assert results[0]["loss"] == pytest.approx(results[2]["loss"], rel=1e-5)
+
+    def test_it_finds_the_loss_of_the_training_run(self, cli, root: Path, workdir: Path) -> None:
+        """The validation text of the run, evaluated whole, by the other path."""
+        from llmtrain.data.dummy_text import DummyText
+
+        text = "\0".join(piece.text for piece in DummyText(Config().data, 1).pieces("val"))
+        (workdir / "val.txt").write_text(text)
+        done = cli("eval", "--run", "one", "--root", root, "--file", "val.txt", "--checkpoint", "step_4", "--json")
+        summary = cli("runs", "show", "one", "--root", root, "--json").json
+        assert done.json["loss"] == pytest.approx(summary["val_loss"], abs=0.1)
+
+    @pytest.mark.parametrize(("content", "word"), [("", "empty"), ("short", "fewer than"), (None, "no file matches")])
+    def test_bad_files(self, cli, root: Path, workdir: Path, content: str | None, word: str) -> None:
+        if content is not None:
+            (workdir / "x.txt").write_text(content)
+        done = cli("eval", "--run", "one", "--root", root, "--file", "x.txt")
+        assert done.code == 65
+        assert word in done.err
+
+
+class TestExport:
+    def test_it_writes_what_transformers_wants(self, cli, verb, workdir: Path) -> None:
+        done = cli(*verb("export"), "--json")
+        assert {"config.json", "model.safetensors"} <= set(done.json["files"])
+        assert set(done.json["files"]) == {path.name for path in (workdir / "exported").iterdir()}
+        assert json.loads((workdir / "exported/config.json").read_text())["model_type"] == "gpt2"
+
+    def test_it_overwrites_nothing(self, cli, verb, workdir: Path) -> None:
+        (workdir / "exported").mkdir()
+        (workdir / "exported/mine.txt").write_text("x")
+        assert cli(*verb("export")).code == 64
+        assert [path.name for path in (workdir / "exported").iterdir()] == ["mine.txt"]
+
+    def test_a_place_that_cannot_be_written(self, cli, root: Path, text: Path) -> None:
+        done = cli("export", "--run", "one", "--root", root, "--to", text / "below")
+        assert done.code == 64
+        assert "Cannot write" in done.err
+
+    def test_an_export_can_be_trained_on(self, cli, verb, train, workdir: Path) -> None:
+        assert cli(*verb("export")).code == 0
+        gpt = ["model.name=gpt", "model.n_layers=1", "model.n_heads=2", f"model.init={workdir / 'exported'}"]
+        done = train(*gpt, more=["--json"])
+        assert done.code == 0, done.err
+        assert done.json["first_train_loss"] < 5.4
+
+    def test_a_model_without_a_format(self, cli, train) -> None:
+        train("output.run_id=dummy")
+        done = cli("export", "--run", "dummy", "--to", "there")
+        assert done.code == 64
+        assert "no export format" in done.err
+        assert not Path("there").exists()
+
+
+class TestRuns:
+    def test_list(self, cli, root: Path) -> None:
+        rows = cli("runs", "list", "--root", root, "--json").json["runs"]
+        assert [row["run_id"] for row in rows] == ["one", "twin", "other"]
+        assert {row["status"] for row in rows} == {"finished"}
+        assert {row["step"] for row in rows} == {4}
+        table = cli("runs", "list", "--root", root).out.splitlines()
+        assert len(table) == 4
+        assert table[0].startswith("run_id")
+
+    def test_no_runs(self, cli) -> None:
+        done = cli("runs", "list", "--json")
+        assert (done.code, done.json["runs"]) == (0, [])
+        assert "No runs" in cli("runs", "list").out
+
+    def test_show(self, cli, root: Path) -> None:
+        value = cli("runs", "show", "one", "--root", root, "--json").json
+        assert value["checkpoints"] == ["step_2", "step_4"]
+        assert (value["latest"], value["best"]) == ("step_4", "step_4")
+        assert value["result"]["state_sha256"] == value["state_sha256"]
+        assert value["config"]["model"]["name"] == "gpt"
+        assert value["meta"]["run_id"] == "one"
+
+    def test_compare(self, cli, root: Path) -> None:
+        twins = cli("runs", "compare", "one", "twin", "--root", root, "--json").json
+        assert (twins["same_state"], twins["first_different_step"], twins["compared_steps"]) == (True, None, 4)
+        assert twins["config_differences"] == []
+        others = cli("runs", "compare", "one", "other", "--root", root, "--json").json
+        assert (others["same_state"], others["first_different_step"]) == (False, 1)
+        assert others["config_differences"] == [{"field": "run.seed", "first": 1, "second": 2}]
+
+    def test_compare_for_people(self, cli, root: Path) -> None:
+        assert "identical" in cli("runs", "compare", "one", "twin", "--root", root).out
+        assert "run.seed: 1 -> 2" in cli("runs", "compare", "one", "other", "--root", root).out
+
+    def test_a_damaged_run_does_not_hide_the_others(self, cli, train, workdir: Path) -> None:
+        for run_id in ("whole", "broken"):
+            train(f"output.run_id={run_id}")
+        broken = workdir / "runs" / "broken"
+        (broken / "meta.json").write_text("{")
+        (broken / "config.yaml").write_text("a: b: c")
+        (broken / "metrics.jsonl").write_text('{"train/loss": 1.0}\n{"step"')
+        (broken / "checkpoints" / "step_odd").mkdir()
+        done = cli("runs", "list", "--json")
+        assert done.code == 0, done.err
+        assert {row["run_id"] for row in done.json["runs"]} == {"whole", "broken"}
+        assert cli("runs", "show", "broken").code == 0
+
+
+class TestTokenizerTrain:
+    def test_a_run_can_use_it(self, cli, verb, train, workdir: Path) -> None:
+        made = cli(*verb("tokenizer train"), "--json").json
+        assert 257 < made["vocab_size"] <= 300
+        done = train(f"data.tokenizer={workdir / 'tok'}", "output.run_id=mine", more=["--json"])
+        assert done.code == 0, done.err
+        assert cli("generate", "--run", "mine", "--prompt", "the pod", "--max-new-tokens", "3").code == 0
+
+    def test_it_overwrites_nothing(self, cli, verb, workdir: Path) -> None:
+        assert cli(*verb("tokenizer train")).code == 0
+        before = (workdir / "tok/tokenizer.json").read_bytes()
+        done = cli(*verb("tokenizer train"))
+        assert done.code == 64
+        assert "already" in done.err
+        assert (workdir / "tok/tokenizer.json").read_bytes() == before
+
+    @pytest.mark.parametrize(
+        ("options", "code", "word"),
+        [
+            (["--vocab-size", "10"], 64, "257"),
+            (["--vocab-size", "0"], 64, "vocab-size"),
+            (["--file", "nowhere*.txt"], 65, "no file matches"),
+            (["--file", "bad.txt"], 65, "not valid UTF-8"),
+            (["--to", "text.txt/below"], 64, "text.txt"),
+            (["--to", "text.txt"], 64, "text.txt"),
+        ],
+    )
+    def test_bad_input(self, cli, text: Path, workdir: Path, options: list[str], code: int, word: str) -> None:
+        (workdir / "bad.txt").write_bytes(b"ok\n\xff\n")
+        done = cli("tokenizer", "train", "--file", text, "--to", "tok", *options)
+        assert "Traceback" not in done.err
+        assert done.code == code
+        assert word in done.err
+        assert sorted(path.name for path in workdir.iterdir()) == ["bad.txt", "text.txt"]

@@ -1,0 +1,134 @@
+"""What is installed is what was tried, and nothing of the machine it was written on is in the checkout."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+# No file of the checkout may match; written so that this file does not either.
+FORBIDDEN = (
+    r"/(?:home|Users)/[a-z]\w*/",
+    r"(?<![\w.])/root[/]",
+    r"--(?:extra-)?index[-]url",
+    r"https?://\S+/[s]imple\b",
+    r"registry[.]npmjs|pypi[.]org|files[.]pythonhosted",
+)
+
+
+@pytest.fixture(scope="module")
+def project(repo: Path) -> dict[str, Any]:
+    return tomllib.loads((repo / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def pins(repo: Path) -> dict[str, str]:
+    """Name -> exact version, from constraints.txt."""
+    lines = [line for line in (repo / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    found = [re.fullmatch(r"([\w.-]+)==([\w.!+]+)( ; .*)?", line) for line in lines]
+    assert all(found), [line for line, match in zip(lines, found, strict=True) if not match]
+    return {match[1]: match[2] for match in found if match}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def requirements(project: dict[str, Any]) -> dict[str, str]:
+    """Name -> least version, of everything that pyproject names."""
+    table = project["project"]
+    extras = [row for rows in table["optional-dependencies"].values() for row in rows]
+    rows = [re.fullmatch(r"([\w.-]+)(?:>=([\w.]+))?", row) for row in (*table["dependencies"], *extras)]
+    return {normal(row[1]): row[2] or "0" for row in rows if row}
+
+
+def number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def test_the_two_copies_of_the_constraints_are_equal(repo: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/constraints.py", "--check"], cwd=repo, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_dependency_has_an_exact_version(project: dict[str, Any], pins: dict[str, str]) -> None:
+    wanted = requirements(project)
+    assert len(wanted) >= 20
+    assert [name for name in wanted if name not in {normal(pin) for pin in pins}] == []
+
+
+def test_the_exact_versions_are_allowed_ones(project: dict[str, Any], pins: dict[str, str]) -> None:
+    exact = {normal(name): version for name, version in pins.items()}
+    wrong = [name for name, least in requirements(project).items() if number(exact[name]) < number(least)]
+    assert wrong == []
+
+
+def test_no_version_is_of_one_machine(pins: dict[str, str]) -> None:
+    assert [version for version in pins.values() if "+" in version] == []
+
+
+def test_names_are_as_the_docs_say(project: dict[str, Any]) -> None:
+    table = project["project"]
+    assert table["scripts"] == {"llmtrain": "llmtrain.cli:main"}
+    assert {"mlflow", "hf", "k8s", "dev"} <= set(table["optional-dependencies"])
+    torch = next(row for row in table["dependencies"] if row.startswith("torch"))
+    assert number(torch) >= (2, 11)
+
+
+def test_the_version_is_one(project: dict[str, Any]) -> None:
+    import llmtrain
+
+    assert project["project"]["version"] == llmtrain.__version__
+
+
+def test_python_dash_m_is_the_same_program(repo: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrain", "presets", "--json"], cwd=repo, capture_output=True, check=True
+    )
+    assert b"gpt_stdlib" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def tracked(repo: Path) -> dict[str, str]:
+    """Path -> text of every file that git knows or would take in."""
+    try:
+        command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+        listed = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    paths = [repo / name for name in listed.split("\0") if name]
+    texts = {}
+    for path in paths:
+        if path.is_file():
+            data = path.read_bytes()
+            if b"\0" not in data:
+                texts[str(path.relative_to(repo))] = data.decode(errors="replace")
+    assert len(texts) > 50
+    return texts
+
+
+@pytest.mark.parametrize("pattern", FORBIDDEN)
+def test_no_registry_and_no_path_of_a_machine(tracked: dict[str, str], pattern: str) -> None:
+    found = [f"{path}: {match[0]}" for path, text in tracked.items() for match in re.finditer(pattern, text)]
+    assert found == []
+
+
+def test_nothing_of_this_machine(repo: Path, tracked: dict[str, str]) -> None:
+    """Where the checkout lies, and the package index that this machine is set to use."""
+    settings = [value for name, value in os.environ.items() if re.match(r"(PIP|UV)_.*(INDEX|FIND_LINKS)", name)]
+    hosts = [urlsplit(part).hostname or "" for value in settings for part in value.split()]
+    words = {str(repo), str(repo.parent / "shared"), *settings, *hosts} - {"", "/"}
+    found = [f"{path}: {word}" for path, text in tracked.items() for word in words if word in text]
+    assert found == []
+
+
+def test_uv_lock_and_runs_are_ignored(repo: Path, tracked: dict[str, str]) -> None:
+    assert {"uv.lock", ".venv/", "/runs/"} <= set((repo / ".gitignore").read_text().split())
+    assert "uv.lock" not in tracked

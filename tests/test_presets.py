@@ -1,0 +1,90 @@
+"""Every preset is right, and the small ones really train."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from llmtrain.config.load import list_presets, load_config
+
+NAMES = {
+    "example",
+    "gpt_smoke",
+    "gpt_stdlib",
+    "gpt_wikitext",
+    "gpt_wikitext_local",
+    "shakespeare_char",
+    "gpt2_124m",
+    "mlflow",
+}
+
+
+def test_they_are_all_there() -> None:
+    assert set(list_presets()) >= NAMES
+
+
+@pytest.mark.parametrize("name", sorted(list_presets()))
+def test_each_is_valid(cli, name: str) -> None:
+    done = cli("validate", "--config", name, "--json")
+    assert done.code == 0, done.err
+    assert done.json["schema_version"] == 2
+
+
+@pytest.mark.parametrize("name", sorted(list_presets()))
+def test_each_says_what_it_is(name: str) -> None:
+    first = list_presets()[name].read_text().splitlines()[0]
+    assert first.startswith("# ")
+    assert len(first) > 20
+
+
+def test_names_make_run_ids_that_can_be_told_apart() -> None:
+    names = [load_config(name).run.name for name in list_presets()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", ["gpt_smoke", "example", "mlflow"])
+def test_small_ones_train(cli, workdir: Path, cache: Path, name: str) -> None:
+    sets = ["--set", f"data.cache_dir={cache}", "--set", "run.device=cpu", "--set", "run.threads=1"]
+    done = cli("train", "--config", name, *sets, "--json")
+    assert done.code == 0, done.err
+    result = done.json
+    assert result["final_train_loss"] < result["first_train_loss"] - 0.5
+    assert result["final_val_loss"] < result["first_train_loss"] - 0.5
+    assert all(math.isfinite(value) for key, value in result.items() if key.endswith("_loss"))
+    assert result["sample"]
+    assert "warning" not in done.err
+    if name == "mlflow":
+        assert (workdir / "runs" / "mlflow.db").is_file()
+
+
+def test_the_gpt2_preset_is_gpt2() -> None:
+    model = load_config("gpt2_124m").model
+    assert (model.n_layers, model.n_heads, model.d_model, model.block_size) == (12, 12, 768, 1024)
+    assert load_config("gpt2_124m").data.tokenizer == "gpt2"
+
+
+def test_the_default_preset_learns_and_downloads_nothing(cli, cache: Path) -> None:
+    """Its own model and data, a few steps of it; the whole run is a slow test."""
+    sets = ["trainer.max_steps=12", "trainer.warmup_steps=2", "trainer.micro_batch_size=4", "trainer.eval_batches=2"]
+    sets += [f"data.cache_dir={cache}", "run.device=cpu"]
+    done = cli("train", "--json", *(part for text in sets for part in ("--set", text)))
+    assert done.code == 0, done.err
+    assert done.json["final_train_loss"] < done.json["first_train_loss"] - 0.5
+
+
+@pytest.mark.slow
+def test_the_whole_default_run(cli, cache: Path) -> None:
+    done = cli("train", "--json", "--set", f"data.cache_dir={cache}", "--set", "run.device=cpu")
+    assert done.code == 0, done.err
+    assert done.json["final_val_loss"] < 2.2
+    assert done.json["best_val_loss"] <= done.json["final_val_loss"] < done.json["first_train_loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.shared
+def test_shakespeare(cli, cache: Path, shared_data: Path) -> None:
+    sets = [f"data.files=[{shared_data}/tinyshakespeare/input.txt]", f"data.cache_dir={cache}", "run.device=cpu"]
+    sets += ["trainer.max_steps=400"]
+    done = cli("train", "--config", "shakespeare_char", "--json", *(p for text in sets for p in ("--set", text)))
+    assert done.code == 0, done.err
+    assert done.json["final_val_loss"] < 2.4

@@ -1,0 +1,67 @@
+"""metrics.jsonl: always there, one JSON object a line, whatever other trackers do."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID
+
+from llmtrain.config.schema import Config
+from llmtrain.runs.metrics import MetricsLog, read_metrics
+
+MakeConfig = Callable[..., Config]
+
+
+def test_rows_of_a_run(make_config: MakeConfig) -> None:
+    config = make_config(trainer__log_every_steps=3)
+    ended = harness.run(config)
+    assert ended.code == 0, ended.output
+    lines = (Path(config.output.root_dir) / RUN_ID / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [row["step"] for row in found if "train/loss" in row] == [3, 6, 8]
+    assert [row["step"] for row in found if "val/loss" in row] == [4, 8]
+    for row in found:
+        assert row["time"] > 1.7e9
+        if "train/loss" in row:
+            wanted = {"step", "time", "train/loss", "train/lr", "train/grad_norm", "train/tokens"}
+            assert wanted <= row.keys()
+            assert row["train/tokens"] == row["step"] * 2 * 2 * 16
+            assert row["train/grad_norm"] > 0
+        else:
+            assert {"val/loss", "val/perplexity", "val/is_best"} <= row.keys()
+    assert found[-1]["val/loss"] == ended.result["final_val_loss"]
+
+
+def test_what_will_be_done_again_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, keep_until_step=0)
+    for step in range(1, 6):
+        log.append({"step": step, "train/loss": float(step)})
+    log.close()
+    with path.open("a") as file:
+        file.write('{"step": 6, "train/lo')
+    log = MetricsLog(path, keep_until_step=3)
+    log.append({"step": 4, "train/loss": 0.5})
+    log.close()
+    assert [(row["step"], row["train/loss"]) for row in read_metrics(path)] == [(1, 1), (2, 2), (3, 3), (4, 0.5)]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_json_becomes_null(tmp_path: Path, value: float) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, keep_until_step=0)
+    log.append({"step": 1, "train/loss": value})
+    log.close()
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"step": 1, "train/loss": None}
+
+
+def test_an_undisturbed_line_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, keep_until_step=0)
+    values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, 2.0**-30 * 3]
+    for step, value in enumerate(values):
+        log.append({"step": step, "x": value})
+    log.close()
+    assert [row["x"].hex() for row in read_metrics(path)] == [value.hex() for value in values]

@@ -1,0 +1,278 @@
+"""MLflow: a local store gets everything, a resumed run goes on in its MLflow run, a dead server costs nothing."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID
+
+from llmtrain.config.schema import Config
+from llmtrain.tracking.mlflow import tracking_location
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mlflow() -> None:
+    """Imported here once, so that the children need not."""
+    pytest.importorskip("mlflow", reason="needs the mlflow extra")
+    from mlflow.tracking import MlflowClient  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of MLflow's with its tables made, which takes seconds: tests copy it."""
+    from mlflow.tracking import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _no_uri_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def read_store(uri: str) -> list[dict[str, Any]]:
+    """All runs of a store, read by MLflow's own client."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found = []
+    for experiment in client.search_experiments(filter_string="name != 'Default'"):
+        for run in client.search_runs([experiment.experiment_id]):
+            names = ("train/loss", "train/lr", "val/loss")
+            history = {name: client.get_metric_history(run.info.run_id, name) for name in names}
+            found.append(
+                {
+                    "experiment": experiment.name,
+                    "name": run.info.run_name,
+                    "id": run.info.run_id,
+                    "status": run.info.status,
+                    "params": run.data.params,
+                    "tags": run.data.tags,
+                    "history": {name: [(m.step, m.value) for m in rows] for name, rows in history.items()},
+                    "artifacts": sorted(item.path for item in client.list_artifacts(run.info.run_id)),
+                }
+            )
+    return found
+
+
+def root_of(config: Config) -> Path:
+    return Path(config.output.root_dir)
+
+
+def with_mlflow(make_config: MakeConfig, **changes: Any) -> Config:
+    return make_config(mlflow__enabled=True, **changes)
+
+
+@pytest.fixture
+def tracked(make_config: MakeConfig, empty_store: Path) -> MakeConfig:
+    """Configs with MLflow on, and its database already made where it is by default."""
+
+    def make(**changes: Any) -> Config:
+        config = with_mlflow(make_config, **changes)
+        root_of(config).mkdir(parents=True)
+        shutil.copy(empty_store, root_of(config) / "mlflow.db")
+        return config
+
+    return make
+
+
+def test_everything_arrives_in_the_local_store(make_config: MakeConfig) -> None:
+    config = with_mlflow(make_config, mlflow__experiment="tries", mlflow__run_name="first try")
+    ended = harness.run(config)
+    assert ended.code == 0, ended.output
+    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
+    assert run["experiment"] == "tries"
+    assert run["name"] == "first try"
+    assert run["status"] == "FINISHED"
+    assert run["tags"]["llmtrain.run_id"] == RUN_ID
+    assert run["artifacts"] == ["config.yaml", "meta.json"]
+    wanted = {"trainer.lr": "0.003", "model.d_model": "32", "data.name": "dummy_text", "run.seed": "7"}
+    assert wanted.items() <= run["params"].items()
+    assert int(run["params"]["parameters"]) == ended.result["parameters"]
+    rows = harness.train_rows(root_of(config) / RUN_ID)
+    assert run["history"]["train/loss"] == [(step, float.fromhex(values[0])) for step, values in rows]
+    assert run["history"]["train/lr"] == [(step, float.fromhex(values[1])) for step, values in rows]
+    assert [step for step, _ in run["history"]["val/loss"]] == [4, 8]
+
+
+def test_the_run_name_is_the_run_id_by_default(tracked: MakeConfig) -> None:
+    config = tracked()
+    assert harness.run(config).code == 0
+    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
+    assert run["name"] == RUN_ID
+
+
+@pytest.mark.parametrize("action", ["term", "kill"])
+def test_a_resumed_run_goes_on_in_its_mlflow_run(tracked: MakeConfig, action: str) -> None:
+    config = tracked()
+    uri = f"sqlite:///{root_of(config) / 'mlflow.db'}"
+    first = harness.run(config, fault=f"after_optimizer:5:0:{action}")
+    assert first.code == {"term": 75, "kill": -9}[action], first.output
+    if action == "term":
+        [run] = read_store(uri)
+        assert run["status"] == "KILLED"
+        assert [step for step, _ in run["history"]["train/loss"]] == [1, 2, 3, 4, 5]
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    [run] = read_store(uri)
+    assert run["status"] == "FINISHED"
+    assert {step for step, _ in run["history"]["train/loss"]} >= ({*range(1, 9)} if action == "term" else {5, 6, 7, 8})
+    assert run["artifacts"] == ["config.yaml", "meta.json"]
+    assert "trainer.lr" in run["params"]
+
+
+def test_a_failed_run_is_marked(tracked: MakeConfig) -> None:
+    config = tracked()
+    assert harness.run(config, fault="loss:3:0:nan").code == 65
+    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
+    assert run["status"] == "FAILED"
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "sqlite"])
+def test_where_the_config_says(make_config: MakeConfig, empty_store: Path, tmp_path: Path, kind: str) -> None:
+    """The config beats MLFLOW_TRACKING_URI."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = {"directory": str(folder), "file": folder.as_uri(), "sqlite": f"sqlite:///{folder}/mlflow.db"}[kind]
+    elsewhere = tmp_path / "elsewhere"
+    config = with_mlflow(make_config, mlflow__tracking_uri=uri)
+    ended = harness.run(config, env={"MLFLOW_TRACKING_URI": str(elsewhere)})
+    assert ended.code == 0, ended.output
+    [run] = read_store(f"sqlite:///{folder}/mlflow.db")
+    assert len(run["history"]["train/loss"]) == 8
+    assert run["artifacts"] == ["config.yaml", "meta.json"]
+    assert list(folder.rglob("meta.json"))
+    assert not elsewhere.exists()
+    assert not (root_of(config) / "mlflow.db").exists()
+
+
+def test_where_the_environment_says(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
+    shutil.copy(empty_store, tmp_path / "env.db")
+    config = with_mlflow(make_config)
+    ended = harness.run(config, env={"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/env.db"})
+    assert ended.code == 0, ended.output
+    assert len(read_store(f"sqlite:///{tmp_path}/env.db")) == 1
+
+
+def test_places(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert tracking_location(make_config(mlflow__tracking_uri="http://server:5000")) == ("http://server:5000", None)
+    uri, artifacts = tracking_location(make_config(mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
+    assert (uri, artifacts) == (f"sqlite:///{tmp_path}/x/m.db", f"file://{tmp_path}/x/mlartifacts")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
+    assert tracking_location(make_config())[0] == "http://from-environment"
+    assert tracking_location(make_config(mlflow__tracking_uri="http://from-config"))[0] == "http://from-config"
+
+
+def test_a_dead_server_never_stops_training(make_config: MakeConfig) -> None:
+    config = with_mlflow(make_config, mlflow__tracking_uri="http://127.0.0.1:9")
+    ended = harness.run(config)
+    assert ended.code == 0, ended.output
+    assert ended.output.count("MLflow is lost") == 1
+    assert ended.seconds < 45
+    assert len(harness.train_rows(root_of(config) / RUN_ID)) == 8
+    assert ended.result["state_sha256"] == harness.run(make_config()).result["state_sha256"]
+
+
+@pytest.fixture
+def silent_server() -> Any:
+    """Accepts connections and never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(16)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_silent_server_delays_the_end_by_a_bounded_time(make_config: MakeConfig, silent_server: str) -> None:
+    def less_patience() -> None:
+        from llmtrain.tracking import mlflow
+
+        mlflow.FLUSH_SEC = 3.0
+
+    config = with_mlflow(make_config, mlflow__tracking_uri=silent_server)
+    ended = harness.run(config, before=less_patience)
+    assert ended.code == 0, ended.output
+    assert ended.seconds < 15
+    assert ended.output.count("MLflow did not take everything") + ended.output.count("MLflow is lost") == 1
+    assert len(harness.train_rows(root_of(config) / RUN_ID)) == 8
+
+
+def test_a_server_that_comes_back_before_the_run_is_resumed(
+    make_config: MakeConfig, empty_store: Path, tmp_path: Path
+) -> None:
+    """The first attempt had no server and made no MLflow run: the resumed one makes it."""
+    shutil.copy(empty_store, tmp_path / "back.db")
+    config = with_mlflow(make_config, mlflow__tracking_uri="http://127.0.0.1:9")
+    assert harness.run(config, fault="after_optimizer:5:0:term").code == 75
+    store = f"sqlite:///{tmp_path}/back.db"
+    ended = harness.run(config.with_values("mlflow", tracking_uri=store), RUN_ID)
+    assert ended.code == 0, ended.output
+    [run] = read_store(store)
+    assert [step for step, _ in run["history"]["train/loss"]] == [6, 7, 8]
+    assert run["status"] == "FINISHED"
+
+
+def test_resumed_with_another_store(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
+    """A run moved to another server has no MLflow run there yet: it gets one."""
+    for name in ("one.db", "two.db"):
+        shutil.copy(empty_store, tmp_path / name)
+    config = with_mlflow(make_config, mlflow__tracking_uri=f"sqlite:///{tmp_path}/one.db")
+    assert harness.run(config, fault="after_optimizer:5:0:term").code == 75
+    ended = harness.run(config.with_values("mlflow", tracking_uri=f"sqlite:///{tmp_path}/two.db"), RUN_ID)
+    assert ended.code == 0, ended.output
+    assert "MLflow is lost" not in ended.output
+    [run] = read_store(f"sqlite:///{tmp_path}/two.db")
+    assert run["status"] == "FINISHED"
+
+
+def test_the_best_model_is_uploaded(tracked: MakeConfig) -> None:
+    """log_models: `Upload the best model at the end`. The last one is made worse than the best here."""
+    config = tracked(
+        mlflow__log_models=True,
+        trainer__schedule="constant",
+        trainer__lr=0.3,
+        trainer__warmup_steps=0,
+        trainer__max_steps=6,
+        trainer__eval_every_steps=1,
+    )
+    ended = harness.run(config)
+    assert ended.code == 0, ended.output
+    best = ended.result["best_step"]
+    assert best < 6, "the run was meant to get worse"
+    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
+    assert "model" in run["artifacts"]
+    [uploaded] = root_of(config).glob("mlartifacts/**/model/model.safetensors")
+    from safetensors.torch import load_file
+
+    folder = root_of(config) / RUN_ID / "checkpoints" / f"step_{best}"
+    wanted = load_file(folder / "model.safetensors")["wpe.weight"]
+    assert load_file(uploaded)["transformer.wpe.weight"].equal(wanted)
+
+
+def test_a_model_that_cannot_be_exported_does_not_spoil_the_run(tracked: MakeConfig) -> None:
+    """Refused before training starts, or said and passed over at the end; not lost after the last step."""
+    config = tracked(mlflow__log_models=True, model__name="dummy_gpt")
+    ended = harness.run(config)
+    run = root_of(config) / RUN_ID
+    if ended.code == 64:
+        assert not run.exists(), ended.output
+    else:
+        assert ended.code == 0, ended.output
+        assert (run / "finished.json").exists()
+
+
+def test_what_the_run_directory_keeps(tracked: MakeConfig) -> None:
+    config = tracked()
+    assert harness.run(config).code == 0
+    kept = json.loads((root_of(config) / RUN_ID / "mlflow.json").read_text())
+    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
+    assert kept["run_id"] == run["id"]
