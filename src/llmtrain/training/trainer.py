@@ -65,7 +65,7 @@ class Trainer:
             result = self.stepper.train_step(step, lr_at(step, self.config), batches)
         except torch.OutOfMemoryError as problem:
             raise TrainingStopped(
-                f"Out of GPU memory at step {step + 1}: {str(problem).splitlines()[0]}",
+                f"Out of GPU memory at step {step + 1}: {str(problem).partition('. Of the')[0]}.",
                 remedy="Halve trainer.micro_batch_size and double trainer.grad_accum_steps: the result is the same.",
             ) from None
         self.progress.step += 1
@@ -85,18 +85,20 @@ class Trainer:
     def _log(self, result: StepResult) -> None:
         step = self.progress.step
         loss = self._read_losses()
-        rate, seconds = self.throughput.read()
         metrics: Metrics = {
             "train/loss": loss,
             "train/lr": lr_at(step - 1, self.config),
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.progress.tokens,
-            "train/tokens_per_second": rate,
-            "train/seconds_left": (self.config.max_steps - step) * seconds,
         }
-        mfu = self.throughput.mfu(rate)
-        if mfu is not None:
-            metrics["train/mfu"] = mfu
+        speed = self.throughput.read()
+        if speed:
+            rate, seconds = speed
+            metrics["train/tokens_per_second"] = rate
+            metrics["train/seconds_left"] = (self.config.max_steps - step) * seconds
+            mfu = self.throughput.mfu(rate)
+            if mfu is not None:
+                metrics["train/mfu"] = mfu
         self.tracker.log(step, metrics)
 
     def _read_losses(self) -> float:
