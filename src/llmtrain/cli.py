@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except LlmtrainError as error:
         code = _report(error, arguments)
     except _ParserError as error:
-        code = _report(UsageError(error.format_message(), remedy=_help_hint(error)), arguments)
+        message = error.format_message()  # empty when the help was shown instead
+        code = _report(UsageError(message, remedy=_help_hint(error)), arguments) if message else UsageError.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     sys.exit(code if isinstance(code, int) else 0)

@@ -52,12 +52,10 @@ def test_told_to_stop_and_no_space_to_save(config: Config, root: Path, golden: O
     def be_told() -> None:
         import signal
 
-        from llmtrain.training import checkpoint
-
         check = CheckpointStore._check_space
 
         def told(self: CheckpointStore, tensors: object) -> None:
-            if checkpoint.fault("after_final_save", 0) is None and len(self.steps()) == 2:
+            if self.steps() == [2, 4]:
                 os.kill(os.getpid(), signal.SIGTERM)
             check(self, tensors)
 

@@ -18,6 +18,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node)
             if isinstance(key, Hashable) and key in seen:
                 line = key_node.start_mark.line + 1
@@ -47,6 +49,18 @@ def _add_float_resolver() -> None:
 _add_float_resolver()
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that the loader above would take for a number."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def dump_document(values: dict[str, Any]) -> str:
+    """YAML that reads back as the same values, in the same order."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 @dataclass
 class Document:
     """A parsed config file: its values, and the line of each key."""
@@ -58,6 +72,11 @@ class Document:
     def where(self, path: KeyPath) -> str:
         line = self.lines.get(path)
         return f"line {line}: " if line else ""
+
+    def renamed(self, old: str, new: str) -> "Document":
+        """The same with a section's lines found under another name."""
+        lines = {(new, *path[1:]) if path[0] == old else path: line for path, line in self.lines.items()}
+        return Document(self.source, self.values, lines)
 
 
 def read_document(path: Path) -> Document:
@@ -77,6 +96,8 @@ def parse_document(text: str, source: str) -> Document:
     try:
         node = yaml.compose(text, Loader=_Loader)
         values = yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise ConfigError(source, ["not valid YAML: a value refers to itself"]) from None
     except (yaml.YAMLError, ValueError) as problem:
         raise ConfigError(source, [f"not valid YAML: {' '.join(str(problem).split())}"]) from None
     if values is None:
@@ -94,7 +115,8 @@ def parse_value(text: str) -> Any:
 
 
 def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
-    if isinstance(node, yaml.MappingNode):
+    """Lines of sections and of their fields; nothing deeper is ever asked for."""
+    if isinstance(node, yaml.MappingNode) and len(path) < 2:
         for key, value in node.value:
             here = (*path, str(key.value))
             lines[here] = key.start_mark.line + 1

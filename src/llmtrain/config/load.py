@@ -9,7 +9,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from llmtrain.config.document import Document, parse_value, read_document
+from llmtrain.config.document import Document, dump_document, parse_value, read_document
 from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section
 from llmtrain.errors import ConfigError, UsageError, nearest
 
@@ -26,12 +26,17 @@ def build_config(document: Document, overrides: Sequence[str] = ()) -> Config:
     values = copy.deepcopy(document.values)
     problems: list[str] = []
     version = values.get("schema_version", SCHEMA_VERSION)
+    if isinstance(version, bool):
+        version = str(version)  # True == 1 in Python, but not in a config
     pairs = [_parse_override(text, problems) for text in overrides]
     given = [pair for pair in pairs if pair]
     if version == 1:
         _apply([pair for pair in given if pair[0].startswith("ddp.")], values, problems)
         given = [pair for pair in given if not pair[0].startswith("ddp.")]
+        if "distributed" in values and "ddp" in values:
+            problems.append("ddp and distributed are the same section; a version-1 document has ddp only.")
         values = upgrade_v1(values)
+        document = document.renamed("ddp", "distributed")
     elif version != SCHEMA_VERSION:
         problems.append(f"schema_version {version!r} is unknown. Known: 1, {SCHEMA_VERSION}.")
         values["schema_version"] = SCHEMA_VERSION
@@ -65,7 +70,7 @@ def list_presets() -> dict[str, Path]:
 
 def dump_config(config: Config) -> str:
     """The resolved config as YAML, sections in the schema's order."""
-    return yaml.safe_dump(config.as_dict(), sort_keys=False, allow_unicode=True)
+    return dump_document(config.as_dict())
 
 
 def upgrade_v1(values: dict[str, Any]) -> dict[str, Any]:

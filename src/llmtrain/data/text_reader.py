@@ -19,7 +19,8 @@ def expand_files(patterns: Iterable[str], field: str) -> list[Path]:
     files: list[Path] = []
     for pattern in patterns:
         expanded = str(Path(pattern).expanduser())
-        found = sorted(Path(name) for name in glob.glob(expanded, recursive=True) if Path(name).is_file())
+        names = [expanded] if Path(expanded).is_file() else glob.glob(expanded, recursive=True)
+        found = sorted(Path(name) for name in names if Path(name).is_file())
         if not found:
             raise DataError(
                 f"{field}: no file matches {pattern}.",
@@ -38,14 +39,14 @@ def files_identity(files: Iterable[Path]) -> list[list[Any]]:
 
 def read_pieces(path: Path) -> Iterator[Piece]:
     """One document: the file, in pieces of about a megabyte cut between lines."""
-    held = ""
+    held, cut = "", 0
     for text in _read_text(path):
         held += text
         cut = last_cut(held) or (len(held) if len(held) > LONGEST_PIECE else 0)
         if cut:
             yield Piece(held[:cut], ends_document=False)
             held = held[cut:]
-    if held:
+    if held or cut:
         yield Piece(held, ends_document=True)
 
 

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock, Timeout
 
-from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer
+from llmtrain.data.tokenizer import Tokenizer, is_saved_tokenizer, load_saved_tokenizer
 from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import fsync_dir, read_json, write_json
+from llmtrain.runs.atomic import fsync_dir, is_there, read_json, write_json
 
 if TYPE_CHECKING:
     from llmtrain.data.base import Piece, Split
@@ -72,7 +72,7 @@ class StoreFolder:
         """Every file there and as long as it was when written."""
         try:
             item = np.dtype(self.meta["dtype"]).itemsize
-            return all(
+            return is_saved_tokenizer(self.path / "tokenizer") and all(
                 (self.path / f"{split}.bin").stat().st_size == count * item
                 for split, count in self.meta["tokens"].items()
             )
@@ -111,7 +111,7 @@ def open_or_build(
 
 def _open_folder(path: Path) -> StoreFolder | None:
     meta = read_json(path / "meta.json")
-    if meta is None and not path.exists():
+    if meta is None and not is_there(path):
         return None
     folder = StoreFolder(path, meta if isinstance(meta, dict) else {})
     if folder.is_whole():

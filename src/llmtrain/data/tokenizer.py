@@ -227,6 +227,16 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
     return load_tokenizer(str(description.get("kind")))
 
 
+def is_saved_tokenizer(folder: Path) -> bool:
+    """Whether load_saved_tokenizer will find its files whole."""
+    description = read_json(folder / DESCRIPTION)
+    if not isinstance(description, dict) or description.get("kind") not in (*BUILT_IN, "hf"):
+        return False
+    if description["kind"] == "char":
+        return bool(description.get("characters"))
+    return description["kind"] != "hf" or isinstance(read_json(folder / "tokenizer.json"), dict)
+
+
 def tokenizer_identity(spec: str) -> str:
     """What decides the ids a spec gives, besides the text itself. Cheap: it is asked at every start."""
     if spec in BUILT_IN:
@@ -248,7 +258,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, folder: Path) -> HFTokenize
         raise UsageError(f"A vocabulary of {vocab_size} is too small: byte pairs start at {smallest}.")
     trained = tokenizers.ByteLevelBPETokenizer()
     trained.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=["<|endoftext|>"], show_progress=False)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
     trained.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "GPT2TokenizerFast",

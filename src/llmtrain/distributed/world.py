@@ -23,7 +23,10 @@ class World:
 
 def find_world(distributed: DistributedSection, run: RunSection) -> World:
     """The world of this process. Without a launcher around it is alone, whatever the strategy."""
-    size = int(os.environ.get("WORLD_SIZE") or distributed.world_size or 1)
+    given = os.environ.get("WORLD_SIZE") or str(distributed.world_size or 1)
+    if not given.isdecimal():
+        raise UsageError(f"WORLD_SIZE is {given!r}, which is no number.", remedy="Unset it, or set it to 1.")
+    size = int(given)
     if size > 1:
         raise UsageError(
             f"A world of {size} processes was asked for, and this version trains in one.",

@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.schema import ModelSection
+from llmtrain.errors import UsageError
 from llmtrain.models.base import ModelAdapter, parameter_count
 
 
@@ -22,6 +23,8 @@ class DummyGPT(nn.Module):
 
 class DummyGPTAdapter(ModelAdapter):
     def build(self) -> nn.Module:
+        if self.config.init != "random":
+            raise UsageError("dummy_gpt starts from nothing but random weights.", remedy="Set model.init to random.")
         return DummyGPT(self.config, self.vocab_size)
 
     def flops_per_token(self, module: nn.Module) -> float:

@@ -15,6 +15,15 @@ def fsync_dir(path: Path) -> None:
         os.close(descriptor)
 
 
+def is_there(path: Path) -> bool:
+    """Path.exists, but a directory that may not be looked into has nothing in it (Path.exists raises)."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True
+
+
 def write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)

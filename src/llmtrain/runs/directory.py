@@ -20,6 +20,7 @@ from pathlib import Path
 
 from llmtrain.config.schema import RUN_ID_PATTERN
 from llmtrain.errors import UsageError, nearest
+from llmtrain.runs.atomic import is_there
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     def exists(self) -> bool:
-        return self.path.is_dir() and not self.path.is_symlink()
+        return is_there(self.path) and self.path.is_dir() and not self.path.is_symlink()
 
     def create(self) -> None:
         """Make the directory; it must not be there yet."""
@@ -110,7 +111,7 @@ def new_run(root: str, run_id: str | None, name: str) -> RunDirectory:
     run_id = run_id or new_run_id(name)
     check_run_id(run_id)
     run = RunDirectory(Path(root).expanduser() / run_id)
-    if run.path.exists() or run.path.is_symlink():
+    if is_there(run.path):
         raise UsageError(
             f"Run '{run_id}' exists already in {run.path.parent}.",
             remedy=f"Continue it with --resume {run_id}, or choose another output.run_id.",
@@ -140,16 +141,20 @@ def find_run(root: str, reference: str) -> RunDirectory:
 
 def list_runs(root: str) -> list[RunDirectory]:
     folder = Path(root).expanduser()
-    if not folder.is_dir():
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    found = (RunDirectory(path) for path in folder.iterdir() if re.fullmatch(RUN_ID_PATTERN, path.name))
+    except OSError as problem:
+        raise UsageError(f"Cannot read {folder}: {problem.strerror or problem}.") from None
+    found = (RunDirectory(folder / name) for name in names if re.fullmatch(RUN_ID_PATTERN, name))
     runs = [run for run in found if run.exists() and (run.meta.is_file() or run.checkpoints.is_dir())]
     return sorted(runs, key=lambda run: run.path.stat().st_mtime)
 
 
 def check_writable(folder: Path) -> None:
     """Fail now rather than after minutes of data preparation."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    existing = next(path for path in (folder, *folder.absolute().parents) if is_there(path))
     try:
         probe = existing / f".llmtrain-{secrets.token_hex(4)}"
         probe.touch()

@@ -34,7 +34,7 @@ class RunLock:
         # The guard makes look-and-take one act when two start at once.
         with FileLock(self._path.with_name(".lock.guard"), timeout=5):
             owner = read_json(self._path)
-            if owner and _alive(owner, self._age()):
+            if owner and is_held(self._path):
                 raise UsageError(
                     f"Run '{self._path.parent.name}' is being written by process {owner.get('pid')} on "
                     f"{owner.get('host')}.",
@@ -61,9 +61,6 @@ class RunLock:
         owner = read_json(self._path)
         if owner and owner.get("token") == self._token:
             self._path.unlink(missing_ok=True)
-
-    def _age(self) -> float:
-        return time.time() - self._path.stat().st_mtime
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SEC):

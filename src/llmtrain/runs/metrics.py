@@ -16,7 +16,7 @@ class MetricsLog:
     def __init__(self, path: Path, keep_until_step: int) -> None:
         """Open for appending; rows after `keep_until_step`, and a torn last line, are dropped first."""
         if path.exists():
-            kept = [row for row in read_metrics(path) if row.get("step", 0) <= keep_until_step]
+            kept = [row for row in read_metrics(path) if row["step"] <= keep_until_step]
             write_atomic(path, "".join(_line(row) for row in kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
@@ -33,16 +33,16 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> Iterator[Row]:
-    """Rows in order. A last line cut off by a crash is passed over."""
+    """Rows in order. What is no row, such as a last line cut off by a crash, is passed over."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
                 row = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(row, dict):
+            if isinstance(row, dict) and isinstance(row.get("step"), int):
                 yield row
 
 

@@ -2,9 +2,10 @@
 
 import os
 import re
+from typing import Any
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
-_URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
 
 # Environment variables worth knowing later, none of which holds a secret.
 ENVIRONMENT_ALLOWED = (
@@ -35,6 +36,15 @@ def redact(text: str) -> str:
         if _SECRET_NAME.search(name) and len(value) >= 8:
             text = text.replace(value, "***")
     return text
+
+
+def redact_values(value: Any) -> Any:
+    """As redact, for every text inside lists and dictionaries."""
+    if isinstance(value, dict):
+        return {key: redact_values(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redact_values(item) for item in value]
+    return redact(value) if isinstance(value, str) else value
 
 
 def allowed_environment() -> dict[str, str]:

@@ -33,11 +33,10 @@ def summarise(run: RunDirectory) -> dict[str, Any]:
 
 
 def describe(run: RunDirectory) -> dict[str, Any]:
-    names = sorted(p.name for p in run.checkpoints.glob("step_*")) if run.checkpoints.is_dir() else []
     return {
         **summarise(run),
         "last_written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.path.stat().st_mtime)),
-        "checkpoints": sorted(names, key=lambda name: int(name.partition("_")[2] or 0)),
+        "checkpoints": _checkpoints(run),
         "latest": _pointer(run, "latest"),
         "best": _pointer(run, "best"),
         "result": read_json(run.finished),
@@ -78,6 +77,11 @@ def _status(run: RunDirectory) -> str:
     if is_held(run.lock):
         return "running"
     return "finished" if run.finished.exists() else "stopped"
+
+
+def _checkpoints(run: RunDirectory) -> list[str]:
+    steps = (path.name.removeprefix("step_") for path in run.checkpoints.glob("step_*"))
+    return [f"step_{step}" for step in sorted(int(step) for step in steps if step.isdecimal())]
 
 
 def _pointer(run: RunDirectory, name: str) -> str | None:

@@ -23,6 +23,8 @@ from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.run import autocast_for, build_adapter
 from llmtrain.training.sample import prompt_ids, sample_ids
 
+LEAST_TEMPERATURE = 0.01
+
 
 @dataclass(frozen=True)
 class LoadedRun:
@@ -75,6 +77,10 @@ def _choose(run: RunDirectory, name: str) -> Checkpoint:
 def generate_text(
     loaded: LoadedRun, prompt: str, max_new_tokens: int, temperature: float, top_k: int, seed: int
 ) -> str:
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < float("inf"):
+        raise UsageError(
+            f"A temperature of {temperature} cannot be used.", remedy=f"Give 0, or {LEAST_TEMPERATURE} and more."
+        )
     ids = sample_ids(
         loaded.module,
         prompt_ids(loaded.tokenizer, prompt),

@@ -1,6 +1,5 @@
 """Assembles a training run, in order, from a config; and the two ways in: run_training and dry_run."""
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.load import dump_config
+from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config, differences, may_change
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
@@ -26,7 +25,7 @@ from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs, new_run
 from llmtrain.runs.lock import RunLock
 from llmtrain.runs.metadata import collect_metadata, versions
-from llmtrain.runs.redact import redact
+from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, Status, TrackedRun, Trackers
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.faults import fault
@@ -74,6 +73,7 @@ def run_training(config: Config, resume: str | None = None, allow_config_change:
         if resumption and resumption.checkpoint:
             check_same_run(resumption.checkpoint, recorded, allow_config_change)
         batches = make_batches(config, prepared, adapter)
+        batches[0][0]  # a damaged token store shows now, before there is a run directory
         module = build_module(config, adapter, world)
         if not resumption:
             run.create()
@@ -344,7 +344,7 @@ def autocast_for(config: Config, world: World) -> Callable[[], AbstractContextMa
 def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> dict[str, Any]:
     """What a checkpoint records so that a later run can tell whether it is the same one."""
     return {
-        "config": json.loads(redact(json.dumps(config.as_dict()))),
+        "config": redact_values(config.as_dict()),
         "data_fingerprint": prepared.fingerprint,
         "vocab_size": adapter.vocab_size,
         "world_size": 1,
@@ -406,7 +406,7 @@ def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, worl
     """Write down what the run is; a resumed run keeps the metadata of its first start."""
     if config.output.save_config_copy:
         settled = config.with_values("output", run_id=run.run_id)
-        write_atomic(run.config, redact(dump_config(settled)))
+        write_atomic(run.config, dump_document(redact_values(settled.as_dict())))
     if config.output.save_meta_json and not run.meta.exists():
         write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(world.device)))
     if not run.tokenizer.exists():

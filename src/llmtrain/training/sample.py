@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from llmtrain.data.sampler import derive_seed
 from llmtrain.data.tokenizer import Tokenizer
+from llmtrain.errors import UsageError
 
 
 @torch.no_grad()
@@ -22,7 +24,7 @@ def sample_ids(
 ) -> list[int]:
     """The ids that follow the prompt. Temperature 0 takes the likeliest token each time."""
     device = next(module.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
     was_training = module.training
     module.eval()
     ids = list(prompt)
@@ -49,4 +51,7 @@ def _choose(logits: torch.Tensor, temperature: float, top_k: int | None, generat
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Ids of a prompt. An empty one becomes a line break: the start of a line is something every model has seen."""
-    return [int(i) for i in tokenizer.encode(text or "\n")]
+    try:
+        return [int(i) for i in tokenizer.encode(text or "\n")]
+    except UnicodeEncodeError:
+        raise UsageError("The prompt is not valid UTF-8.") from None
