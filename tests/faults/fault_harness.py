@@ -289,11 +289,12 @@ def verify_all(root: Path, run_id: str = RUN_ID) -> None:
 
 
 def tree(folder: Path, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Every file below a folder with its content; `without` names top-level entries to leave out."""
+    """Every file below a folder with its content; `without` names top-level entries to leave out. The lock of a
+    killed owner is left out too: whoever comes next takes it over and lets it go."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.relative_to(folder).parts[0] not in without
+        if path.is_file() and path.name != "lock" and path.relative_to(folder).parts[0] not in without
     }
 
 

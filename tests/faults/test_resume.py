@@ -15,10 +15,10 @@ SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_")]
 STEP_POINTS = ["forward", "after_backward", "after_optimizer"]
 
 
-def resume_and_compare(config: Config, golden: Outcome) -> int:
+def resume_and_compare(config: Config, golden: Outcome, resume: str = RUN_ID) -> int:
     """Go on to the end; the step that was gone on from."""
     root = Path(config.output.root_dir)
-    ended = harness.run(config, RUN_ID)
+    ended = harness.run(config, resume)
     assert ended.code == 0, ended.output
     assert ended.result is not None
     assert harness.outcome(root, ended.result) == golden
@@ -127,7 +127,8 @@ def test_sigterm_at_start_up(config: Config, golden: Outcome) -> None:
 
     ended = harness.run(config, before=stop_while_the_model_is_built)
     assert ended.code == 75, ended.output
-    assert resume_and_compare(config, golden) == 0
+    assert not (Path(config.output.root_dir) / RUN_ID).exists()
+    assert resume_and_compare(config, golden, "auto") == 0
 
 
 def test_sigterm_in_the_first_step(config: Config, golden: Outcome) -> None:

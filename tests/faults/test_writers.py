@@ -162,24 +162,19 @@ def test_two_generations_in_the_same_save(config: Config, root: Path, golden: Ou
     assert harness.outcome(root, ended.result) == golden
 
 
-def test_a_writer_that_waited_for_the_lock_sees_what_the_owner_wrote(config: Config, root: Path) -> None:
-    """The checkpoint to go on from is chosen by the owner of the lock, not before it is one."""
+def test_a_second_writer_is_refused_before_it_chooses_a_checkpoint(config: Config) -> None:
+    """What it would choose may be pruned by the owner at any time, so the lock comes first."""
     first = start_and_stop_at(config, "after_backward", 3)
 
-    def let_the_owner_finish_first() -> None:
+    def fail_when_a_checkpoint_is_chosen() -> None:
         from llmtrain.training import run
 
-        build = run.build_module
+        def chosen(*_: object) -> object:
+            raise AssertionError("chosen without the lock")
 
-        def wait_and_build(*arguments: object) -> object:
-            os.kill(first.pid, signal.SIGCONT)
-            while not (root / RUN_ID / "finished.json").exists() or (root / RUN_ID / "lock").exists():
-                time.sleep(0.01)
-            return build(*arguments)
+        run.find_resumption = chosen
 
-        run.build_module = wait_and_build
-
-    second = harness.run(config, RUN_ID, before=let_the_owner_finish_first)
+    second = harness.run(config, RUN_ID, before=fail_when_a_checkpoint_is_chosen)
+    assert second.code == 64, second.output
+    first.send(signal.SIGCONT)
     assert first.wait().code == 0
-    assert second.code == 0, second.output
-    assert second.result["resumed_from"] in (None, 8), second.output

@@ -13,7 +13,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def write(path: Path, *steps: int, keep: int = 0) -> None:
-    log = MetricsLog(path, keep_until_step=keep)
+    log = MetricsLog(path, keep, keep)
     for step in steps:
         log.append({"step": step, "train/loss": step / 10})
     log.sync()
@@ -30,7 +30,7 @@ def test_rows_come_back_in_order(path: Path) -> None:
 
 
 def test_a_row_can_be_read_before_the_log_is_closed(path: Path) -> None:
-    log = MetricsLog(path, keep_until_step=0)
+    log = MetricsLog(path, 0, 0)
     log.append({"step": 1})
     assert steps(path) == [1]
     log.close()
@@ -68,7 +68,7 @@ def test_bytes_that_are_no_text_do_not_stop_a_reader(path: Path) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_cannot_say_becomes_null(path: Path, value: float) -> None:
-    log = MetricsLog(path, keep_until_step=0)
+    log = MetricsLog(path, 0, 0)
     log.append({"step": 1, "val/loss": value})
     log.close()
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"step": 1, "val/loss": None}

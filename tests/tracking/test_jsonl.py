@@ -36,13 +36,13 @@ def test_rows_of_a_run(make_config: MakeConfig) -> None:
 
 def test_what_will_be_done_again_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, keep_until_step=0)
+    log = MetricsLog(path, 0, 0)
     for step in range(1, 6):
         log.append({"step": step, "train/loss": float(step)})
     log.close()
     with path.open("a") as file:
         file.write('{"step": 6, "train/lo')
-    log = MetricsLog(path, keep_until_step=3)
+    log = MetricsLog(path, 3, 3)
     log.append({"step": 4, "train/loss": 0.5})
     log.close()
     assert [(row["step"], row["train/loss"]) for row in read_metrics(path)] == [(1, 1), (2, 2), (3, 3), (4, 0.5)]
@@ -51,7 +51,7 @@ def test_what_will_be_done_again_is_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_not_json_becomes_null(tmp_path: Path, value: float) -> None:
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, keep_until_step=0)
+    log = MetricsLog(path, 0, 0)
     log.append({"step": 1, "train/loss": value})
     log.close()
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"step": 1, "train/loss": None}
@@ -59,7 +59,7 @@ def test_what_is_not_json_becomes_null(tmp_path: Path, value: float) -> None:
 
 def test_an_undisturbed_line_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    log = MetricsLog(path, keep_until_step=0)
+    log = MetricsLog(path, 0, 0)
     values = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, 2.0**-30 * 3]
     for step, value in enumerate(values):
         log.append({"step": step, "x": value})

@@ -27,14 +27,18 @@ def command(
 ) -> None:
     """Train a model. Without --config: the preset gpt_stdlib."""
     loaded = _load(config, set_ or [], resume)
-    from llmtrain.training import run  # torch is imported only after the config is known to be right
+    from llmtrain.training.shutdown import StopFlag
 
-    if dry_run:
-        report = run.dry_run(loaded)
-        show(json_, report, _dry_run_text(report))
-    else:
-        result = run.run_training(loaded, resume, allow_config_change)
-        show(json_, result, _result_text(result))
+    # Importing torch takes seconds, in which a pod may well be told to stop.
+    with StopFlag() as stop:
+        from llmtrain.training import run
+
+        if dry_run:
+            report = run.dry_run(loaded)
+            show(json_, report, _dry_run_text(report))
+        else:
+            result = run.run_training(loaded, resume, allow_config_change, stop)
+            show(json_, result, _result_text(result))
 
 
 def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":

@@ -323,7 +323,10 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
     """Fields of two resolved configs that differ: (path, old, new)."""
     found = []
     for section in sorted({*old, *new} - {"schema_version"}):
-        before, after = old.get(section, {}), new.get(section, {})
+        before, after = (values.get(section) for values in (old, new))
+        if not isinstance(before, dict) or not isinstance(after, dict):
+            found.append((section, before, after))
+            continue
         for field in sorted({*before, *after}):
             if before.get(field) != after.get(field):
                 found.append((f"{section}.{field}", before.get(field), after.get(field)))

@@ -26,7 +26,7 @@ STALE_AFTER_SEC = 30.0
 class RunLock:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._token = secrets.token_hex(8)
+        self.token = secrets.token_hex(8)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
 
@@ -40,14 +40,14 @@ class RunLock:
                     f"{owner.get('host')}.",
                     remedy="Wait for it or stop it; a lock whose owner died is taken over by itself.",
                 )
-            write_json(self._path, {"token": self._token, **_identity()})
+            write_json(self._path, {"token": self.token, **_identity()})
         self._thread.start()
         return self
 
     def check(self) -> None:
         """Raise when somebody else has taken the run over; called before anything is published."""
         owner = read_json(self._path)
-        if not owner or owner.get("token") != self._token:
+        if not owner or owner.get("token") != self.token:
             raise ResumeMe(
                 "Another process has taken this run over while this one was not answering.",
                 remedy="Nothing more is written by this process; the other one goes on.",
@@ -59,13 +59,13 @@ class RunLock:
         self._stop.set()
         self._thread.join(timeout=HEARTBEAT_SEC * 2)
         owner = read_json(self._path)
-        if owner and owner.get("token") == self._token:
+        if owner and owner.get("token") == self.token:
             self._path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SEC):
             owner = read_json(self._path)
-            if not owner or owner.get("token") != self._token:
+            if not owner or owner.get("token") != self.token:
                 return  # superseded: `check` says so at the next save
             os.utime(self._path)
 

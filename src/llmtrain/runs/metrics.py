@@ -1,35 +1,52 @@
 """metrics.jsonl: one JSON object a line, appended as the run goes; a resumed run drops what it will redo."""
 
+import errno
 import json
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from llmtrain.logs import warn
 from llmtrain.runs.atomic import write_atomic
 
 Row = dict[str, Any]
 
 
 class MetricsLog:
-    def __init__(self, path: Path, keep_until_step: int) -> None:
-        """Open for appending; rows after `keep_until_step`, and a torn last line, are dropped first."""
+    def __init__(self, path: Path, keep_until_step: int, keep_evaluations_until: int) -> None:
+        """Open for appending. What the run will do again is dropped first, and so is a torn last line."""
         if path.exists():
-            kept = [row for row in read_metrics(path) if row["step"] <= keep_until_step]
+            rows = (row for row in read_metrics(path) if row["step"] <= keep_until_step)
+            kept = [row for row in rows if "val/loss" not in row or row["step"] <= keep_evaluations_until]
             write_atomic(path, "".join(_line(row) for row in kept))
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = path
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._waiting = b""
+        self._said = False
 
     def append(self, row: Row) -> None:
-        self._file.write(_line(row))
-        self._file.flush()
+        """Write a row; when the disk is full it is kept in memory and written with a later one."""
+        self._waiting += _line(row).encode()
+        size = os.fstat(self._descriptor).st_size
+        try:
+            written = os.write(self._descriptor, self._waiting)
+            if written < len(self._waiting):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self._waiting = b""
+        except OSError as problem:
+            os.ftruncate(self._descriptor, size)  # whole lines only
+            if not self._said:
+                warn("TRAIN", f"{self._path} cannot be written ({problem.strerror}); its rows wait in memory")
+            self._said = True
 
     def sync(self) -> None:
         """Called before a checkpoint is published: the rows it counts on are then on disk."""
-        os.fsync(self._file.fileno())
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
-        self._file.close()
+        os.close(self._descriptor)
 
 
 def read_metrics(path: Path) -> Iterator[Row]:

@@ -23,6 +23,8 @@ class TrackedRun:
     config: Config
     resumed_from: int
     """Step of the checkpoint the run goes on from; 0 for a new run."""
+    evaluated_step: int
+    """The last step that was evaluated before that checkpoint was saved."""
     facts: dict[str, Any]
     """Numbers that hold for the whole run, such as the parameter count."""
 

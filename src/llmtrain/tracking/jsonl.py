@@ -9,7 +9,7 @@ from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
 class JsonlTracker(NullTracker):
     def __init__(self, run: TrackedRun) -> None:
-        self._log = MetricsLog(run.directory.metrics, keep_until_step=run.resumed_from)
+        self._log = MetricsLog(run.directory.metrics, run.resumed_from, run.evaluated_step)
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._log.append({"step": step, **metrics, "time": round(time.time(), 3)})

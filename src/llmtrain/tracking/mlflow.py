@@ -72,27 +72,46 @@ class MlflowTracker(NullTracker):
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every table they make
-        config = self._run.config
-        uri, artifacts = tracking_location(config)
+        uri, artifacts = tracking_location(self._run.config)
         self._client = MlflowClient(tracking_uri=uri)
-        known = read_json(self._run.directory.mlflow)
-        if known:
-            self._run_id = str(known["run_id"])
-            self._client.update_run(self._run_id, status="RUNNING")
-            return
-        name = config.mlflow.experiment
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name, artifact_location=artifacts)
-        run_id = self._run.directory.run_id
-        made = self._client.create_run(
-            experiment, run_name=config.mlflow.run_name or run_id, tags={"llmtrain.run_id": run_id}
+        if not self._reopen(uri):
+            self._create(uri, artifacts)
+
+    def _create(self, uri: str, artifacts: str | None) -> None:
+        config, run_id = self._run.config.mlflow, self._run.directory.run_id
+        found = self._client.get_experiment_by_name(config.experiment)
+        experiment = (
+            found.experiment_id
+            if found
+            else self._client.create_experiment(config.experiment, artifact_location=artifacts)
         )
+        made = self._client.create_run(experiment, run_name=config.run_name or run_id, tags={"llmtrain.run_id": run_id})
         self._run_id = made.info.run_id
-        write_json(self._run.directory.mlflow, {"run_id": self._run_id, "tracking_uri": redact(uri)})
+        self._describe(uri)
+
+    def _reopen(self, uri: str) -> bool:
+        """Go on in the MLflow run that an earlier start made, unless it was made in another store."""
+        known = read_json(self._run.directory.mlflow)
+        if not isinstance(known, dict) or known.get("tracking_uri") != redact(uri):
+            return False
+        self._run_id = str(known.get("run_id"))
+        try:
+            self._client.update_run(self._run_id, status="RUNNING")
+        except Exception:  # deleted there, or the server is gone: making a new one will tell
+            return False
+        if not known.get("described"):  # killed while it was being described
+            self._describe(uri)
+        return True
+
+    def _describe(self, uri: str) -> None:
+        """Parameters, config and metadata; the note in the run directory says whether all of it arrived."""
+        note = {"run_id": self._run_id, "tracking_uri": redact(uri)}
+        write_json(self._run.directory.mlflow, {**note, "described": False})
         self._log_params()
         for path in (self._run.directory.config, self._run.directory.meta):
             if path.is_file():
                 self._client.log_artifact(self._run_id, str(path))
+        write_json(self._run.directory.mlflow, {**note, "described": True})
 
     def _log_params(self) -> None:
         from mlflow.entities import Param

@@ -30,6 +30,8 @@ from llmtrain.training.state import Tensors
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 STATE = "state.json"
+_FILES = {"model.safetensors", "optimizer.safetensors", STATE}
+_STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
 _NAME = re.compile(r"step_(\d+)")
 
 
@@ -53,10 +55,16 @@ class Checkpoint:
                 raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}.")
 
     def state(self) -> dict[str, Any]:
-        state = json.loads((self.path / STATE).read_text(encoding="utf-8"))
+        path = self.path / STATE
+        try:
+            state = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise CheckpointError(f"{path} cannot be read.") from None
         if state.get("format") != FORMAT_VERSION:
-            raise CheckpointError(f"{self.path} has format {state.get('format')}; this version reads {FORMAT_VERSION}.")
-        return dict(state)
+            raise CheckpointError(f"{path} has format {state.get('format')}; this version reads {FORMAT_VERSION}.")
+        if not all(isinstance(state.get(name), kind) for name, kind in _STATE_FIELDS.items()):
+            raise CheckpointError(f"{path} lacks one of {', '.join(_STATE_FIELDS)}.")
+        return state
 
     def tensors(self, name: str) -> Tensors:
         try:
@@ -78,6 +86,8 @@ class Checkpoint:
         # Written in one canonical form, so any changed byte shows, in the hash or in the form.
         if text != _manifest_text(files) or not all(re.fullmatch(r"[\w.-]+", name) for name in files):
             raise CheckpointError(f"{path} is damaged: its own SHA-256 is wrong.")
+        if not files.keys() >= _FILES or not all(_is_entry(entry) for entry in files.values()):
+            raise CheckpointError(f"{path} does not list the files of a checkpoint: {', '.join(sorted(_FILES))}.")
         return files
 
 
@@ -125,11 +135,12 @@ class CheckpointStore:
         return Checkpoint(self.folder / name) if _NAME.fullmatch(name) and (self.folder / name).is_dir() else None
 
     def save(
-        self, step: int, tensors: dict[str, Tensors], state: dict[str, Any], publish: Callable[[], None]
+        self, step: int, tensors: dict[str, Tensors], state: dict[str, Any], owner: str, publish: Callable[[], None]
     ) -> Checkpoint:
-        """Write a checkpoint; `publish` is called just before it gets its name, and may refuse by raising."""
+        """Write a checkpoint; `publish` is called just before it gets its name, and may refuse by raising. `owner`
+        keeps what two processes are writing apart, should one have been taken for dead."""
         final = self.at(step)
-        temporary = self.folder / f".tmp-step_{step}"
+        temporary = self.folder / f".tmp-step_{step}-{owner}"
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         self._check_space(tensors)
@@ -239,6 +250,10 @@ def _describe(path: Path) -> dict[str, Any]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
 
 
 def _manifest_text(files: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,18 +53,26 @@ class Resumption:
     """Whether the checkpoint was named, rather than the newest one taken."""
 
 
-def run_training(config: Config, resume: str | None = None, allow_config_change: bool = False) -> TrainResult:
+def run_training(
+    config: Config, resume: str | None = None, allow_config_change: bool = False, stop: StopFlag | None = None
+) -> TrainResult:
     """Train, or go on training, to trainer.max_steps; the result is what `train --json` prints."""
     setup_logging(config.logging)
-    with StopFlag() as stop:
+    with ExitStack() as stack:
+        stop = stop or stack.enter_context(StopFlag())
         world = find_world(config.distributed, config.run)
-        resumption = find_resumption(config, resume) if resume else None
+        existing = find_resumed_run(config, resume) if resume else None
+        run = existing or new_run(config.output.root_dir, config.output.run_id, config.run.name)
+        lock = RunLock(run.lock)
+        resumption = None
+        if existing:
+            stack.enter_context(lock)  # first: the checkpoint chosen next must not be pruned by a living owner
+            resumption = find_resumption(existing, resume or "auto")
+            done = already_finished(config, resumption)
+            if done:
+                return done
         config = settle_threads(config, resumption)
         set_up_torch(config)
-        run = resumption.run if resumption else new_run(config.output.root_dir, config.output.run_id, config.run.name)
-        done = already_finished(config, resumption)
-        if done:
-            return done
         check_trackers(config)
         data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
         prepared: PreparedData = data.prepare(config.run.threads)
@@ -75,10 +83,10 @@ def run_training(config: Config, resume: str | None = None, allow_config_change:
         batches = make_batches(config, prepared, adapter)
         batches[0][0]  # a damaged token store shows now, before there is a run directory
         module = build_module(config, adapter, world)
-        if not resumption:
+        if not existing:
             run.create()
-        with RunLock(run.lock) as lock:
-            return _train(config, world, run, resumption, prepared, adapter, module, batches, recorded, lock, stop)
+            stack.enter_context(lock)
+        return _train(config, world, run, resumption, prepared, adapter, module, batches, recorded, lock, stop)
 
 
 def _train(
@@ -109,7 +117,7 @@ def _train(
         f"{tokens_per_step:,} tokens a step, from step {progress.step} to {config.trainer.max_steps}",
     )
     facts = {"parameters": parameters, "tokens_per_step": tokens_per_step, "device": str(world.device)}
-    tracker = open_trackers(TrackedRun(run, config, progress.step, facts))
+    tracker = open_trackers(TrackedRun(run, config, progress.step, progress.evaluated_step, facts))
     throughput = Throughput(world.device, tokens_per_step, adapter.flops_per_token(module))
     micro_steps = range(
         progress.step * config.trainer.grad_accum_steps,
@@ -127,12 +135,13 @@ def _train(
         lock=lock,
         stop=stop,
         recorded=recorded,
-        saved_step=progress.step,
+        saved=(progress.step, progress.evaluated_step),
     )
     started = time.perf_counter()
     status: Status = "failed"
     result: TrainResult | None = None
     try:
+        stop.enter_loop()
         trainer.fit()
         fault("after_final_save", progress.step)
         result = {
@@ -158,6 +167,7 @@ def _train(
             "state_sha256": state_sha256(model_tensors(module), optimizer_tensors(module, optimizer)),
             "sample": write_sample(module, prepared, config, stop),
         }
+        lock.check()
         write_json(run.finished, result)
         status = "finished"
         return result
@@ -211,24 +221,32 @@ def dry_run(config: Config) -> dict[str, Any]:
     }
 
 
-def find_resumption(config: Config, resume: str) -> Resumption | None:
-    """What --resume means: a run id, the path of a run or of a checkpoint, or `auto`."""
+def find_resumed_run(config: Config, resume: str) -> RunDirectory | None:
+    """The run that --resume means: by id, by the path of the run or of a checkpoint, or `auto` (None: a new one)."""
     if resume == "auto":
-        run = _newest_run(config)
-        return _newest(run) if run else None
-    path = Path(resume).expanduser()
-    if path.parent.name == "checkpoints" or path.suffix == ".pt":
-        checkpoint = find_checkpoint(path)
+        return _newest_run(config)
+    if _is_checkpoint_path(resume):
+        return find_run(
+            config.output.root_dir, str(find_checkpoint(Path(resume).expanduser()).path.absolute().parents[1])
+        )
+    return find_run(config.output.root_dir, resume)
+
+
+def find_resumption(run: RunDirectory, resume: str) -> Resumption:
+    """The checkpoint to go on from: the one that was named, else the newest that is whole."""
+    if _is_checkpoint_path(resume):
+        checkpoint = find_checkpoint(Path(resume).expanduser())
         checkpoint.verify()
-        return Resumption(find_run(config.output.root_dir, str(path.absolute().parents[1])), checkpoint, True)
-    return _newest(find_run(config.output.root_dir, resume))
-
-
-def _newest(run: RunDirectory) -> Resumption:
-    checkpoint = CheckpointStore(run.checkpoints).newest_usable()
-    if checkpoint is None:
+        return Resumption(run, checkpoint, True)
+    newest = CheckpointStore(run.checkpoints).newest_usable()
+    if newest is None:
         log("TRAIN", f"run {run.run_id} has no checkpoint yet: it starts from the beginning")
-    return Resumption(run, checkpoint, False)
+    return Resumption(run, newest, False)
+
+
+def _is_checkpoint_path(resume: str) -> bool:
+    path = Path(resume).expanduser()
+    return path.parent.name == "checkpoints" or path.suffix == ".pt"
 
 
 def _newest_run(config: Config) -> RunDirectory | None:
@@ -274,7 +292,8 @@ def set_up_torch(config: Config) -> None:
     if config.run.deterministic:
         # cuBLAS reads this when it starts; without it, deterministic mode refuses matrix products on a GPU.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(config.run.deterministic)
+    if torch.are_deterministic_algorithms_enabled() != config.run.deterministic:  # setting it costs a second
+        torch.use_deterministic_algorithms(config.run.deterministic)
     torch.backends.cudnn.benchmark = not config.run.deterministic
 
 
@@ -294,7 +313,15 @@ def open_trackers(run: TrackedRun) -> NullTracker:
     names = ["jsonl", "console"]
     names += ["mlflow"] if run.config.mlflow.enabled else []
     names += ["tensorboard"] if run.config.logging.tensorboard else []
-    return Trackers([registry.resolve("tracker", name, registry.TRACKERS)(run) for name in names])
+    opened: list[NullTracker] = []
+    for name in names:
+        try:
+            opened.append(registry.resolve("tracker", name, registry.TRACKERS)(run))
+        except Exception as problem:
+            if name == "jsonl":
+                raise  # a run without its own metrics is no run
+            warn("TRAIN", f"{name} could not be opened and is left out; training goes on: {problem}")
+    return Trackers(opened)
 
 
 def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
@@ -387,15 +414,15 @@ def restore(
     checkpoint = resumption.checkpoint
     try:
         load_tensors(module, optimizer, checkpoint.tensors("model"), checkpoint.tensors("optimizer"))
-    except (RuntimeError, KeyError, ValueError) as problem:
+        progress = Progress(**checkpoint.state()["progress"])
+    except (RuntimeError, KeyError, ValueError, TypeError) as problem:
         raise CheckpointError(
             f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}",
             remedy="Use the config the run was made with.",
         ) from None
-    progress = Progress(**checkpoint.state()["progress"])
-    if resumption.is_explicit:
-        store.set_aside_after(progress.step)
-        resumption.run.finished.unlink(missing_ok=True)
+    # What is newer is damaged, or belongs to the course the run is leaving.
+    store.set_aside_after(progress.step)
+    resumption.run.finished.unlink(missing_ok=True)
     store.point("latest", progress.step)
     store.point("best", progress.best_step)
     log("TRAIN", f"resumed from {checkpoint.path}")

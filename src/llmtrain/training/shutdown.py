@@ -1,18 +1,32 @@
-"""Being told to stop: SIGTERM and Ctrl-C set a flag, and the loop saves and leaves at the next safe place."""
+"""Being told to stop: SIGTERM and Ctrl-C.
+
+While a run is being set up there is nothing to save, so it ends at once. Once the loop runs, a signal only sets a
+flag, and the loop saves and leaves at the next safe place. Either way the run ends as ResumeMe.
+"""
 
 import signal
 from types import FrameType, TracebackType
 from typing import Any
 
+from llmtrain.errors import ResumeMe
 from llmtrain.logs import warn
 
 
+class _StopNow(BaseException):
+    """Not an Exception: nothing on the way out may take it for an error of its own."""
+
+
 class StopFlag:
-    """While entered, SIGTERM and SIGINT only set the flag; a second Ctrl-C ends the process at once."""
+    """Handles the two signals while entered. A second Ctrl-C ends the process whatever it is doing."""
 
     def __init__(self) -> None:
         self.requested = False
+        self._in_loop = False
         self._before: dict[int, Any] = {}
+
+    def enter_loop(self) -> None:
+        """From here on the loop looks at `requested` by itself."""
+        self._in_loop = True
 
     def __enter__(self) -> "StopFlag":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -24,9 +38,14 @@ class StopFlag:
     ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if isinstance(error, _StopNow):
+            raise ResumeMe("Stopped as told, before training began.", remedy="Run the same command again.") from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        warn("TRAIN", f"{signal.Signals(number).name}: saving and stopping")
+        name = signal.Signals(number).name
+        warn("TRAIN", f"{name}: {'saving and ' if self._in_loop else ''}stopping")
+        if not self._in_loop:
+            raise _StopNow

@@ -40,7 +40,8 @@ class Trainer:
     stop: StopFlag
     recorded: dict[str, Any]
     """What a checkpoint keeps besides tensors and progress: config, data fingerprint, versions."""
-    saved_step: int = 0
+    saved: tuple[int, int] = (0, 0)
+    """(step, evaluated step) of the newest checkpoint: an evaluation after a save makes it worth saving again."""
     _is_cold: bool = True
     _unread: list[tuple[int, StepResult]] = field(default_factory=list)
 
@@ -103,13 +104,17 @@ class Trainer:
 
     def _read_losses(self) -> float:
         """Losses since the last reading, fetched at once (each fetch waits for the GPU); the last one. Stops at the
-        first that is not a number: steps after it were wasted, but nothing of them is saved."""
-        losses = torch.stack([result.loss for _, result in self._unread]).tolist() if self._unread else []
-        for (step, _), loss in zip(self._unread, losses, strict=True):
-            if not math.isfinite(loss):
+        first that is not a number: steps after it were wasted, but nothing of them is saved. Gradients are looked
+        at too: an infinite one spoils the weights although the loss before it was fine."""
+        results = [torch.stack([result.loss, result.grad_norm.float()]) for _, result in self._unread]
+        values = torch.stack(results).tolist() if results else []
+        for (step, _), (loss, grad_norm) in zip(self._unread, values, strict=True):
+            if not math.isfinite(loss + grad_norm):
+                what = "loss" if not math.isfinite(loss) else "gradient"
+                value = loss if what == "loss" else grad_norm
                 size = self.config.micro_batch_size * self.config.grad_accum_steps
                 raise TrainingStopped(
-                    f"The loss of step {step} is {loss}; its samples are {(step - 1) * size} to {step * size - 1}.",
+                    f"The {what} of step {step} is {value}; its samples are {(step - 1) * size} to {step * size - 1}.",
                     remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
                     "--allow-config-change, or look at those samples.",
                 )
@@ -152,21 +157,26 @@ class Trainer:
     def _save_due(self) -> bool:
         step, every = self.progress.step, self.config.save_every_steps
         due = step == self.config.max_steps or (every is not None and step % every == 0)
-        return step > self.saved_step and (due or self.progress.best_step == step)
+        return step > 0 and not self._is_saved() and (due or self.progress.best_step == step)
+
+    def _is_saved(self) -> bool:
+        return self.saved == (self.progress.step, self.progress.evaluated_step)
 
     def _save(self) -> None:
         step = self.progress.step
-        if step == self.saved_step:
+        if step == 0 or self._is_saved():
             return
         with self._pause():
             self._read_losses()  # never save what follows a loss that is not a number
             started = time.perf_counter()
+            self.lock.check()
             try:
                 self._write_checkpoint(step)
             except (OSError, SafetensorError) as problem:
                 self._save_failed(step, problem)
                 return
-            self.saved_step = step
+            self.saved = (step, self.progress.evaluated_step)
+            self._point_and_prune(step)
             log("SAVE", f"step_{step} in {time.perf_counter() - started:.2f} s", fields={"step": step})
 
     def _write_checkpoint(self, step: int) -> None:
@@ -174,13 +184,22 @@ class Trainer:
         tensors = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
         state = {"progress": self.progress.as_dict(), **self.recorded}
         self.tracker.saved(step)
-        self.store.save(step, tensors, state, publish=self.lock.check)
-        self.store.point("latest", step)
-        self.store.point("best", self.progress.best_step)
-        fault("save_before_prune", step)
-        self.store.prune(self.config.keep_checkpoints, self.progress.best_step)
+        self.store.save(step, tensors, state, self.lock.token, publish=self.lock.check)
+
+    def _point_and_prune(self, step: int) -> None:
+        """Housekeeping after a checkpoint is complete; when it fails nothing is lost."""
+        self.lock.check()
+        try:
+            self.store.point("latest", step)
+            self.store.point("best", self.progress.best_step)
+            fault("save_before_prune", step)
+            self.lock.check()
+            self.store.prune(self.config.keep_checkpoints, self.progress.best_step)
+        except OSError as problem:
+            warn("SAVE", f"step_{step} is saved, but the pointers or old checkpoints could not be updated: {problem}")
 
     def _save_failed(self, step: int, problem: Exception) -> None:
+        self.lock.check()  # another owner may have cleared away what was being written
         what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
         if step == self.config.max_steps or self.stop.requested:
             raise TrainingStopped(what, remedy="Free some space, then go on with --resume.") from None
