@@ -14,7 +14,7 @@ import warnings
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
@@ -23,8 +23,16 @@ from llmtrain.data.python_stdlib import PythonStdlib
 from llmtrain.training.run import run_training
 
 WARM_UP = 10
-MODEL = {"block_size": 128, "d_model": 128, "n_layers": 4, "n_heads": 4}
-BATCH = 16
+# (layers, heads, width, context, batch, vocabulary): what people try first on a laptop, Tiny Shakespeare's, the
+# default preset, GPT-2's vocabulary. The larger the shape, the more of the time is spent in matrix products, which
+# are the same library's on both sides.
+SHAPES = {
+    "tiny": (2, 2, 64, 64, 8, 256),
+    "small": (4, 4, 128, 64, 12, 256),
+    "default": (4, 4, 128, 128, 16, 256),
+    "gpt2-vocabulary": (4, 4, 128, 64, 4, 50257),
+}
+Shape = tuple[int, int, int, int, int, int]
 
 
 class Clock(TrainerCallback):
@@ -40,15 +48,24 @@ class Clock(TrainerCallback):
             self.seconds = time.perf_counter() - self.started
 
 
-def hugging_face(batches: TrainBatches, steps: int, folder: str) -> float:
-    shape = {"n_positions": MODEL["block_size"], "n_embd": MODEL["d_model"]}
-    shape |= {"n_layer": MODEL["n_layers"], "n_head": MODEL["n_heads"]}
-    config = GPT2Config(vocab_size=256, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, use_cache=False, **shape)
+def hugging_face(shape: Shape, batches: TrainBatches, steps: int, folder: str) -> float:
+    layers, heads, width, context, batch, vocabulary = shape
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=context,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        use_cache=False,
+    )
     rows = [{"input_ids": row, "labels": row} for i in range(steps) for row in batches[i].inputs]
     arguments = TrainingArguments(
         output_dir=folder,
         max_steps=steps,
-        per_device_train_batch_size=BATCH,
+        per_device_train_batch_size=batch,
         learning_rate=1e-3,
         lr_scheduler_type="cosine",
         max_grad_norm=1.0,
@@ -61,8 +78,9 @@ def hugging_face(batches: TrainBatches, steps: int, folder: str) -> float:
     )
     clock = Clock(steps)
     trainer = Trainer(model=GPT2LMHeadModel(config), args=arguments, train_dataset=rows, callbacks=[clock])
+    trainer.remove_callback(PrinterCallback)
     trainer.train()
-    return (steps - WARM_UP) * BATCH * MODEL["block_size"] / clock.seconds
+    return (steps - WARM_UP) * batch * context / clock.seconds
 
 
 def ours(config: Config) -> float:
@@ -70,30 +88,38 @@ def ours(config: Config) -> float:
     return float(run_training(config)["tokens_per_second"])
 
 
+def compare(name: str, shape: Shape, rounds: int, steps: int, threads: int) -> float:
+    layers, heads, width, context, batch, vocabulary = shape
+    with tempfile.TemporaryDirectory() as folder:
+        settings = [f"model.n_layers={layers}", f"model.n_heads={heads}", f"model.d_model={width}"]
+        settings += [f"model.block_size={context}", f"model.vocab_size={vocabulary}"]
+        settings += [f"run.threads={threads}", f"output.root_dir={folder}", f"data.cache_dir={folder}"]
+        settings += [f"trainer.max_steps={steps}", f"trainer.micro_batch_size={batch}", "trainer.lr=1e-3"]
+        settings += ["trainer.warmup_steps=0", "trainer.eval_batches=1", "trainer.log_every_steps=10"]
+        config = load_config("gpt_stdlib", [*settings, "logging.level=ERROR"])
+        prepared = PythonStdlib(config.data, config.run.seed).prepare(threads)
+        batches = TrainBatches(prepared.train, context, batch, config.run.seed, vocabulary)
+        ratios = []
+        for number in range(rounds):
+            theirs = hugging_face(shape, batches, steps, folder)
+            mine = ours(config)
+            ratios.append(mine / theirs)
+            print(f"{name}, round {number + 1}: Hugging Face {theirs:,.0f} tokens/s, llmtrain {mine:,.0f}", flush=True)
+    return statistics.median(ratios)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--shape", choices=SHAPES, action="append")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(arguments.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        settings = [f"model.{name}={value}" for name, value in MODEL.items()]
-        settings += [f"run.threads={arguments.threads}", f"output.root_dir={folder}", f"data.cache_dir={folder}"]
-        settings += [f"trainer.max_steps={arguments.steps}", f"trainer.micro_batch_size={BATCH}", "trainer.lr=1e-3"]
-        settings += ["trainer.warmup_steps=0", "trainer.eval_batches=1", "trainer.log_every_steps=10"]
-        config = load_config("gpt_stdlib", [*settings, "logging.level=ERROR"])
-        prepared = PythonStdlib(config.data, config.run.seed).prepare(arguments.threads)
-        batches = TrainBatches(prepared.train, MODEL["block_size"], BATCH, config.run.seed, 256)
-        ratios = []
-        for number in range(arguments.rounds):
-            theirs, mine = hugging_face(batches, arguments.steps, folder), ours(config)
-            ratios.append(mine / theirs)
-            print(
-                f"round {number + 1}: Hugging Face {theirs:,.0f} tokens/s, llmtrain {mine:,.0f}, ratio {ratios[-1]:.2f}"
-            )
-    print(f"ratio llmtrain / Hugging Face Trainer, median of {arguments.rounds}: {statistics.median(ratios):.2f}")
+    for name in arguments.shape or SHAPES:
+        ratio = compare(name, SHAPES[name], arguments.rounds, arguments.steps, arguments.threads)
+        print(f"ratio llmtrain / Hugging Face Trainer, {name}, median of {arguments.rounds}: {ratio:.2f}", flush=True)
 
 
 if __name__ == "__main__":

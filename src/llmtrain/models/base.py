@@ -12,7 +12,8 @@ from llmtrain.errors import UsageError
 
 
 class ModelAdapter(ABC):
-    """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and knows a few things about it."""
+    """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and knows a few things about it.
+    There may be more columns than vocab_size, as long as they are -inf."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config

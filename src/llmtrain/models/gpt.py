@@ -63,9 +63,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
+    padding: torch.Tensor | None
+
     def __init__(self, config: ModelSection, vocab_size: int) -> None:
         super().__init__()
-        self.vocab_size, self.dropout = vocab_size, config.dropout
+        self.dropout = config.dropout
         rows = padded_vocab(vocab_size)
         self.wte = nn.Embedding(rows, config.d_model)
         self.wpe = nn.Embedding(config.block_size, config.d_model)
@@ -73,6 +75,10 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(config.d_model)
         # Tied: there is no second matrix at all, so nothing can come apart in a checkpoint.
         self.lm_head = None if config.tie_embeddings else nn.Linear(config.d_model, rows, bias=False)
+        # Added to the logits, so that the rows that only pad the vocabulary have no say: a bias costs nothing, while
+        # cutting the columns off would copy all logits.
+        padding = torch.full((rows,), float("-inf")).index_fill_(0, torch.arange(vocab_size), 0.0)
+        self.register_buffer("padding", padding if rows > vocab_size else None, persistent=False)
         self._initialise(config.n_layers)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -81,8 +87,7 @@ class GPT(nn.Module):
         for block in self.h:
             x = block(x)
         head = self.wte.weight if self.lm_head is None else self.lm_head.weight
-        logits = F.linear(self.ln_f(x), head)  # (B, T, padded vocabulary)
-        return logits[..., : self.vocab_size]
+        return F.linear(self.ln_f(x), head, self.padding)  # (B, T, padded vocabulary)
 
     def _initialise(self, n_layers: int) -> None:
         """GPT-2's: normal 0.02, zero biases, and residual projections scaled down by the depth."""
