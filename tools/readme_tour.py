@@ -27,9 +27,9 @@ def tour(text: str) -> str:
 def run(command: str, folder: Path, expect: int) -> str:
     arguments = [sys.executable, "-m", *shlex.split(command)]
     environment = {"COLUMNS": "100", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
-    done = subprocess.run(
-        arguments, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    )
+    # With --json people read standard output only; the log lines beside it are left out.
+    errors = subprocess.DEVNULL if "--json" in arguments else subprocess.STDOUT
+    done = subprocess.run(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     if done.returncode != expect:
         sys.exit(f"{command}: exit {done.returncode}, expected {expect}\n{done.stdout}")
     return done.stdout.replace(str(ROOT) + "/", "")
