@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python 3.11 and make:
-#   make train    sets up .venv and trains a small GPT (about a minute on two cores)
+#   make train    sets up .venv and trains a small GPT (a minute and a half on two cores)
 #   make test     sets up .venv and runs the tests
 PYTHON ?= python3
 VENV   := .venv

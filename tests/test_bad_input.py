@@ -101,12 +101,6 @@ TABLE = [
     ("no such tokenizer", ["data.tokenizer=nowhere"], 64, ["'nowhere'", "byte, char, gpt2"]),
     ("directory without a tokenizer", ["data.tokenizer=folder"], 65, ["folder", "tokenizer.json"]),
     (
-        "character never seen",
-        ["data.name=text_files", "data.files=[text.txt]", "data.val_files=[odd.txt]", "data.tokenizer=char"],
-        65,
-        ["never saw in training", "Ж"],
-    ),
-    (
         "initial weights missing",
         ["model.name=gpt", "model.n_heads=2", "model.init=nowhere"],
         64,

@@ -73,10 +73,6 @@ def _help_hint(error: Any) -> str:
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
     if "--json" in arguments:
-        print_json(error.as_dict())
+        print(json.dumps(error.as_dict(), indent=2))
     print(f"error: {error}", file=sys.stderr)
     return error.exit_code
-
-
-def print_json(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2))

@@ -6,7 +6,8 @@
     ├── DataError         65  text, tokens or a tokenizer that cannot be used
     ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
     ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full at the last save
-    └── ResumeMe          75  told to stop, or superseded; the same command with --resume goes on
+    └── ResumeMe          75  told to stop; the same command with --resume goes on
+        └── Superseded    75  another process has taken the run over; nothing is to be done
 
 Exit code 0 means finished; anything else than these is a crash.
 Each error says what is wrong, the known values where there are any, and the remedy.
@@ -23,6 +24,7 @@ class LlmtrainError(Exception):
         self.what = what
         self.known = sorted(known) if known is not None else None
         self.remedy = remedy
+        self.details: dict[str, object] = {}
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -40,6 +42,7 @@ class LlmtrainError(Exception):
             "known": self.known,
             "remedy": self.remedy,
             "exit_code": self.exit_code,
+            **self.details,
         }
 
 
@@ -75,6 +78,10 @@ class TrainingStopped(LlmtrainError):
 
 class ResumeMe(LlmtrainError):
     exit_code = 75
+
+
+class Superseded(ResumeMe):
+    pass
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -63,7 +63,7 @@ def test_a_signal_from_outside_then_resume(file: Path, root: Path, golden: Outco
     code, stdout, stderr = finish(process)
     assert code == 75, stderr
     assert f"{number.name}: saving and stopping" in stderr
-    assert f"llmtrain train --resume {RUN_ID}" in stderr
+    assert f"llmtrain train --resume {root / RUN_ID}" in stderr
     assert stdout == ""
     assert steps_saved(root) == [2, 3]
 

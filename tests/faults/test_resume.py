@@ -11,7 +11,8 @@ from fault_harness import EVAL_STEPS, RUN_ID, SAVE_EVERY, SAVE_STEPS, STEPS, Out
 from llmtrain.config.schema import Config
 from llmtrain.training import faults
 
-SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_")]
+REPLACING = "save_while_replacing"  # happens only when a step is saved a second time: a test of its own
+SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
 STEP_POINTS = ["forward", "after_backward", "after_optimizer"]
 
 
@@ -129,6 +130,21 @@ def test_sigterm_at_start_up(config: Config, golden: Outcome) -> None:
     assert ended.code == 75, ended.output
     assert not (Path(config.output.root_dir) / RUN_ID).exists()
     assert resume_and_compare(config, golden, "auto") == 0
+
+
+def test_sigkill_while_a_checkpoint_is_replaced(config: Config, golden: Outcome) -> None:
+    """Told to stop in the first evaluation: the step is saved, and saved again after the evaluation on resuming.
+    A kill between the two renames leaves no directory of that name, but the one that was there is put back."""
+    only = config.with_values("trainer", save_every_steps=4)
+    ended = harness.run(only, fault="evaluate:4:0:term")
+    assert ended.code == 75, ended.output
+    ended = harness.run(only, RUN_ID, fault=f"{REPLACING}:4:0:kill")
+    assert ended.code == -9, ended.output
+    assert not (Path(config.output.root_dir) / RUN_ID / "checkpoints" / "step_4").exists()
+    ended = harness.run(only, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert ended.result["resumed_from"] == 4
+    assert ended.result["state_sha256"] == golden.state_sha256
 
 
 def test_sigterm_in_the_first_step(config: Config, golden: Outcome) -> None:

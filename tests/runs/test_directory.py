@@ -156,9 +156,3 @@ def test_the_files_lie_where_the_docs_say(tmp_path: Path) -> None:
     names = {path.name for path in (run.config, run.meta, run.metrics, run.logs, run.checkpoints)}
     assert names == {"config.yaml", "meta.json", "metrics.jsonl", "logs", "checkpoints"}
     assert {path.parent for path in (run.config, run.meta, run.metrics, run.logs, run.checkpoints)} == {run.path}
-
-
-def test_remove_takes_everything(tmp_path: Path) -> None:
-    run = make(tmp_path, "one")
-    run.remove()
-    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ def command(
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Write a run's model as a Hugging Face GPT-2 directory (config.json, model.safetensors, tokenizer)."""
+    """Write a run's model as a directory that transformers loads as GPT-2, with the tokenizer beside."""
     from llmtrain.training.inference import export_run, load_run
 
     loaded = load_run(root, run, checkpoint, "cpu")

@@ -45,6 +45,7 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     """The config given, or, when a run is resumed without one, the config of that run."""
     from llmtrain.config.document import read_document
     from llmtrain.config.load import build_config, load_config
+    from llmtrain.errors import UsageError
     from llmtrain.runs.directory import find_run
 
     if config is not None or resume is None or resume == "auto":
@@ -52,7 +53,10 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     path = Path(resume).expanduser()
     root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
     of_run = path.absolute().parents[1] if path.parent.name == "checkpoints" else resume
-    return build_config(read_document(find_run(root, str(of_run)).config), overrides)
+    run = find_run(root, str(of_run))
+    if not run.config.is_file():
+        raise UsageError(f"Run '{run.run_id}' kept no config.yaml.", remedy="Give its config with --config.")
+    return build_config(read_document(run.config), overrides)
 
 
 def _result_text(result: dict[str, Any]) -> str:

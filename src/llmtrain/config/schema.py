@@ -119,7 +119,7 @@ class DataSection(Section):
     name: str = "python_stdlib"
     """A registered dataset: `python_stdlib`, `text_files`, `hf_text` or `dummy_text`."""
     tokenizer: Annotated[str, Field(min_length=1)] = "byte"
-    """`byte`, `char` (built from the training text), `gpt2`, or a Hugging Face tokenizer directory
+    """`byte`, `char` (every character of the text), `gpt2`, or a Hugging Face tokenizer directory
     (`llmtrain tokenizer train` makes one)."""
     files: list[str] = []
     """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet."""
@@ -136,7 +136,8 @@ class DataSection(Section):
     val_split: str = "validation"
     """`hf_text`: the split to validate on."""
     text_column: str = "text"
-    """`hf_text`: the column that holds the text."""
+    """`hf_text`: the column that holds the text. Each row is a document; a row that ends with a line break is
+    joined with the next one (WikiText is stored so)."""
     cache_dir: str = "~/.cache/llmtrain"
     """Where tokenised text is kept; it is reused while source and tokenizer are unchanged."""
     num_workers: CountOrZero = 0
@@ -214,7 +215,8 @@ class TrainerSection(Section):
 
 
 class DistributedSection(Section):
-    """Several processes. What the environment (torchrun, a cluster) says comes first."""
+    """Several processes. This version trains in one process and refuses a larger world; the fields are checked, and
+    take effect with the strategies to come."""
 
     strategy: Literal["none", "ddp"] = "none"
     """`none` or `ddp`; with no process launcher around, either is a world of one process."""

@@ -48,13 +48,18 @@ class DataModule(ABC):
     def pieces(self, split: Split) -> Iterator[Piece]:
         """The text of a split, in order."""
 
+    def _texts(self) -> Iterator[str]:
+        """Everything: a character that only the validation text has must have an id too."""
+        splits: tuple[Split, Split] = ("train", "val")
+        return (piece.text for split in splits for piece in self.pieces(split))
+
     def prepare(self, threads: int) -> PreparedData:
         """Open the tokenised data, making it first where it is not there yet."""
         folder = open_or_build(
             Path(self.config.cache_dir).expanduser(),
             identity={"source": self.identity(), "tokenizer": tokenizer_identity(self.config.tokenizer)},
-            tokenizer=lambda: load_tokenizer(self.config.tokenizer, (piece.text for piece in self.pieces("train"))),
-            pieces=lambda split: self.pieces(split),
+            tokenizer=lambda: load_tokenizer(self.config.tokenizer, self._texts()),
+            pieces=self.pieces,
             threads=threads,
         )
         return PreparedData(folder.tokenizer(), folder.open("train"), folder.open("val"), folder.fingerprint)

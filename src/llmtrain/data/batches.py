@@ -1,5 +1,6 @@
 """Batches of token ids for the model, made from a token store and a position."""
 
+import signal
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ class TrainBatches(Dataset[Batch]):
             sampler=numbers,
             num_workers=workers,
             pin_memory=pin_memory,
+            worker_init_fn=_leave_signals_to_the_trainer,
             generator=torch.Generator(),  # the loader draws a seed nobody uses: not from the global generator
         )
         return iter(loader)
@@ -97,6 +99,12 @@ class EvalBatches:
             indexes = np.arange(first, min(first + self.size, self._windows), dtype=np.int64)
             batch = _windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
             yield _pad(batch, self.size)
+
+
+def _leave_signals_to_the_trainer(_: int) -> None:
+    """Ctrl-C reaches every process of the terminal; a worker that died of it would take the trainer's save along."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def check_length(store: TokenStore, block_size: int, label: str) -> None:

@@ -8,6 +8,7 @@ so it is there whole or not at all; a file lock lets one process make it while o
 
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -196,6 +197,8 @@ def write_tokens(
                 said = time.monotonic()
                 rate = characters / 1e6 / (said - started)
                 log("DATA", f"tokenising {label}: {characters / 1e6:.0f} M characters, {rate:.1f} M/s")
+        file.flush()
+        os.fsync(file.fileno())
     seconds = time.monotonic() - started
     log("DATA", f"tokenised {label}: {count:,} tokens from {characters:,} characters in {seconds:.1f} s")
     return Written(count, digest.hexdigest())

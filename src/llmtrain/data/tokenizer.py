@@ -81,7 +81,7 @@ class CharTokenizer(Tokenizer):
         for text in texts:
             found.update(text)
         if not found:
-            raise DataError("The training text is empty, so no character vocabulary can be made from it.")
+            raise DataError("The text is empty, so no character vocabulary can be made from it.")
         return cls("".join(sorted(found)))
 
     def encode(self, text: str) -> Ids:
@@ -159,7 +159,11 @@ class HFTokenizer(Tokenizer):
             raise
         except Exception as problem:
             raise DataError(f"The tokenizer in {folder} cannot be read: {problem}.") from None
-        self.vocab_size = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # A tokenizer may have been saved with the settings of the model it served.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # Ids may have gaps: the highest one decides.
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.end_of_text = self._find_end_of_text()
         self._seen: dict[str, bytes] = {}
         layout = json.loads(self._tokenizer.to_str())

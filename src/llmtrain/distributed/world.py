@@ -15,11 +15,6 @@ class World:
     world_size: int
     device: torch.device
 
-    @property
-    def is_main(self) -> bool:
-        """Whether this process writes config, metadata, metrics and the summary."""
-        return self.rank == 0
-
 
 def find_world(distributed: DistributedSection, run: RunSection) -> World:
     """The world of this process. Without a launcher around it is alone, whatever the strategy."""

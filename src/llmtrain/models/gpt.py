@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.schema import ModelSection
+from llmtrain.errors import DataError
 from llmtrain.models.base import ModelAdapter, parameter_count
 
 INIT_STD = 0.02
@@ -112,7 +113,12 @@ class GPTAdapter(ModelAdapter):
         if self.config.init != "random":
             from llmtrain.models.gpt2_format import read_gpt2
 
-            module.load_state_dict(read_gpt2(Path(self.config.init).expanduser(), self.config, self.vocab_size))
+            state = read_gpt2(Path(self.config.init).expanduser(), self.config, self.vocab_size)
+            try:
+                module.load_state_dict(state)
+            except RuntimeError as problem:
+                what = " ".join(str(problem).split())[:300]
+                raise DataError(f"model.init {self.config.init} does not hold the whole model: {what}") from None
         return module
 
     def flops_per_token(self, module: nn.Module) -> float:

@@ -13,7 +13,6 @@ runs/<run_id>/
 
 import re
 import secrets
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,9 +85,6 @@ class RunDirectory:
             ) from None
         except OSError as problem:
             raise _unwritable(self.path.parent, problem) from None
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def new_run_id(name: str) -> str:

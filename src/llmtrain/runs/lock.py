@@ -5,6 +5,7 @@ or when its heartbeat is older than STALE_AFTER_SEC (another machine, or a stopp
 declared gone and comes back finds another token in the lock, and publishes nothing more: `check` tells.
 """
 
+import contextlib
 import os
 import secrets
 import socket
@@ -14,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
-from llmtrain.errors import ResumeMe, UsageError
+from llmtrain.errors import Superseded, UsageError
 from llmtrain.runs.atomic import read_json, write_json
 
 HEARTBEAT_SEC = 2.0
@@ -32,6 +33,17 @@ class RunLock:
 
     def __enter__(self) -> "RunLock":
         # The guard makes look-and-take one act when two start at once.
+        try:
+            self._take()
+        except (OSError, Timeout) as problem:
+            raise UsageError(
+                f"The lock of run '{self._path.parent.name}' cannot be taken: {problem}.",
+                remedy="Check that you may write to the run directory.",
+            ) from None
+        self._thread.start()
+        return self
+
+    def _take(self) -> None:
         with FileLock(self._path.with_name(".lock.guard"), timeout=5):
             owner = read_json(self._path)
             if owner and is_held(self._path):
@@ -41,14 +53,12 @@ class RunLock:
                     remedy="Wait for it or stop it; a lock whose owner died is taken over by itself.",
                 )
             write_json(self._path, {"token": self.token, **_identity()})
-        self._thread.start()
-        return self
 
     def check(self) -> None:
         """Raise when somebody else has taken the run over; called before anything is published."""
-        owner = read_json(self._path)
+        owner = self._read()
         if not owner or owner.get("token") != self.token:
-            raise ResumeMe(
+            raise Superseded(
                 "Another process has taken this run over while this one was not answering.",
                 remedy="Nothing more is written by this process; the other one goes on.",
             )
@@ -65,9 +75,19 @@ class RunLock:
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SEC):
             owner = read_json(self._path)
-            if not owner or owner.get("token") != self.token:
+            if owner and owner.get("token") != self.token:
                 return  # superseded: `check` says so at the next save
-            os.utime(self._path)
+            with contextlib.suppress(OSError):  # a hiccup of the storage: the next beat tries again
+                os.utime(self._path)
+
+    def _read(self) -> Any:
+        """The lock's content; asked again for a moment when it cannot be read, as network storage may hiccup."""
+        for _ in range(5):
+            owner = read_json(self._path)
+            if owner:
+                return owner
+            time.sleep(0.1)
+        return None
 
 
 def _identity() -> dict[str, Any]:

@@ -29,6 +29,11 @@ class MetricsLog:
     def append(self, row: Row) -> None:
         """Write a row; when the disk is full it is kept in memory and written with a later one."""
         self._waiting += _line(row).encode()
+        self._write()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
         size = os.fstat(self._descriptor).st_size
         try:
             written = os.write(self._descriptor, self._waiting)
@@ -43,9 +48,11 @@ class MetricsLog:
 
     def sync(self) -> None:
         """Called before a checkpoint is published: the rows it counts on are then on disk."""
+        self._write()
         os.fsync(self._descriptor)
 
     def close(self) -> None:
+        self._write()
         os.close(self._descriptor)
 
 

@@ -4,7 +4,11 @@ import os
 import re
 from typing import Any
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+# Words between underscores; HF_TOKEN is a secret, TIKTOKEN_CACHE_DIR and HF_TOKEN_PATH are not.
+_SECRET_NAME = re.compile(
+    r"(?:^|_)(?:TOKEN|SECRETS?|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS?)(?:_|$)(?!.*(?:DIR|PATH|FILE|URL)$)",
+    re.IGNORECASE,
+)
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
 
 # Environment variables worth knowing later, none of which holds a secret.

@@ -35,7 +35,9 @@ def summarise(run: RunDirectory) -> dict[str, Any]:
 def describe(run: RunDirectory) -> dict[str, Any]:
     return {
         **summarise(run),
-        "last_written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.path.stat().st_mtime)),
+        "last_written": time.strftime(
+            "%Y-%m-%d %H:%M:%S", time.localtime((run.metrics if run.metrics.exists() else run.path).stat().st_mtime)
+        ),
         "checkpoints": _checkpoints(run),
         "latest": _pointer(run, "latest"),
         "best": _pointer(run, "best"),

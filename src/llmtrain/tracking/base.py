@@ -12,7 +12,7 @@ from llmtrain.logs import warn
 from llmtrain.runs.directory import RunDirectory
 
 Metrics = dict[str, float]
-Status = Literal["finished", "stopped", "failed"]
+Status = Literal["finished", "stopped", "superseded", "failed"]
 
 
 @dataclass(frozen=True)

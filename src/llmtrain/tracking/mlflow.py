@@ -21,6 +21,7 @@ from llmtrain.runs.redact import redact
 from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
 FLUSH_SEC = 30.0
+FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod that is told to stop has little time left
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 # MLflow's own defaults try a dead server for minutes, and send usage figures to its makers.
 _SETTINGS = {
@@ -50,9 +51,10 @@ class MlflowTracker(NullTracker):
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         self._jobs.put(lambda: self._close(status, result))
         self._jobs.put(None)
-        self._thread.join(FLUSH_SEC)
+        patience = FLUSH_SEC if status == "finished" else FLUSH_WHEN_STOPPED_SEC
+        self._thread.join(patience)
         if self._thread.is_alive() and not self._dead:
-            warn("TRAIN", f"MLflow did not take everything within {FLUSH_SEC:.0f} s; metrics.jsonl has it all")
+            warn("TRAIN", f"MLflow did not take everything within {patience:.0f} s; metrics.jsonl has it all")
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -135,7 +137,8 @@ class MlflowTracker(NullTracker):
         best = (result or {}).get("best_checkpoint")
         if best and self._run.config.mlflow.log_models:
             self._client.log_artifacts(self._run_id, best, artifact_path="best_checkpoint")
-        self._client.set_terminated(self._run_id, status=_STATUS[status])
+        if status != "superseded":  # then the run goes on, in another process
+            self._client.set_terminated(self._run_id, status=_STATUS[status])
 
 
 def check_installed() -> None:
@@ -152,11 +155,11 @@ def tracking_location(config: Config) -> tuple[str, str | None]:
     A plain directory, and the default, become a sqlite file in it with artifacts beside.
     """
     uri = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or config.output.root_dir
-    if "://" in uri and not uri.startswith(("sqlite:", "file:")):
+    if uri.startswith("databricks") or ("://" in uri and not uri.startswith(("sqlite:", "file:"))):
         return uri, None
     if uri.startswith("sqlite:"):
         folder = Path(uri.removeprefix("sqlite:///")).expanduser().absolute().parent
         return uri, (folder / "mlartifacts").as_uri()
-    folder = Path(uri.removeprefix("file://")).expanduser().absolute()
+    folder = Path(uri.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()

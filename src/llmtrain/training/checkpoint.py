@@ -51,7 +51,11 @@ class Checkpoint:
             file = self.path / name
             if file.is_symlink() or not file.is_file():
                 raise CheckpointError(f"{file} is missing.")
-            if file.stat().st_size != wanted["bytes"] or _sha256(file) != wanted["sha256"]:
+            try:
+                whole = file.stat().st_size == wanted["bytes"] and _sha256(file) == wanted["sha256"]
+            except OSError as problem:
+                raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}.") from None
+            if not whole:
                 raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}.")
 
     def state(self) -> dict[str, Any]:
@@ -158,7 +162,7 @@ class CheckpointStore:
             fsync_dir(temporary)
             fault("save_before_rename", step)
             publish()
-            _replace(temporary, final.path)
+            _replace(temporary, final.path, step)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         fsync_dir(self.folder)
@@ -188,9 +192,13 @@ class CheckpointStore:
                 log("SAVE", f"{path.name} set aside as {aside.name}: the run goes on from step {step}")
 
     def clean(self) -> None:
-        """Remove what a killed process left half-written or half-deleted."""
+        """Undo what a killed process left half-done: put back a checkpoint that was being replaced, remove what was
+        half-written or half-deleted. Only the owner of the run's lock may do it."""
         if self.folder.is_dir():
-            for path in [*self.folder.glob(".tmp-*"), *self.folder.glob(".old-*")]:
+            for path in self.folder.glob(".old-step_*"):
+                if not (before := path.with_name(path.name.removeprefix(".old-"))).exists():
+                    path.rename(before)
+            for path in [*self.folder.glob(".tmp-*"), *self.folder.glob(".old-*"), *self.folder.glob(".doomed-*")]:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
@@ -198,7 +206,7 @@ class CheckpointStore:
 
     def _discard(self, path: Path) -> None:
         """First out of sight, then away: a half-deleted directory must not look like a checkpoint."""
-        doomed = path.with_name(f".old-{path.name}")
+        doomed = path.with_name(f".doomed-{path.name}")
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
@@ -229,14 +237,16 @@ def find_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(plain)
 
 
-def _replace(new: Path, path: Path) -> None:
-    """Put a complete directory in place; what had the name before is removed only afterwards."""
+def _replace(new: Path, path: Path, step: int) -> None:
+    """Put a complete directory in place; what had the name before is removed only afterwards (`clean` puts it back
+    when the process is killed in between)."""
     if path.is_symlink():
         path.unlink()
     old = path.with_name(f".old-{path.name}")
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
+        fault("save_while_replacing", step)
     new.rename(path)
     shutil.rmtree(old, ignore_errors=True)
 

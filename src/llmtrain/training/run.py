@@ -17,8 +17,9 @@ from llmtrain.config.schema import Config, differences, may_change
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.sampler import derive_seed
+from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.world import World, find_world, usable_cores
-from llmtrain.errors import CheckpointError, DataError, ResumeMe, UsageError
+from llmtrain.errors import CheckpointError, DataError, ResumeMe, Superseded, UsageError
 from llmtrain.logs import close_logging, log, setup_logging, warn
 from llmtrain.models.base import ModelAdapter, parameter_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
@@ -77,12 +78,13 @@ def run_training(
         data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
         prepared: PreparedData = data.prepare(config.run.threads)
         adapter = build_adapter(config, prepared.tokenizer.vocab_size)
-        recorded = what_decides(config, prepared, adapter)
+        recorded = what_decides(config, prepared, adapter, world)
         if resumption and resumption.checkpoint:
             check_same_run(resumption.checkpoint, recorded, allow_config_change)
         batches = make_batches(config, prepared, adapter)
         batches[0][0]  # a damaged token store shows now, before there is a run directory
         module = build_module(config, adapter, world)
+        stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
         if not existing:
             run.create()
             stack.enter_context(lock)
@@ -105,7 +107,6 @@ def _train(
     setup_logging(config.logging, run.logs / config.logging.file_name if config.logging.log_to_file else None)
     optimizer = build_optimizer(module, config.trainer)
     store = CheckpointStore(run.checkpoints)
-    store.clean()
     progress = restore(resumption, store, module, optimizer)
     describe_run(config, run, prepared, world)
     parameters = parameter_count(module)
@@ -141,7 +142,6 @@ def _train(
     status: Status = "failed"
     result: TrainResult | None = None
     try:
-        stop.enter_loop()
         trainer.fit()
         fault("after_final_save", progress.step)
         result = {
@@ -171,9 +171,13 @@ def _train(
         write_json(run.finished, result)
         status = "finished"
         return result
+    except Superseded:
+        status = "superseded"
+        raise
     except ResumeMe as told:
         status = "stopped"
-        told.remedy = f"Go on with: llmtrain train --resume {run.run_id}"
+        told.remedy = f"Go on with: llmtrain train --resume {run.path}"
+        told.details = {"run_id": run.run_id, "run_dir": str(run.path), "steps": progress.step}
         raise
     finally:
         tracker.finish(status, result)
@@ -199,8 +203,8 @@ def dry_run(config: Config) -> dict[str, Any]:
     train_batches, eval_batches = make_batches(config, prepared, adapter)
     module = build_module(config, adapter, world)
     batch = train_batches[0].to(world.device)
-    with torch.no_grad(), autocast_for(config, world)():
-        loss = float(adapter.loss(module, batch.inputs, batch.targets)) / batch.target_count
+    with autocast_for(config, world)():  # with gradients on: the activations a real step keeps count too
+        loss = adapter.loss(module, batch.inputs, batch.targets).item() / batch.target_count
     parameters = parameter_count(module)
     tokens_per_step = batch.target_count * config.trainer.grad_accum_steps
     return {
@@ -215,8 +219,8 @@ def dry_run(config: Config) -> dict[str, Any]:
         "tokens_per_step": tokens_per_step,
         "epochs": round(tokens_per_step * config.trainer.max_steps / len(prepared.train), 3),
         "loss": loss,
-        # float32 weights, gradients, and two averages of AdamW; activations come on top
-        "state_bytes": 16 * parameters,
+        # float32 weights and gradients, and AdamW's two averages (Adafactor keeps next to nothing)
+        "state_bytes": (16 if config.trainer.optimizer == "adamw" else 8) * parameters,
         "peak_memory_bytes": peak_memory_bytes(world.device),
     }
 
@@ -238,7 +242,9 @@ def find_resumption(run: RunDirectory, resume: str) -> Resumption:
         checkpoint = find_checkpoint(Path(resume).expanduser())
         checkpoint.verify()
         return Resumption(run, checkpoint, True)
-    newest = CheckpointStore(run.checkpoints).newest_usable()
+    store = CheckpointStore(run.checkpoints)
+    store.clean()
+    newest = store.newest_usable()
     if newest is None:
         log("TRAIN", f"run {run.run_id} has no checkpoint yet: it starts from the beginning")
     return Resumption(run, newest, False)
@@ -368,13 +374,14 @@ def autocast_for(config: Config, world: World) -> Callable[[], AbstractContextMa
     return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
 
 
-def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> dict[str, Any]:
+def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter, world: World) -> dict[str, Any]:
     """What a checkpoint records so that a later run can tell whether it is the same one."""
     return {
         "config": redact_values(config.as_dict()),
         "data_fingerprint": prepared.fingerprint,
         "vocab_size": adapter.vocab_size,
-        "world_size": 1,
+        "world_size": world.world_size,
+        "device": world.device.type,
         "versions": versions(),
     }
 
@@ -387,7 +394,16 @@ def check_same_run(checkpoint: Checkpoint, now: dict[str, Any], allow_config_cha
     for name in ("data_fingerprint", "vocab_size"):
         if then[name] != now[name]:
             changed.append(f"{name}: {str(then[name])[:16]} -> {str(now[name])[:16]}")
+    if then.get("device") not in (None, now["device"]):
+        warn(
+            "TRAIN", f"the run was on {then['device']} and goes on on {now['device']}: it is not bit-exact across them"
+        )
     trainer = now["config"]["trainer"]
+    if then["progress"].get("step", 0) > trainer["max_steps"]:
+        raise UsageError(
+            f"{checkpoint.path} is past trainer.max_steps {trainer['max_steps']}.",
+            remedy="Raise trainer.max_steps, or resume from an earlier checkpoint.",
+        )
     if (
         any(path == "trainer.max_steps" for path, _, _ in found)
         and trainer["schedule"] != "constant"
@@ -436,7 +452,7 @@ def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, worl
         write_atomic(run.config, dump_document(redact_values(settled.as_dict())))
     if config.output.save_meta_json and not run.meta.exists():
         write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(world.device)))
-    if not run.tokenizer.exists():
+    if not is_saved_tokenizer(run.tokenizer):
         prepared.tokenizer.save(run.tokenizer)
 
 

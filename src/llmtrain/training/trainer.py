@@ -47,6 +47,15 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to max_steps. Raises ResumeMe when told to stop."""
+        try:
+            self._loop()
+        except torch.OutOfMemoryError as problem:
+            raise TrainingStopped(
+                f"Out of GPU memory after step {self.progress.step}: {str(problem).partition('. Of the')[0]}.",
+                remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
+            ) from None
+
+    def _loop(self) -> None:
         self.throughput.restart()
         while True:
             if self._evaluation_due() and not self.stop.requested:
@@ -62,13 +71,7 @@ class Trainer:
     def _train_step(self) -> None:
         step = self.progress.step
         batches = [next(self.train_batches) for _ in range(self.config.grad_accum_steps)]
-        try:
-            result = self.stepper.train_step(step, lr_at(step, self.config), batches)
-        except torch.OutOfMemoryError as problem:
-            raise TrainingStopped(
-                f"Out of GPU memory at step {step + 1}: {str(problem).partition('. Of the')[0]}.",
-                remedy="Halve trainer.micro_batch_size and double trainer.grad_accum_steps: the result is the same.",
-            ) from None
+        result = self.stepper.train_step(step, lr_at(step, self.config), batches)
         self.progress.step += 1
         self.progress.tokens += sum(batch.target_count for batch in batches)
         self.throughput.count_step()
@@ -84,6 +87,7 @@ class Trainer:
             self._log(result)
 
     def _log(self, result: StepResult) -> None:
+        self.lock.check()
         step = self.progress.step
         loss = self._read_losses()
         metrics: Metrics = {
@@ -129,7 +133,6 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self._pause():
-            self._read_losses()
             step = self.progress.step
             fault("evaluate", step)
             result = evaluate(
@@ -166,8 +169,7 @@ class Trainer:
         step = self.progress.step
         if step == 0 or self._is_saved():
             return
-        with self._pause():
-            self._read_losses()  # never save what follows a loss that is not a number
+        with self._pause():  # it has looked at the losses: what follows one that is not a number is never saved
             started = time.perf_counter()
             self.lock.check()
             try:
@@ -207,6 +209,7 @@ class Trainer:
 
     def _pause(self) -> AbstractContextManager[None]:
         """Evaluation and saving do not count as training time."""
+        self._read_losses()  # waits for the GPU, so that its steps are counted to the training before the pause
         return _Paused(self.throughput) if self.progress.step else nullcontext()
 
 
