@@ -4,10 +4,11 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import llmtrain
 from llmtrain.commands import (
     evaluate,
     export,
@@ -19,7 +20,7 @@ from llmtrain.commands import (
     train,
     validate,
 )
-from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
 
 # The parser's own error, wherever this version of typer has it from.
 _ParserError: Any = typer.BadParameter.__mro__[1]
@@ -40,6 +41,21 @@ app.command("eval")(evaluate.command)
 app.command("export")(export.command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokenizer.app, name="tokenizer")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"llmtrain {llmtrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """One typed config trains a GPT, and every step of it can be trusted."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,5 +90,5 @@ def _help_hint(error: Any) -> str:
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
     if "--json" in arguments:
         print(json.dumps(error.as_dict(), indent=2))
-    print(f"error: {error}", file=sys.stderr)
+    print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)
     return error.exit_code

@@ -45,7 +45,7 @@ def test_every_save_point_of_the_code_is_in_the_sweep() -> None:
 def test_sigterm_at_every_step_loses_nothing(config: Config, golden: Outcome, k: int) -> None:
     ended = harness.run(config, fault=f"after_optimizer:{k}:0:term")
     assert ended.code == 75, ended.output
-    assert f"--resume {RUN_ID}" in ended.output
+    assert f"--resume {config.output.root_dir}/{RUN_ID}" in ended.output
     assert resume_and_compare(config, golden) == k
 
 

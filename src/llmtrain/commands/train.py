@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, readable, show
+from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -26,6 +27,8 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Train a model. Without --config: the preset gpt_stdlib."""
+    if dry_run and resume:
+        raise UsageError("--dry-run looks at a new run; it does not go with --resume.")
     loaded = _load(config, set_ or [], resume)
     from llmtrain.training.shutdown import StopFlag
 
@@ -45,7 +48,6 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     """The config given, or, when a run is resumed without one, the config of that run."""
     from llmtrain.config.document import read_document
     from llmtrain.config.load import build_config, load_config
-    from llmtrain.errors import UsageError
     from llmtrain.runs.directory import find_run
 
     if config is not None or resume is None or resume == "auto":

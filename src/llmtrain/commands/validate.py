@@ -4,7 +4,7 @@ from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 
 
 def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> None:
-    """Check a config and list every problem in it."""
+    """Check a config and list every problem in it. The files it names are not opened."""
     from llmtrain.config.load import DEFAULT_PRESET, find_config, load_config
 
     loaded = load_config(config, set_ or [])

@@ -58,7 +58,7 @@ _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 def dump_document(values: dict[str, Any]) -> str:
     """YAML that reads back as the same values, in the same order."""
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 @dataclass

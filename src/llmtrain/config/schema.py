@@ -7,7 +7,7 @@ Checks that need more than one field are in each section's `problems`, so that a
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from llmtrain import registry
 
@@ -45,6 +45,9 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
+
+# One name may be written without the brackets of a list.
+Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 # (fields concerned, what is wrong and the remedy)
 Problem = tuple[tuple[str, ...], str]
@@ -121,9 +124,9 @@ class DataSection(Section):
     tokenizer: Annotated[str, Field(min_length=1)] = "byte"
     """`byte`, `char` (every character of the text), `gpt2`, or a Hugging Face tokenizer directory
     (`llmtrain tokenizer train` makes one)."""
-    files: list[str] = []
+    files: Files = []
     """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet."""
-    val_files: list[str] = []
+    val_files: Files = []
     """Validation files or globs. Empty: `val_fraction` of the training text is held out."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of the text held out for validation where no validation text is named."""
@@ -148,6 +151,11 @@ class DataSection(Section):
         problem = registry.check_name("data.name", self.name, registry.DATA)
         if problem:
             yield ("name",), problem
+        if self.name in ("python_stdlib", "dummy_text") and (self.files or self.val_files):
+            yield (
+                ("name", "files", "val_files"),
+                f"data.files is set, but data.name {self.name} reads no files. Set data.name to text_files or hf_text.",
+            )
         if self.name == "text_files" and not self.files:
             yield ("name", "files"), "data.files is empty. Name at least one text file or glob."
         if self.name == "hf_text" and not self.files and not self.dataset_name:

@@ -107,11 +107,12 @@ def _leave_signals_to_the_trainer(_: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def check_length(store: TokenStore, block_size: int, label: str) -> None:
+def check_length(store: TokenStore, block_size: int, label: str, may_shrink: bool = True) -> None:
     if len(store) < block_size + 1:
+        shrink = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or give" if may_shrink else "Give"
         raise DataError(
             f"The {label} text has {len(store)} tokens, fewer than model.block_size {block_size} + 1.",
-            remedy=f"Lower model.block_size to at most {max(1, len(store) - 1)}, or give more text.",
+            remedy=f"{shrink} more text.",
         )
 
 

@@ -38,8 +38,8 @@ class ModelAdapter(ABC):
     def flops_per_token(self, module: nn.Module) -> float:
         """Floating-point operations of forward and backward for one token."""
 
-    def export(self, module: nn.Module, folder: Path) -> None:  # noqa: ARG002
-        """Write the weights in a format that other programs load."""
+    def export(self, module: nn.Module, folder: Path, end_of_text: int | None = None) -> None:  # noqa: ARG002
+        """Write the weights in a format that other programs load; `end_of_text` is the token to stop at."""
         raise UsageError(f"Model '{self.config.name}' has no export format.")
 
 

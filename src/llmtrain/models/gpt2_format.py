@@ -19,7 +19,9 @@ _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "m
 _VOCABULARY = ("wte.weight", "lm_head.weight")
 
 
-def write_gpt2(folder: Path, config: ModelSection, vocab_size: int, state: State) -> None:
+def write_gpt2(
+    folder: Path, config: ModelSection, vocab_size: int, state: State, end_of_text: int | None = None
+) -> None:
     tensors = {}
     for name, tensor in state.items():
         value = tensor.detach().cpu().float()
@@ -30,7 +32,8 @@ def write_gpt2(folder: Path, config: ModelSection, vocab_size: int, state: State
         tensors[name if name == "lm_head.weight" else _PREFIX + name] = value.contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(_gpt2_config(config, vocab_size), indent=2) + "\n")
+    values = {**_gpt2_config(config, vocab_size), "eos_token_id": end_of_text}
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _gpt2_config(config: ModelSection, vocab_size: int) -> dict[str, Any]:

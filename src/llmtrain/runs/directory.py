@@ -130,7 +130,8 @@ def find_run(root: str, reference: str) -> RunDirectory:
         known = [other.run_id for other in list_runs(root)]
         raise UsageError(
             f"Run '{reference}' is not in {root}.{nearest(reference, known)}",
-            remedy="`llmtrain runs list` shows the runs; --root names another directory.",
+            remedy="`llmtrain runs list` shows the runs. Another directory is named by --root, and for train by "
+            "--set output.root_dir=...",
         )
     return run
 
@@ -145,7 +146,8 @@ def list_runs(root: str) -> list[RunDirectory]:
         raise UsageError(f"Cannot read {folder}: {problem.strerror or problem}.") from None
     found = (RunDirectory(folder / name) for name in names if re.fullmatch(RUN_ID_PATTERN, name))
     runs = [run for run in found if run.exists() and (run.meta.is_file() or run.checkpoints.is_dir())]
-    return sorted(runs, key=lambda run: run.path.stat().st_mtime)
+    # meta.json is written once, at the first start.
+    return sorted(runs, key=lambda run: (run.meta if run.meta.is_file() else run.path).stat().st_mtime)
 
 
 def check_writable(folder: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
-from llmtrain.data.batches import EvalBatches
+from llmtrain.data.batches import EvalBatches, check_length
 from llmtrain.data.text_reader import expand_files, read_pieces
 from llmtrain.data.token_store import TokenStore, smallest_dtype
 from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer
@@ -106,6 +106,7 @@ def evaluate_files(loaded: LoadedRun, patterns: list[str], batch_size: int) -> E
             if piece.ends_document and loaded.tokenizer.end_of_text is not None:
                 parts.append(np.array([loaded.tokenizer.end_of_text], dtype))
     store = TokenStore(files[0], np.concatenate(parts))
+    check_length(store, loaded.config.model.block_size, "given", may_shrink=False)
     batches = EvalBatches(store, loaded.config.model.block_size, batch_size, loaded.adapter.vocab_size)
     autocast = autocast_for(loaded.config, World(0, 1, loaded.device))
     result = evaluate(loaded.module, loaded.adapter.loss, batches, loaded.device, autocast)
@@ -118,7 +119,7 @@ def export_run(loaded: LoadedRun, folder: Path) -> list[str]:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
     try:
-        loaded.adapter.export(loaded.module, folder)
+        loaded.adapter.export(loaded.module, folder, loaded.tokenizer.end_of_text)
         loaded.tokenizer.save(folder)
     except OSError as problem:
         raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None

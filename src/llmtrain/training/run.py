@@ -69,6 +69,8 @@ def run_training(
         if existing:
             stack.enter_context(lock)  # first: the checkpoint chosen next must not be pruned by a living owner
             resumption = find_resumption(existing, resume or "auto")
+            if resumption.checkpoint:
+                check_config(resumption.checkpoint, settle_threads(config, resumption), allow_config_change)
             done = already_finished(config, resumption)
             if done:
                 return done
@@ -80,7 +82,7 @@ def run_training(
         adapter = build_adapter(config, prepared.tokenizer.vocab_size)
         recorded = what_decides(config, prepared, adapter, world)
         if resumption and resumption.checkpoint:
-            check_same_run(resumption.checkpoint, recorded, allow_config_change)
+            check_recorded(resumption.checkpoint, recorded, allow_config_change)
         batches = make_batches(config, prepared, adapter)
         batches[0][0]  # a damaged token store shows now, before there is a run directory
         module = build_module(config, adapter, world)
@@ -229,6 +231,16 @@ def find_resumed_run(config: Config, resume: str) -> RunDirectory | None:
     """The run that --resume means: by id, by the path of the run or of a checkpoint, or `auto` (None: a new one)."""
     if resume == "auto":
         return _newest_run(config)
+    run = _named_run(config, resume)
+    if config.output.run_id not in (None, run.run_id):
+        raise UsageError(
+            f"--resume {resume} is run '{run.run_id}', but output.run_id is '{config.output.run_id}'.",
+            remedy="A run goes on in its own directory: leave output.run_id out.",
+        )
+    return run
+
+
+def _named_run(config: Config, resume: str) -> RunDirectory:
     if _is_checkpoint_path(resume):
         return find_run(
             config.output.root_dir, str(find_checkpoint(Path(resume).expanduser()).path.absolute().parents[1])
@@ -274,7 +286,7 @@ def already_finished(config: Config, resumption: Resumption | None) -> TrainResu
         return None
     result = read_json(resumption.run.finished)
     if isinstance(result, dict) and result.get("steps", 0) >= config.trainer.max_steps:
-        log("DONE", f"run {resumption.run.run_id} is finished already: {result['steps']} steps")
+        log("DONE", f"run {resumption.run.run_id} is finished already, at step {result['steps']}")
         return result
     return None
 
@@ -386,37 +398,44 @@ def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter, 
     }
 
 
-def check_same_run(checkpoint: Checkpoint, now: dict[str, Any], allow_config_change: bool) -> None:
-    """Refuse to go on with another model, data, seed or schedule than the run began with."""
-    then = checkpoint.state()
-    found = differences(then["config"], now["config"])
-    changed = [f"{path}: {old!r} -> {new!r}" for path, old, new in found if not may_change(path)]
-    for name in ("data_fingerprint", "vocab_size"):
-        if then[name] != now[name]:
-            changed.append(f"{name}: {str(then[name])[:16]} -> {str(now[name])[:16]}")
-    if then.get("device") not in (None, now["device"]):
-        warn(
-            "TRAIN", f"the run was on {then['device']} and goes on on {now['device']}: it is not bit-exact across them"
-        )
-    trainer = now["config"]["trainer"]
-    if then["progress"].get("step", 0) > trainer["max_steps"]:
+def check_config(checkpoint: Checkpoint, config: Config, allow_change: bool) -> None:
+    """Refuse to go on with another model, seed or schedule than the run began with."""
+    found = differences(checkpoint.state()["config"], redact_values(config.as_dict()))
+    refuse_changes(checkpoint, [row for row in found if not may_change(row[0])], allow_change)
+    trainer = config.trainer
+    step = checkpoint.state()["progress"].get("step", 0)
+    if step > trainer.max_steps:
         raise UsageError(
-            f"{checkpoint.path} is past trainer.max_steps {trainer['max_steps']}.",
+            f"{checkpoint.path} is past trainer.max_steps {trainer.max_steps}.",
             remedy="Raise trainer.max_steps, or resume from an earlier checkpoint.",
         )
-    if (
-        any(path == "trainer.max_steps" for path, _, _ in found)
-        and trainer["schedule"] != "constant"
-        and trainer["schedule_steps"] is None
-    ):
-        warn("TRAIN", f"the learning rate now falls until step {trainer['max_steps']}: max_steps decides the schedule")
+    changed = any(path == "trainer.max_steps" for path, _, _ in found)
+    if changed and trainer.schedule != "constant" and trainer.schedule_steps is None:
+        warn("TRAIN", f"the learning rate now falls until step {trainer.max_steps}: max_steps decides the schedule")
+
+
+def check_recorded(checkpoint: Checkpoint, now: dict[str, Any], allow_change: bool) -> None:
+    """Refuse to go on with other data; paths may differ, what they hold may not."""
+    then = checkpoint.state()
+    names = [name for name in ("data_fingerprint", "vocab_size") if then[name] != now[name]]
+    changed = [(name, str(then[name])[:16], str(now[name])[:16]) for name in names]
+    if changed:
+        paths = ("data.files", "data.val_files", "data.tokenizer")
+        changed += [row for row in differences(then["config"], now["config"]) if row[0] in paths]
+    refuse_changes(checkpoint, changed, allow_change)
+    if then.get("device") not in (None, now["device"]):
+        warn("TRAIN", f"the run goes from {then['device']} to {now['device']}: not bit-exact across the two")
+
+
+def refuse_changes(checkpoint: Checkpoint, rows: list[tuple[str, Any, Any]], allow_change: bool) -> None:
+    changed = [f"{path}: {old!r} -> {new!r}" for path, old, new in rows]
     if not changed:
         return
-    if allow_config_change:
+    if allow_change:
         warn("TRAIN", f"going on with a changed config: {'; '.join(changed)}")
         return
     raise UsageError(
-        f"{checkpoint.path} belongs to a run with another config:\n  - " + "\n  - ".join(changed),
+        f"{checkpoint.path} belongs to a run with another config or other data:\n  - " + "\n  - ".join(changed),
         remedy="Undo the changes, start a new run, or give --allow-config-change to go on all the same.",
     )
 
