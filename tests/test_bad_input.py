@@ -250,9 +250,9 @@ class TestAnotherModel:
         [
             ("model.d_model=32", ["model.d_model: 16 -> 32"]),
             ("model.name=gpt", ["model.name: 'dummy_gpt' -> 'gpt'"]),
-            ("run.seed=5", ["run.seed", "data_fingerprint"]),
+            ("run.seed=5", ["run.seed: 1337 -> 5"]),
             ("trainer.lr=0.5", ["trainer.lr: 0.01 -> 0.5"]),
-            ("data.tokenizer=char", ["data_fingerprint", "vocab_size: 256"]),
+            ("data.tokenizer=char", ["data_fingerprint", "vocab_size: 256", "data.tokenizer: 'byte' -> 'char'"]),
         ],
     )
     def test_a_changed_config_is_refused(self, train, same, override: str, words: list[str]) -> None:
@@ -294,3 +294,17 @@ class TestAnotherModel:
         done = cli("generate", "--run", "mine")
         assert "Traceback" not in done.err
         assert done.code == 65
+
+
+def test_files_that_nobody_reads(cli) -> None:
+    """Forgetting data.name must not train on something else."""
+    done = cli("validate", "--set", "data.files=[corpus/*.txt]")
+    assert done.code == 64
+    assert "data.name python_stdlib reads no files" in done.err
+
+
+def test_going_back_with_max_steps_is_refused(train) -> None:
+    assert train("output.run_id=mine").code == 0
+    done = train("trainer.max_steps=1", more=["--resume", "mine"])
+    assert done.code == 64
+    assert "is past trainer.max_steps 1" in done.err

@@ -318,12 +318,13 @@ class TestOverrides:
             ("run.notes=a=b", "a=b"),
             ("run.notes='1e-3'", "1e-3"),
             ("data.files=[a.txt, b.txt]", ["a.txt", "b.txt"]),
+            ("data.files=a.txt", ["a.txt"]),
             ("trainer.betas=[0.8, 0.9]", (0.8, 0.9)),
         ],
     )
     def test_they_have_the_type_of_yaml(self, override: str, value: object) -> None:
         section, field = override.split("=")[0].split(".")
-        loaded = getattr(getattr(load("", override), section), field)
+        loaded = getattr(getattr(load("data: {name: text_files, files: [x.txt]}", override), section), field)
         assert loaded == value
         assert type(loaded) is type(value)
 

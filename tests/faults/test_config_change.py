@@ -48,7 +48,7 @@ def test_a_change_that_decides_the_result_is_refused(
 def test_every_difference_is_listed(make_config: MakeConfig, killed_root: Path) -> None:
     ended = harness.run(make_config(trainer__lr=1e-3, run__seed=9, model__n_layers=3), RUN_ID)
     assert ended.code == 64
-    for said in ("trainer.lr", "run.seed", "model.n_layers", "data_fingerprint"):
+    for said in ("trainer.lr", "run.seed", "model.n_layers"):
         assert f"- {said}: " in ended.output
     assert killed_root.exists()
 

@@ -141,7 +141,9 @@ class TestFinding:
     def test_list_is_oldest_first_and_leaves_out_the_rest(self, tmp_path: Path) -> None:
         for age, run_id in enumerate(["newest", "middle", "oldest"]):
             run = make(tmp_path, run_id)
-            os.utime(run.path, (time.time() - age * 100,) * 2)
+            for path in (run.meta, run.path):
+                if path.exists():
+                    os.utime(path, (time.time() - age * 100,) * 2)
         (tmp_path / "mlartifacts").mkdir()
         (tmp_path / "Not-A-Run").mkdir()
         (tmp_path / "mlflow.db").write_text("")

@@ -418,7 +418,7 @@ def check_recorded(checkpoint: Checkpoint, now: dict[str, Any], allow_change: bo
     """Refuse to go on with other data; paths may differ, what they hold may not."""
     then = checkpoint.state()
     names = [name for name in ("data_fingerprint", "vocab_size") if then[name] != now[name]]
-    changed = [(name, str(then[name])[:16], str(now[name])[:16]) for name in names]
+    changed = [(name, then[name], now[name]) for name in names]
     if changed:
         paths = ("data.files", "data.val_files", "data.tokenizer")
         changed += [row for row in differences(then["config"], now["config"]) if row[0] in paths]
