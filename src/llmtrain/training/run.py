@@ -4,8 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,45 +11,43 @@ from torch import nn
 
 from llmtrain import registry
 from llmtrain.config.document import dump_document
-from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.config.schema import Config
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.sampler import derive_seed
 from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.world import World, find_world, usable_cores
-from llmtrain.errors import CheckpointError, DataError, ResumeMe, Superseded, UsageError
+from llmtrain.errors import DataError, ResumeMe, Superseded
 from llmtrain.logs import close_logging, log, setup_logging, warn
 from llmtrain.models.base import ModelAdapter, parameter_count
-from llmtrain.runs.atomic import read_json, write_atomic, write_json
-from llmtrain.runs.directory import RunDirectory, find_run, list_runs, new_run
+from llmtrain.runs.atomic import write_atomic, write_json
+from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.lock import RunLock
 from llmtrain.runs.metadata import collect_metadata, versions
 from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, Status, TrackedRun, Trackers
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
+from llmtrain.training.checkpoint import CheckpointStore
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import build_optimizer
+from llmtrain.training.resume import (
+    Resumption,
+    TrainResult,
+    already_finished,
+    check_config,
+    check_recorded,
+    find_resumed_run,
+    find_resumption,
+    restore,
+)
 from llmtrain.training.sample import prompt_ids, sample_ids
 from llmtrain.training.shutdown import StopFlag
-from llmtrain.training.state import Progress, load_tensors, model_tensors, optimizer_tensors, state_sha256
+from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.training.step import LossFunction, Stepper
 from llmtrain.training.throughput import Throughput, peak_memory_bytes
 from llmtrain.training.trainer import Trainer
 
 SAMPLE_TOKENS = 300
 SAMPLE_SEC = 10.0
-
-TrainResult = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Resumption:
-    """Where a run goes on: its directory, and the checkpoint (None: from the beginning)."""
-
-    run: RunDirectory
-    checkpoint: Checkpoint | None
-    is_explicit: bool
-    """Whether the checkpoint was named, rather than the newest one taken."""
 
 
 def run_training(
@@ -227,70 +223,6 @@ def dry_run(config: Config) -> dict[str, Any]:
     }
 
 
-def find_resumed_run(config: Config, resume: str) -> RunDirectory | None:
-    """The run that --resume means: by id, by the path of the run or of a checkpoint, or `auto` (None: a new one)."""
-    if resume == "auto":
-        return _newest_run(config)
-    run = _named_run(config, resume)
-    if config.output.run_id not in (None, run.run_id):
-        raise UsageError(
-            f"--resume {resume} is run '{run.run_id}', but output.run_id is '{config.output.run_id}'.",
-            remedy="A run goes on in its own directory: leave output.run_id out.",
-        )
-    return run
-
-
-def _named_run(config: Config, resume: str) -> RunDirectory:
-    if _is_checkpoint_path(resume):
-        return find_run(
-            config.output.root_dir, str(find_checkpoint(Path(resume).expanduser()).path.absolute().parents[1])
-        )
-    return find_run(config.output.root_dir, resume)
-
-
-def find_resumption(run: RunDirectory, resume: str) -> Resumption:
-    """The checkpoint to go on from: the one that was named, else the newest that is whole."""
-    if _is_checkpoint_path(resume):
-        checkpoint = find_checkpoint(Path(resume).expanduser())
-        checkpoint.verify()
-        return Resumption(run, checkpoint, True)
-    store = CheckpointStore(run.checkpoints)
-    store.clean()
-    newest = store.newest_usable()
-    if newest is None:
-        log("TRAIN", f"run {run.run_id} has no checkpoint yet: it starts from the beginning")
-    return Resumption(run, newest, False)
-
-
-def _is_checkpoint_path(resume: str) -> bool:
-    path = Path(resume).expanduser()
-    return path.parent.name == "checkpoints" or path.suffix == ".pt"
-
-
-def _newest_run(config: Config) -> RunDirectory | None:
-    """The run that output.run_id names; without one, the newest unfinished run of this name."""
-    root = config.output.root_dir
-    if config.output.run_id:
-        run = RunDirectory(Path(root).expanduser() / config.output.run_id)
-        return run if run.exists() else None
-    for run in reversed(list_runs(root)):
-        meta = read_json(run.meta) or {}
-        if meta.get("name") == config.run.name and not run.finished.exists():
-            return run
-    return None
-
-
-def already_finished(config: Config, resumption: Resumption | None) -> TrainResult | None:
-    """The result of a run that is complete; a raised max_steps makes it go on instead."""
-    if not resumption or resumption.is_explicit:
-        return None
-    result = read_json(resumption.run.finished)
-    if isinstance(result, dict) and result.get("steps", 0) >= config.trainer.max_steps:
-        log("DONE", f"run {resumption.run.run_id} is finished already, at step {result['steps']}")
-        return result
-    return None
-
-
 def settle_threads(config: Config, resumption: Resumption | None) -> Config:
     """A number of threads: the config's, else the one the run began with, else the cores there are."""
     recorded = None
@@ -396,72 +328,6 @@ def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter, 
         "device": world.device.type,
         "versions": versions(),
     }
-
-
-def check_config(checkpoint: Checkpoint, config: Config, allow_change: bool) -> None:
-    """Refuse to go on with another model, seed or schedule than the run began with."""
-    found = differences(checkpoint.state()["config"], redact_values(config.as_dict()))
-    refuse_changes(checkpoint, [row for row in found if not may_change(row[0])], allow_change)
-    trainer = config.trainer
-    step = checkpoint.state()["progress"].get("step", 0)
-    if step > trainer.max_steps:
-        raise UsageError(
-            f"{checkpoint.path} is past trainer.max_steps {trainer.max_steps}.",
-            remedy="Raise trainer.max_steps, or resume from an earlier checkpoint.",
-        )
-    changed = any(path == "trainer.max_steps" for path, _, _ in found)
-    if changed and trainer.schedule != "constant" and trainer.schedule_steps is None:
-        warn("TRAIN", f"the learning rate now falls until step {trainer.max_steps}: max_steps decides the schedule")
-
-
-def check_recorded(checkpoint: Checkpoint, now: dict[str, Any], allow_change: bool) -> None:
-    """Refuse to go on with other data; paths may differ, what they hold may not."""
-    then = checkpoint.state()
-    names = [name for name in ("data_fingerprint", "vocab_size") if then[name] != now[name]]
-    changed = [(name, then[name], now[name]) for name in names]
-    if changed:
-        paths = ("data.files", "data.val_files", "data.tokenizer")
-        changed += [row for row in differences(then["config"], now["config"]) if row[0] in paths]
-    refuse_changes(checkpoint, changed, allow_change)
-    if then.get("device") not in (None, now["device"]):
-        warn("TRAIN", f"the run goes from {then['device']} to {now['device']}: not bit-exact across the two")
-
-
-def refuse_changes(checkpoint: Checkpoint, rows: list[tuple[str, Any, Any]], allow_change: bool) -> None:
-    changed = [f"{path}: {old!r} -> {new!r}" for path, old, new in rows]
-    if not changed:
-        return
-    if allow_change:
-        warn("TRAIN", f"going on with a changed config: {'; '.join(changed)}")
-        return
-    raise UsageError(
-        f"{checkpoint.path} belongs to a run with another config or other data:\n  - " + "\n  - ".join(changed),
-        remedy="Undo the changes, start a new run, or give --allow-config-change to go on all the same.",
-    )
-
-
-def restore(
-    resumption: Resumption | None, store: CheckpointStore, module: nn.Module, optimizer: torch.optim.Optimizer
-) -> Progress:
-    """Put a checkpoint's tensors into the model and the optimizer, and say how far the run was."""
-    if not resumption or not resumption.checkpoint:
-        return Progress()
-    checkpoint = resumption.checkpoint
-    try:
-        load_tensors(module, optimizer, checkpoint.tensors("model"), checkpoint.tensors("optimizer"))
-        progress = Progress(**checkpoint.state()["progress"])
-    except (RuntimeError, KeyError, ValueError, TypeError) as problem:
-        raise CheckpointError(
-            f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}",
-            remedy="Use the config the run was made with.",
-        ) from None
-    # What is newer is damaged, or belongs to the course the run is leaving.
-    store.set_aside_after(progress.step)
-    resumption.run.finished.unlink(missing_ok=True)
-    store.point("latest", progress.step)
-    store.point("best", progress.best_step)
-    log("TRAIN", f"resumed from {checkpoint.path}")
-    return progress
 
 
 def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, world: World) -> None:
