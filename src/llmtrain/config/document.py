@@ -1,5 +1,6 @@
 """YAML as people mean it: `1e-3` is a number, a key given twice is an error, and every value knows its line."""
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,13 +41,7 @@ _FLOAT = (
 )
 
 
-def _add_float_resolver() -> None:
-    import re
-
-    _Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
-
-
-_add_float_resolver()
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(_FLOAT), list("-+0123456789."))
 
 
 class _Dumper(yaml.SafeDumper):

@@ -86,8 +86,8 @@ class EvalBatches:
         )
         windows = (len(store) - 1) // block_size
         batches = -(-windows // micro_batch_size)
-        chosen = np.arange(batches) if limit is None else np.unique(np.linspace(0, batches - 1, limit).astype(int))
-        self._chosen = chosen[:limit]
+        every = np.arange(batches)
+        self._chosen = every if limit is None else np.unique(np.linspace(0, batches - 1, limit).astype(int))
         self._windows = windows
 
     def __len__(self) -> int:

@@ -79,10 +79,7 @@ class RunDirectory:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
         except FileExistsError:
-            raise UsageError(
-                f"Run '{self.run_id}' exists already in {self.path.parent}.",
-                remedy=f"Continue it with --resume {self.run_id}, or choose another output.run_id.",
-            ) from None
+            raise _exists_already(self) from None
         except OSError as problem:
             raise _unwritable(self.path.parent, problem) from None
 
@@ -108,10 +105,7 @@ def new_run(root: str, run_id: str | None, name: str) -> RunDirectory:
     check_run_id(run_id)
     run = RunDirectory(Path(root).expanduser() / run_id)
     if is_there(run.path):
-        raise UsageError(
-            f"Run '{run_id}' exists already in {run.path.parent}.",
-            remedy=f"Continue it with --resume {run_id}, or choose another output.run_id.",
-        )
+        raise _exists_already(run)
     check_writable(run.path.parent)
     return run
 
@@ -159,6 +153,13 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as problem:
         raise _unwritable(folder, problem) from None
+
+
+def _exists_already(run: RunDirectory) -> UsageError:
+    return UsageError(
+        f"Run '{run.run_id}' exists already in {run.path.parent}.",
+        remedy=f"Continue it with --resume {run.run_id}, or choose another output.run_id.",
+    )
 
 
 def _unwritable(folder: Path, problem: OSError) -> UsageError:

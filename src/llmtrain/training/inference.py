@@ -21,7 +21,7 @@ from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.run import autocast_for, build_adapter
-from llmtrain.training.sample import prompt_ids, sample_ids
+from llmtrain.training.sample import sample_text
 
 LEAST_TEMPERATURE = 0.01
 
@@ -81,18 +81,8 @@ def generate_text(
         raise UsageError(
             f"A temperature of {temperature} cannot be used.", remedy=f"Give 0, or {LEAST_TEMPERATURE} and more."
         )
-    ids = sample_ids(
-        loaded.module,
-        prompt_ids(loaded.tokenizer, prompt),
-        max_new_tokens,
-        loaded.config.model.block_size,
-        temperature,
-        top_k,
-        seed,
-        end=loaded.tokenizer.end_of_text,
-    )
-    readable = [i for i in ids if i < loaded.tokenizer.vocab_size and i != loaded.tokenizer.end_of_text]
-    return loaded.tokenizer.decode(readable)
+    block_size = loaded.config.model.block_size
+    return sample_text(loaded.module, loaded.tokenizer, prompt, max_new_tokens, block_size, temperature, top_k, seed)
 
 
 def evaluate_files(loaded: LoadedRun, patterns: list[str], batch_size: int) -> EvalResult:

@@ -52,12 +52,12 @@ def _named_run(config: Config, resume: str) -> RunDirectory:
 
 def find_resumption(run: RunDirectory, resume: str) -> Resumption:
     """The checkpoint to go on from: the one that was named, else the newest that is whole."""
+    store = CheckpointStore(run.checkpoints)
+    store.clean()
     if _is_checkpoint_path(resume):
         checkpoint = find_checkpoint(Path(resume).expanduser())
         checkpoint.verify()
         return Resumption(run, checkpoint, True)
-    store = CheckpointStore(run.checkpoints)
-    store.clean()
     newest = store.newest_usable()
     if newest is None:
         log("TRAIN", f"run {run.run_id} has no checkpoint yet: it starts from the beginning")
@@ -82,9 +82,9 @@ def _newest_run(config: Config) -> RunDirectory | None:
     return None
 
 
-def already_finished(config: Config, resumption: Resumption | None) -> TrainResult | None:
+def already_finished(config: Config, resumption: Resumption) -> TrainResult | None:
     """The result of a run that is complete; a raised max_steps makes it go on instead."""
-    if not resumption or resumption.is_explicit:
+    if resumption.is_explicit:
         return None
     result = read_json(resumption.run.finished)
     if isinstance(result, dict) and result.get("steps", 0) >= config.trainer.max_steps:

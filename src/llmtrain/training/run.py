@@ -18,7 +18,7 @@ from llmtrain.data.sampler import derive_seed
 from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.world import World, find_world, usable_cores
 from llmtrain.errors import DataError, ResumeMe, Superseded
-from llmtrain.logs import close_logging, log, setup_logging, warn
+from llmtrain.logs import log, setup_logging, warn
 from llmtrain.models.base import ModelAdapter, parameter_count
 from llmtrain.runs.atomic import write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
@@ -39,7 +39,7 @@ from llmtrain.training.resume import (
     find_resumption,
     restore,
 )
-from llmtrain.training.sample import prompt_ids, sample_ids
+from llmtrain.training.sample import sample_text
 from llmtrain.training.shutdown import StopFlag
 from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.training.step import LossFunction, Stepper
@@ -65,12 +65,13 @@ def run_training(
         if existing:
             stack.enter_context(lock)  # first: the checkpoint chosen next must not be pruned by a living owner
             resumption = find_resumption(existing, resume or "auto")
+        config = settle_threads(config, resumption)
+        if resumption:
             if resumption.checkpoint:
-                check_config(resumption.checkpoint, settle_threads(config, resumption), allow_config_change)
+                check_config(resumption.checkpoint, config, allow_config_change)
             done = already_finished(config, resumption)
             if done:
                 return done
-        config = settle_threads(config, resumption)
         set_up_torch(config)
         check_trackers(config)
         data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
@@ -185,8 +186,7 @@ def _train(
                 f"{progress.step} steps, train loss {progress.last_train_loss:.4f}, "
                 f"val loss {progress.last_val_loss:.4f}, best {progress.best_val_loss:.4f}",
             )
-        close_logging()
-        setup_logging(config.logging)
+        setup_logging(config.logging)  # lets go of the run's log file
 
 
 def dry_run(config: Config) -> dict[str, Any]:
@@ -343,22 +343,18 @@ def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, worl
 
 def write_sample(module: nn.Module, prepared: PreparedData, config: Config, stop: StopFlag) -> str:
     """A look at what the model learned, within a few seconds."""
-    tokenizer = prepared.tokenizer
     deadline = time.monotonic() + SAMPLE_SEC
     try:
-        prompt = prompt_ids(tokenizer, "")
+        return sample_text(
+            module,
+            prepared.tokenizer,
+            "",
+            SAMPLE_TOKENS,
+            config.model.block_size,
+            temperature=0.8,
+            top_k=50,
+            seed=config.run.seed,
+            stop=lambda: stop.requested or time.monotonic() > deadline,
+        )
     except DataError:  # a char tokenizer of a text without line breaks
         return ""
-    ids = sample_ids(
-        module,
-        prompt,
-        SAMPLE_TOKENS,
-        config.model.block_size,
-        temperature=0.8,
-        top_k=50,
-        seed=config.run.seed,
-        end=tokenizer.end_of_text,
-        stop=lambda: stop.requested or time.monotonic() > deadline,
-    )
-    ids = [i for i in ids if i < tokenizer.vocab_size and i != tokenizer.end_of_text]
-    return tokenizer.decode(ids)

@@ -55,3 +55,22 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
         return [int(i) for i in tokenizer.encode(text or "\n")]
     except UnicodeEncodeError:
         raise UsageError("The prompt is not valid UTF-8.") from None
+
+
+def sample_text(
+    module: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int,
+    block_size: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> str:
+    """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text."""
+    end = tokenizer.end_of_text
+    ids = sample_ids(
+        module, prompt_ids(tokenizer, prompt), max_new_tokens, block_size, temperature, top_k, seed, end, stop
+    )
+    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i != end])

@@ -83,7 +83,7 @@ class Trainer:
             self.throughput.restart()
             if self.progress.first_train_loss is None:
                 self.progress.first_train_loss = loss
-        if self.progress.step % self.config.log_every_steps == 0 or self.progress.step == self.config.max_steps:
+        if self._due(self.config.log_every_steps):
             self._log(result)
 
     def _log(self, result: StepResult) -> None:
@@ -127,9 +127,12 @@ class Trainer:
         return self.progress.last_train_loss or 0.0
 
     def _evaluation_due(self) -> bool:
-        step, every = self.progress.step, self.config.eval_every_steps
-        due = step == self.config.max_steps or (every is not None and step % every == 0)
-        return due and step > self.progress.evaluated_step
+        return self._due(self.config.eval_every_steps) and self.progress.step > self.progress.evaluated_step
+
+    def _due(self, every: int | None) -> bool:
+        """Whether this step is the last, or one of every so many."""
+        step = self.progress.step
+        return step == self.config.max_steps or (every is not None and step % every == 0)
 
     def _evaluate(self) -> None:
         with self._pause():
@@ -158,9 +161,9 @@ class Trainer:
             )
 
     def _save_due(self) -> bool:
-        step, every = self.progress.step, self.config.save_every_steps
-        due = step == self.config.max_steps or (every is not None and step % every == 0)
-        return step > 0 and not self._is_saved() and (due or self.progress.best_step == step)
+        step = self.progress.step
+        wanted = self._due(self.config.save_every_steps) or self.progress.best_step == step
+        return step > 0 and wanted and not self._is_saved()
 
     def _is_saved(self) -> bool:
         return self.saved == (self.progress.step, self.progress.evaluated_step)
