@@ -2,8 +2,9 @@
 
 import json
 import os
+import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here (LLMTRAIN_SHARED names another place)")
     return folder
+
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))  # the harness that trains in forked children
+
+
+@pytest.fixture
+def make_config(tmp_path: Path, cache: Path) -> Iterator[Callable[..., Any]]:
+    """Configs of tiny runs for the harness, each in a directory of its own."""
+    import fault_harness as harness
+
+    made = []
+
+    def make(**changes: Any) -> Any:
+        made.append(None)
+        return harness.tiny_config(tmp_path / str(len(made)) / "runs", cache, **changes)
+
+    yield make
+    harness.end_all()

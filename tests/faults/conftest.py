@@ -1,16 +1,12 @@
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fault_harness as harness
 import pytest
+from fault_harness import Outcome
 
 from llmtrain.config.schema import Config
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import fault_harness as harness
-from fault_harness import Outcome
 
 
 @pytest.fixture(autouse=True)
