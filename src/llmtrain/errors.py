@@ -6,10 +6,12 @@
     ├── DataError         65  text, tokens or a tokenizer that cannot be used
     ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
     ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full at the last save
+    ├── JoinError         69  the processes did not find each other in time; to a platform this is a crash
     └── ResumeMe          75  told to stop; the same command with --resume goes on
+        ├── PeerLost      75  another process of the run died or hangs: a crash to restart from
         └── Superseded    75  another process has taken the run over; nothing is to be done
 
-Exit code 0 means finished; anything else than these is a crash.
+Exit code 0 means finished; anything else than 0, 64, 65 and 75 is a crash.
 Each error says what is wrong, the known values where there are any, and the remedy.
 """
 
@@ -76,8 +78,16 @@ class TrainingStopped(LlmtrainError):
     exit_code = 65
 
 
+class JoinError(LlmtrainError):
+    exit_code = 69
+
+
 class ResumeMe(LlmtrainError):
     exit_code = 75
+
+
+class PeerLost(ResumeMe):
+    pass
 
 
 class Superseded(ResumeMe):

@@ -105,7 +105,7 @@ class TestVersion1:
 
     def test_enabled_decides_the_strategy(self) -> None:
         assert load("schema_version: 1\nddp: {enabled: false}").distributed.strategy == "none"
-        assert load("schema_version: 1").distributed.strategy == "none"
+        assert load("schema_version: 1").distributed.strategy == "ddp"
 
     def test_set_takes_old_and_new_names(self) -> None:
         document = "schema_version: 1\nddp: {backend: gloo}"

@@ -33,6 +33,7 @@ RESUME_MAY_CHANGE = frozenset(
         "trainer.eval_every_steps",
         "trainer.save_every_steps",
         "trainer.keep_checkpoints",
+        "trainer.async_save",
         "distributed.*",
         "mlflow.*",
         "logging.*",
@@ -173,7 +174,10 @@ class TrainerSection(Section):
     micro_batch_size: PositiveInt = 8
     """Sequences in one forward pass of one process."""
     grad_accum_steps: PositiveInt = 1
-    """Micro-batches in a step, those of all processes together."""
+    """Micro-batches in a step, those of all processes together; the number of processes must divide it."""
+    scale_batch: bool = False
+    """Count `grad_accum_steps` for each process instead, as plain DDP scripts do: more processes, larger steps. The
+    run is then another one on another number of processes."""
     optimizer: Literal["adamw", "adafactor"] = "adamw"
     """`adamw`, or `adafactor` where optimizer memory is short."""
     lr: Positive = 3e-4
@@ -207,6 +211,8 @@ class TrainerSection(Section):
     """Validation micro-batches an evaluation reads, always the same ones. Empty: the whole split."""
     save_every_steps: PositiveInt | None = 200
     """Steps between two checkpoints. Empty: only at the end and for a new best."""
+    async_save: bool = False
+    """Write checkpoints in the background, from a copy in memory: the loop waits for the copy only."""
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
     """Newest checkpoints kept, at least two; the best one is kept besides."""
 
@@ -223,19 +229,28 @@ class TrainerSection(Section):
 
 
 class DistributedSection(Section):
-    """Several processes. This version trains in one process and refuses a larger world; the fields are checked, and
-    take effect with the strategies to come."""
+    """Several processes. How many there are is said by whoever starts them (`train --processes`, `llmtrain node`,
+    torchrun, a Kubernetes job); without any of these the process is alone."""
 
-    strategy: Literal["none", "ddp"] = "none"
-    """`none` or `ddp`; with no process launcher around, either is a world of one process."""
+    strategy: Literal["none", "ddp", "fsdp"] = "ddp"
+    """How processes share the work: `ddp` (each has the whole model), `fsdp` (each has a slice of it), or `none`
+    (more than one process is refused). In a world of one process they are the same."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collective library; `auto` takes nccl on GPUs and gloo on CPUs."""
     init_method: str | None = None
     """Rendezvous address as torch.distributed takes it, such as env:// or tcp://host:port."""
     timeout_sec: PositiveInt = 1800
-    """Longest a collective may take."""
+    """Longest a collective may take; then the silent rank is named and the run ends with exit code 75."""
+    join_timeout_sec: PositiveInt = 1800
+    """Longest all processes may take to find each other. LLMTRAIN_DIST_TIMEOUT wins over it."""
+    master_ready_timeout_sec: PositiveInt = 600
+    """Longest to wait until the master's name resolves and its port answers. LLMTRAIN_MASTER_READY_TIMEOUT wins
+    over it."""
+    reproducible_reduce: bool = False
+    """`ddp`: sum gradients in one fixed order, so that 1, 2 and 4 processes end with the same bits. The number of
+    processes must be a power of two; a few more copies of the gradients are kept."""
     find_unused_parameters: bool = False
-    """Let DDP look for parameters a step did not use."""
+    """`ddp`: let DDP look for parameters a step did not use."""
     rank: CountOrZero | None = None
     """Rank of this process, where the environment does not say."""
     world_size: PositiveInt | None = None
@@ -248,6 +263,12 @@ class DistributedSection(Section):
     """Port of rank 0, where the environment does not say."""
 
     def problems(self) -> Iterator[Problem]:
+        if self.reproducible_reduce and self.strategy == "fsdp":
+            yield (
+                ("strategy", "reproducible_reduce"),
+                "distributed.reproducible_reduce goes with strategy ddp or none, not with fsdp: sharded gradients are "
+                "summed by the collective library.",
+            )
         if self.rank is not None and self.rank >= (self.world_size or 1):
             yield (
                 ("rank", "world_size"),
