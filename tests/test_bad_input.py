@@ -53,7 +53,12 @@ TABLE = [
     ("output below a file", ["output.root_dir=file.txt/runs"], 64, ["Cannot write", "output.root_dir"]),
     ("cache is a file", ["data.cache_dir=file.txt"], 64, ["cache file.txt cannot be used", "data.cache_dir"]),
     ("cache below a file", ["data.cache_dir=file.txt/x"], 64, ["cannot be used", "data.cache_dir"]),
-    ("more processes than one", ["distributed.world_size=2"], 64, ["2 processes"]),
+    (
+        "too many processes for the step",
+        ["distributed.world_size=2", "distributed.rank=0", "distributed.master_addr=127.0.0.1"],
+        64,
+        ["cannot share"],
+    ),
     # the data
     ("no files named", ["data.name=text_files"], 64, ["data.files is empty"]),
     ("no dataset named", ["data.name=hf_text"], 64, ["data.dataset_name is empty"]),

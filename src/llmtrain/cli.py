@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,17 +11,21 @@ import typer
 
 import llmtrain
 from llmtrain.commands import (
+    doctor,
     evaluate,
     export,
     generate,
+    node,
     presets,
     print_config,
     runs,
+    smoke,
     tokenizer,
     train,
     validate,
 )
 from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
+from llmtrain.runs.exit_report import write_exit_report
 
 # The parser's own error, wherever this version of typer has it from.
 _ParserError: Any = typer.BadParameter.__mro__[1]
@@ -33,6 +38,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.command)
+app.command("node")(node.command)
+app.command("doctor")(doctor.command)
+app.command("smoke")(smoke.command)
 app.command("validate")(validate.command)
 app.command("print-config")(print_config.command)
 app.command("presets")(presets.command)
@@ -71,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _report(UsageError(message, remedy=_help_hint(error)), arguments) if message else UsageError.exit_code
     except (typer.Abort, KeyboardInterrupt):
         code = 130
+    # What is left is to go: a SIGTERM now, from a launcher that ends the others too, must not change the exit code.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -88,6 +98,9 @@ def _help_hint(error: Any) -> str:
 
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
+    write_exit_report(error)
+    if os.environ.get("LLMTRAIN_WORKER") == "1":
+        return error.exit_code  # whoever started this process speaks for all of its processes
     if "--json" in arguments:
         print(json.dumps(error.as_dict(), indent=2))
     print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)

@@ -6,6 +6,7 @@ Tags people grep for: [DDP] [DATA] [TRAIN] [EVAL] [SAVE] [DONE]. A tag is the `t
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,15 @@ from typing import Any
 from llmtrain.config.schema import LoggingSection
 
 logger = logging.getLogger("llmtrain")
+
+_rank, _world_size = 0, 1
+
+
+def set_rank(rank: int, world_size: int) -> None:
+    """Which process of how many this is. Lines then carry the rank, and what every rank would say alike (anything
+    below a warning) is left to rank 0 on standard error."""
+    global _rank, _world_size
+    _rank, _world_size = rank, world_size
 
 
 def log(tag: str, text: str, level: int = logging.INFO, fields: dict[str, Any] | None = None) -> None:
@@ -28,6 +38,8 @@ class _TaggedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         tag = getattr(record, "tag", None)
         message = record.getMessage()
+        if _rank:
+            message = f"[rank {_rank}] {message}"
         return f"[{tag}] {message}" if tag else message
 
 
@@ -43,6 +55,7 @@ class _JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "tag": getattr(record, "tag", None),
             "message": record.getMessage(),
+            **({"rank": _rank} if _world_size > 1 else {}),
             **getattr(record, "fields", {}),
         }
         return json.dumps(line)
@@ -52,6 +65,8 @@ class _Stderr(logging.StreamHandler[Any]):
     """Standard error as it is now (tests and terminals swap it), with the progress bar moved out of the way."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if _rank and record.levelno == logging.INFO:
+            return
         self.stream = sys.stderr
         super().emit(record)
 
@@ -59,7 +74,7 @@ class _Stderr(logging.StreamHandler[Any]):
 def setup_logging(config: LoggingSection, file: Path | None = None) -> None:
     """Send llmtrain's lines to standard error and, when given, to a file. Calling it again replaces both."""
     close_logging()
-    logger.setLevel(config.level)
+    logger.setLevel(logging.DEBUG if is_debugging() else config.level)
     logger.propagate = False
     console = _Stderr()
     console.setFormatter(_JsonFormatter() if config.json_output else _TaggedFormatter())
@@ -74,6 +89,11 @@ def setup_logging(config: LoggingSection, file: Path | None = None) -> None:
 def console_handler() -> logging.Handler | None:
     """The handler that writes to standard error, for a display that takes the terminal over for a while."""
     return next((h for h in logger.handlers if isinstance(h, _Stderr)), None)
+
+
+def is_debugging() -> bool:
+    """LLMTRAIN_DEBUG=1: every decision of the start-up is logged."""
+    return os.environ.get("LLMTRAIN_DEBUG") == "1"
 
 
 def close_logging() -> None:

@@ -20,7 +20,7 @@ from llmtrain.runs.directory import find_run, new_run
 from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 
-FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
+FILES = ("index.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MakeConfig = Callable[..., Config]
 
 
@@ -52,7 +52,7 @@ def test_the_files_of_a_checkpoint(good: Checkpoint) -> None:
 def test_random_damage_is_always_found_and_named(
     good: Checkpoint, name: str, damage: Callable[[Path, random.Random], None]
 ) -> None:
-    """4 files x 2 kinds of damage x 25 places."""
+    """5 files x 2 kinds of damage x 25 places."""
     rng = random.Random(f"{name}-{damage.__name__}")
     file = good.path / name
     whole = file.read_bytes()

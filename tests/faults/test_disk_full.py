@@ -57,14 +57,14 @@ def test_told_to_stop_and_no_space_to_save(config: Config, root: Path, golden: O
     def be_told() -> None:
         import signal
 
-        check = CheckpointStore._check_space
+        begin = CheckpointStore._begin
 
-        def told(self: CheckpointStore, tensors: object) -> None:
+        def told(self: CheckpointStore, *arguments: object) -> None:
             if self.steps() == [2, 4]:
                 os.kill(os.getpid(), signal.SIGTERM)
-            check(self, tensors)
+            begin(self, *arguments)
 
-        CheckpointStore._check_space = told
+        CheckpointStore._begin = told
 
     ended = harness.run(config, fault="save_begin:6:0:enospc", before=be_told)
     assert ended.code == 65, ended.output
@@ -156,12 +156,12 @@ def test_metrics_come_back_after_a_full_disk(make_config: MakeConfig, small_disk
 
         fault = step_module.fault
 
-        def fill_or_free(point: str, step: int, rank: int = 0) -> str | None:
+        def fill_or_free(point: str, step: int) -> str | None:
             if (point, step) == ("after_backward", 3):
                 fill(filler)
             if (point, step) == ("after_backward", 50):
                 filler.unlink()
-            return fault(point, step, rank)
+            return fault(point, step)
 
         step_module.fault = fill_or_free
 

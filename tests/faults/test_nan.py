@@ -39,10 +39,10 @@ def test_nan_while_told_to_stop_is_not_saved(make_config: Callable[..., Config],
 
         fault = step_module.fault
 
-        def both(point: str, step: int, rank: int = 0) -> str | None:
+        def both(point: str, step: int) -> str | None:
             if (point, step) == ("loss", 5):
                 os.kill(os.getpid(), signal.SIGTERM)
-            return fault(point, step, rank)
+            return fault(point, step)
 
         step_module.fault = both
 
@@ -60,14 +60,14 @@ def test_parameters_that_are_not_numbers_are_never_saved(make_config: Callable[.
 
         fault = step_module.fault
 
-        def spoil(point: str, step: int, rank: int = 0) -> str | None:
+        def spoil(point: str, step: int) -> str | None:
             if (point, step) == ("after_backward", 6):
                 import gc
 
                 for thing in gc.get_objects():
                     if isinstance(thing, torch.nn.Embedding) and thing.weight.grad is not None:
                         thing.weight.grad[0, 0] = float("inf")
-            return fault(point, step, rank)
+            return fault(point, step)
 
         step_module.fault = spoil
 

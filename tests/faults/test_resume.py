@@ -116,15 +116,15 @@ def test_sigterm_at_start_up(config: Config, golden: Outcome) -> None:
         import os
         import signal
 
-        from llmtrain.training import run
+        from llmtrain.training import assemble
 
-        build = run.build_module
+        build = assemble.build_module
 
         def build_and_be_told(*arguments: object) -> object:
             os.kill(os.getpid(), signal.SIGTERM)
             return build(*arguments)
 
-        run.build_module = build_and_be_told
+        assemble.build_module = build_and_be_told
 
     ended = harness.run(config, before=stop_while_the_model_is_built)
     assert ended.code == 75, ended.output

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, readable, show
+from llmtrain.commands.processes import options, place_here, run_processes, worker_command
 from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,12 +25,19 @@ def command(
         bool,
         typer.Option("--allow-config-change", help="Resume although the config decides another result now."),
     ] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="Train with so many processes on this machine.")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="With --processes: starts after a crash, from the newest checkpoint.")
+    ] = 10,
     json_: JsonOption = False,
 ) -> None:
     """Train a model. Without --config: the preset gpt_stdlib."""
-    if dry_run and resume:
-        raise UsageError("--dry-run looks at a new run; it does not go with --resume.")
+    if dry_run and (resume or processes):
+        raise UsageError("--dry-run looks at a new run, in one process; it goes with neither --resume nor --processes.")
     loaded = _load(config, set_ or [], resume)
+    if processes:
+        _train_here(loaded, processes, max_restarts, config, set_ or [], resume, allow_config_change, json_)
+        return
     from llmtrain.training.shutdown import StopFlag
 
     # Importing torch takes seconds, in which a pod may well be told to stop.
@@ -41,7 +49,33 @@ def command(
             show(json_, report, _dry_run_text(report))
         else:
             result = run.run_training(loaded, resume, allow_config_change, stop)
-            show(json_, result, _result_text(result))
+            if result is not None:  # ranks other than 0 have nothing to show
+                show(json_, result, _result_text(result))
+
+
+def _train_here(
+    loaded: "Config",
+    processes: int,
+    max_restarts: int,
+    config: str | None,
+    overrides: list[str],
+    resume: str | None,
+    allow_config_change: bool,
+    json_: bool,
+) -> None:
+    """The same in several processes. The run gets its id here: one that is started again must find its run."""
+    from llmtrain.logs import setup_logging
+    from llmtrain.runs.directory import new_run
+
+    setup_logging(loaded.logging)
+    words = ["train", *options(config, overrides, json_)]
+    if resume is None:
+        run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
+        words += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
+    else:
+        words += ["--resume", resume]
+    words += ["--allow-config-change"] if allow_config_change else []
+    run_processes(place_here(processes), worker_command(*words), loaded.distributed, max_restarts)
 
 
 def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":

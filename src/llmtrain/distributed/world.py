@@ -1,53 +1,259 @@
-"""World: who this process is among those of the run, and which device is its own."""
+"""World: the processes of a run, and which of them this one is. Joining it is the part of a start that can hang, so
+every wait in here has a deadline and says what it waits for."""
 
 import os
-from dataclasses import dataclass
+import platform
+import random
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+import llmtrain
 from llmtrain.config.schema import DistributedSection, RunSection
-from llmtrain.errors import UsageError
+from llmtrain.distributed.channel import Channel
+from llmtrain.distributed.identity import Seat, find_seat
+from llmtrain.distributed.network import setup_network
+from llmtrain.distributed.rendezvous import deadline_sec, wait_for_master
+from llmtrain.errors import JoinError, UsageError
+from llmtrain.logs import log, set_rank, warn
+
+JOIN_ATTEMPTS = 3
+PROGRESS_SEC = 10.0
+WATCHDOG_MARGIN_SEC = 30
+"""The collective library gives up this long after distributed.timeout_sec: our own watchdog, which can name the silent
+rank, comes first."""
 
 
 @dataclass(frozen=True)
 class World:
-    rank: int
-    world_size: int
-    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    is_joined: bool = False
+    """Whether there is a process group; a lone process needs none."""
+    control: Channel = field(default_factory=Channel)
+    """For the loop's small messages."""
+    saving: Channel = field(default_factory=Channel)
+    """For the thread that writes checkpoints: messages of two threads must not mix."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
 
 
-def find_world(distributed: DistributedSection, run: RunSection) -> World:
-    """The world of this process. Without a launcher around it is alone, whatever the strategy."""
-    given = os.environ.get("WORLD_SIZE") or str(distributed.world_size or 1)
-    if not given.isdecimal():
-        raise UsageError(f"WORLD_SIZE is {given!r}, which is no number.", remedy="Unset it, or set it to 1.")
-    size = int(given)
-    if size > 1:
-        raise UsageError(
-            f"A world of {size} processes was asked for, and this version trains in one.",
-            remedy="Start one process: leave distributed.world_size empty and WORLD_SIZE unset.",
+def seat_here(distributed: DistributedSection) -> Seat:
+    """Who this process is, by its environment and the config; nothing is waited for."""
+    return find_seat(os.environ, socket.gethostname(), distributed)
+
+
+@contextmanager
+def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[World]:
+    """The world of this process, for as long as the context lasts. Without a launcher around it is alone."""
+    seat = seat_here(distributed)
+    set_rank(seat.rank, seat.world_size)
+    for what, source in sorted(seat.sources.items()):
+        log("DDP", f"{what} from {source}", level=10)
+    device = pick_device(run.device, seat.local_rank, seat.local_world_size)
+    try:
+        if not seat.is_launched:
+            yield World(device=device)
+            return
+        if distributed.strategy == "none" and seat.world_size > 1:
+            raise UsageError(
+                f"distributed.strategy is none, but there are {seat.world_size} processes.",
+                remedy="Set distributed.strategy to ddp or fsdp, or start one process.",
+            )
+        _join(seat, distributed, device)
+        try:
+            world = _introduce(seat, device)
+            log_table(world)
+            yield world
+        finally:
+            with suppress(Exception):  # on the way out of an error there may be nobody left to part from
+                dist.destroy_process_group()
+    finally:
+        set_rank(0, 1)
+
+
+def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> None:
+    """Wait for the master, then for everyone. What fails in passing (a connection reset, a name server restarting) is
+    tried again until the deadline."""
+    started = time.monotonic()
+    join_sec = deadline_sec("LLMTRAIN_DIST_TIMEOUT", distributed.join_timeout_sec, os.environ)
+    ready_sec = deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ)
+    backend = pick_backend(distributed, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    log("DDP", f"joining as rank {seat.rank} of {seat.world_size} at {seat.master_addr}:{seat.master_port}", level=10)
+    is_hosted_elsewhere = seat.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if is_hosted_elsewhere:
+        wait_for_master(seat.master_addr, seat.master_port, min(ready_sec, join_sec))
+    setup_network(seat.master_addr)  # after the wait: before, its name may not resolve
+    try:
+        store = _connect(seat, started + join_sec)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=seat.rank,
+            world_size=seat.world_size,
+            timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
         )
-    return World(rank=0, world_size=1, device=pick_device(run.device))
+        dist.barrier()  # the first collective makes the connections
+    except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
+        with suppress(Exception):
+            dist.destroy_process_group()
+        what = " ".join(str(problem).split())[:300]
+        raise _join_failed(seat, what, time.monotonic() - started, join_sec) from None
 
 
-def pick_device(name: str) -> torch.device:
+def _connect(seat: Seat, deadline: float) -> Store:
+    """The store that all processes share, once all of them are connected to it. A first connection that fails is
+    tried again: a reset connection or a name server that restarts is no reason to end a job."""
+    for attempt in range(1, JOIN_ATTEMPTS + 1):
+        left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+        try:
+            store = _open_store(seat, left)
+            break
+        except (dist.DistError, OSError) as problem:
+            if attempt == JOIN_ATTEMPTS or time.monotonic() + 1 > deadline:
+                raise
+            what = " ".join(str(problem).split())[:200]
+            warn("DDP", f"connecting failed, trying again ({attempt} of {JOIN_ATTEMPTS}): {what}")
+            time.sleep(random.uniform(0.2, 1.0) * attempt)
+    shared: Store = PrefixStore("llmtrain", store)
+    shared.set(f"here/{seat.rank}", "1")
+    shared.add("count", 1)
+    _wait_for_all(shared, seat.world_size, deadline)
+    return shared
+
+
+def _open_store(seat: Seat, timeout: timedelta) -> Store:
+    """As torch's env:// does it, but without waiting for the others inside C++, where no signal would be heard."""
+    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store: Store = TCPStore(
+        seat.master_addr,
+        seat.master_port,
+        seat.world_size,
+        is_master=seat.rank == 0 and not is_agents,
+        timeout=timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    # The agent keeps its store while it restarts workers: each attempt has names of its own.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"/worker/attempt_{attempt}", store) if is_agents else store
+
+
+def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
+    said = time.monotonic()
+    while store.add("count", 0) < world_size:  # one question, however many processes there are
+        if time.monotonic() < min(deadline, said + PROGRESS_SEC):
+            time.sleep(0.05)
+            continue
+        missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
+        names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        if time.monotonic() > deadline:
+            raise dist.DistError(f"{len(missing)} of {world_size} processes never came: rank {names}")
+        said = time.monotonic()
+        warn("DDP", f"still waiting for {len(missing)} of {world_size} processes: rank {names}")
+
+
+def _join_failed(seat: Seat, what: str, waited: float, join_sec: float) -> JoinError:
+    error = JoinError(
+        f"Rank {seat.rank} could not join the {seat.world_size} processes at {seat.master_addr}:{seat.master_port} "
+        f"after {waited:.0f} s (of {join_sec:.0f} s): {what}",
+        remedy="Check that every process has been started and uses the same MASTER_ADDR and MASTER_PORT; "
+        "`llmtrain doctor` looks closer.",
+    )
+    error.details = {"host": seat.master_addr, "port": seat.master_port, "waited_sec": round(waited, 1)}
+    return error
+
+
+def _introduce(seat: Seat, device: torch.device) -> World:
+    size = seat.world_size
+    groups = [dist.new_group(backend="gloo") for _ in range(2)]
+    return World(
+        rank=seat.rank,
+        world_size=size,
+        local_rank=seat.local_rank,
+        local_world_size=seat.local_world_size,
+        node_rank=seat.node_rank,
+        device=device,
+        is_joined=True,
+        control=Channel(seat.rank, size, groups[0]),
+        saving=Channel(seat.rank, size, groups[1]),
+    )
+
+
+def log_table(world: World) -> None:
+    """Who is where, said once by rank 0; a rank with other versions than rank 0 is warned about."""
+    rows = world.control.gather(
+        {
+            "rank": world.rank,
+            "node": world.node_rank,
+            "local_rank": world.local_rank,
+            "device": _device_name(world.device),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "versions": own_versions(),
+        }
+    )
+    log("DDP", f"{world.world_size} processes, backend {dist.get_backend()}")
+    columns = ("rank", "node", "local_rank", "device", "host", "pid")
+    widths = [max(len(c), *(len(str(row[c])) for row in rows)) for c in columns]
+    log("DDP", "  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
+    for row in rows:
+        cells = (str(row[c]).ljust(w) for c, w in zip(columns, widths, strict=True))
+        log("DDP", "  ".join(cells).rstrip(), fields={c: row[c] for c in columns})
+    for row in rows:
+        if world.is_first and row["versions"] != rows[0]["versions"]:
+            warn("DDP", f"rank {row['rank']} runs {row['versions']}, rank 0 {rows[0]['versions']}")
+
+
+def own_versions() -> dict[str, Any]:
+    return {"llmtrain": llmtrain.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _device_name(device: torch.device) -> str:
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def pick_backend(distributed: DistributedSection, device: torch.device) -> str:
+    backend = distributed.backend
+    if backend == "auto":
+        return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+    if backend == "nccl" and device.type != "cuda":
+        raise UsageError(
+            "distributed.backend is nccl, but this process trains on a CPU.",
+            remedy="Leave distributed.backend at auto, or use a GPU.",
+        )
+    return backend
+
+
+def pick_device(name: str, local_rank: int = 0, local_world_size: int = 1) -> torch.device:
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UsageError(
             "run.device is cuda, but this machine has no usable CUDA device.",
             remedy="Set run.device to auto or cpu, or check the driver with nvidia-smi.",
         )
-    return torch.device("cuda" if name != "cpu" and available else "cpu")
-
-
-def usable_cores() -> int:
-    """Cores this process may use: its affinity, and in a container its CPU limit."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:  # noqa: PTH123
-            quota, period = file.read().split()
-        if quota != "max":
-            cores = min(cores, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return cores
+    if name == "cpu" or not available:
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise UsageError(
+            f"Local rank {local_rank} has no GPU of its own: {local_world_size} processes on this node, {count} GPUs.",
+            remedy=f"Start at most {count} processes a node, or set run.device to cpu.",
+        )
+    return torch.device("cuda", local_rank)

@@ -1,6 +1,7 @@
 """What the trainer asks of a model family. Add a row to registry.MODELS and it can be named in a config."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -33,6 +34,10 @@ class ModelAdapter(ABC):
         tokens of a whole step, is known to the trainer only."""
         logits = module(inputs)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1), reduction="sum")
+
+    def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
+        """The repeated parts of the module, which are sharded and compiled one by one."""
+        return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
 
     @abstractmethod
     def flops_per_token(self, module: nn.Module) -> float:

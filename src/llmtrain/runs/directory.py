@@ -9,6 +9,8 @@ runs/<run_id>/
   checkpoints/     step_N/, and the pointers `latest` and `best`
   finished.json    there once the run is complete: its result
   lock             who is writing
+  generations.json every start of the run, and how it ended
+  heartbeats/      where each rank is
 """
 
 import re
@@ -61,6 +63,14 @@ class RunDirectory:
     @property
     def lock(self) -> Path:
         return self.path / "lock"
+
+    @property
+    def generations(self) -> Path:
+        return self.path / "generations.json"
+
+    @property
+    def heartbeats(self) -> Path:
+        return self.path / "heartbeats"
 
     @property
     def mlflow(self) -> Path:

@@ -24,10 +24,22 @@ HEARTBEAT_SEC = 2.0
 STALE_AFTER_SEC = 30.0
 
 
-class RunLock:
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.token = secrets.token_hex(8)
+class NullLock:
+    """The lock as ranks other than 0 have it: rank 0 looks after it for them. They know its token."""
+
+    def __init__(self, token: str = "") -> None:
+        self.token = token
+
+    def check(self) -> None:
+        """Raise when somebody else has taken the run over; called before anything is published."""
+
+
+class RunLock(NullLock):
+    def __init__(self, path: Path, supersede: bool = False) -> None:
+        """`supersede`: take the run over even from a living owner, as a launcher does that starts a new generation
+        (the old one may live on a machine that is cut off)."""
+        super().__init__(secrets.token_hex(8))
+        self._path, self._supersede = path, supersede
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
 
@@ -46,7 +58,7 @@ class RunLock:
     def _take(self) -> None:
         with FileLock(self._path.with_name(".lock.guard"), timeout=5):
             owner = read_json(self._path)
-            if owner and is_held(self._path):
+            if owner and not self._supersede and is_held(self._path):
                 raise UsageError(
                     f"Run '{self._path.parent.name}' is being written by process {owner.get('pid')} on "
                     f"{owner.get('host')}.",
@@ -55,7 +67,6 @@ class RunLock:
             write_json(self._path, {"token": self.token, **_identity()})
 
     def check(self) -> None:
-        """Raise when somebody else has taken the run over; called before anything is published."""
         owner = self._read()
         if not owner or owner.get("token") != self.token:
             raise Superseded(

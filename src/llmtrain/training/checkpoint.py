@@ -1,8 +1,9 @@
 """Checkpoints: a directory that exists under its name once it is complete, and is checked before it is used.
 
-    checkpoints/step_20/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+    checkpoints/step_20/   model.safetensors  optimizer.safetensors  index.json  state.json  manifest.json
     checkpoints/latest     the name of the newest one;  checkpoints/best  of the best one
 
+Several processes write a file each (model-00001-of-00002.safetensors); index.json says which tensor lies where.
 manifest.json is written last and holds the SHA-256 of every other file and of itself. Nothing here is a pickle:
 loading a checkpoint, whoever made it, cannot run code.
 """
@@ -19,18 +20,22 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
+from llmtrain.distributed.channel import Channel
 from llmtrain.errors import CheckpointError
 from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import fsync_dir, write_atomic, write_synced
 from llmtrain.training.faults import fault
+from llmtrain.training.shards import Index, Shard, file_name, merge, read_into, read_whole
 from llmtrain.training.state import Tensors
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 STATE = "state.json"
-_FILES = {"model.safetensors", "optimizer.safetensors", STATE}
+INDEX = "index.json"
+_FILES = {INDEX, STATE}
+_GROUPS = ("model", "optimizer")
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
 _NAME = re.compile(r"step_(\d+)")
 
@@ -70,11 +75,23 @@ class Checkpoint:
             raise CheckpointError(f"{path} lacks one of {', '.join(_STATE_FIELDS)}.")
         return state
 
-    def tensors(self, name: str) -> Tensors:
+    def tensors(self, group: str) -> Tensors:
+        """All tensors of `model` or `optimizer`, whole, on the CPU."""
+        return read_whole(self.path, self._index()[group])
+
+    def read_into(self, group: str, targets: Tensors) -> None:
+        """Fill tensors that are there already; of a sharded one, this rank's slice is read."""
+        read_into(self.path, self._index()[group], targets)
+
+    def _index(self) -> Index:
+        path = self.path / INDEX
         try:
-            return dict(load_file(self.path / f"{name}.safetensors"))
-        except (OSError, SafetensorError) as problem:
-            raise CheckpointError(f"{self.path / name}.safetensors cannot be read: {problem}.") from None
+            index = dict(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise CheckpointError(f"{path} cannot be read.") from None
+        if not all(isinstance(index.get(group), dict) for group in _GROUPS):
+            raise CheckpointError(f"{path} lacks one of {', '.join(_GROUPS)}.")
+        return index
 
     def _manifest(self) -> dict[str, Any]:
         path = self.path / MANIFEST
@@ -139,35 +156,55 @@ class CheckpointStore:
         return Checkpoint(self.folder / name) if _NAME.fullmatch(name) and (self.folder / name).is_dir() else None
 
     def save(
-        self, step: int, tensors: dict[str, Tensors], state: dict[str, Any], owner: str, publish: Callable[[], None]
-    ) -> Checkpoint:
-        """Write a checkpoint; `publish` is called just before it gets its name, and may refuse by raising. `owner`
-        keeps what two processes are writing apart, should one have been taken for dead."""
-        final = self.at(step)
+        self,
+        step: int,
+        shards: list[Shard],
+        state: dict[str, Any],
+        owner: str,
+        publish: Callable[[], None],
+        channel: Channel,
+    ) -> None:
+        """Write a checkpoint, every rank its own files. `publish` is called on rank 0 just before it gets its name,
+        and may refuse by raising. `owner` keeps what two generations are writing apart, should one have been taken for
+        dead. What fails on one rank fails on all, and leaves nothing behind."""
         temporary = self.folder / f".tmp-step_{step}-{owner}"
+        needed = sum(channel.gather(sum(shard.byte_count for shard in shards)))
+        try:
+            channel.from_first(lambda: self._begin(temporary, needed, step))
+            parts = channel.gather_results(lambda: _write_shards(temporary, shards, step, channel))
+            channel.from_first(lambda: self._complete(temporary, step, parts, state, publish))
+        finally:
+            if channel.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+
+    def _begin(self, temporary: Path, needed: int, step: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
-        self._check_space(tensors)
-        try:
-            temporary.mkdir()
-            fault("save_begin", step)
-            for name, group in tensors.items():
-                save_file(group, temporary / f"{name}.safetensors")
-                fault("save_model_written", step)
-            state = {"format": FORMAT_VERSION, **state}
-            write_synced(temporary / STATE, (json.dumps(state, indent=2, sort_keys=True) + "\n").encode())
-            fault("save_before_manifest", step)
-            files = {path.name: _describe(path) for path in sorted(temporary.iterdir())}
-            write_synced(temporary / MANIFEST, _manifest_text(files).encode())
-            fsync_dir(temporary)
-            fault("save_before_rename", step)
-            publish()
-            _replace(temporary, final.path, step)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        free = shutil.disk_usage(self.folder).free
+        if free < needed + (1 << 20):
+            raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+        temporary.mkdir()
+        fault("save_begin", step)
+
+    def _complete(
+        self, temporary: Path, step: int, parts: list["_Written"], state: dict[str, Any], publish: Callable[[], None]
+    ) -> None:
+        """Index, state and manifest, then the name."""
+        files = {name: row for part in parts for name, row in part.files.items()}
+        index = merge([part.index for part in parts])
+        state = {"format": FORMAT_VERSION, **state}
+        for name, value in ((INDEX, index), (STATE, state)):
+            data = (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
+            write_synced(temporary / name, data)
+            files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        fault("save_before_manifest", step)
+        write_synced(temporary / MANIFEST, _manifest_text(files).encode())
+        fsync_dir(temporary)
+        fault("save_before_rename", step)
+        publish()
+        _replace(temporary, self.at(step).path, step)
         fsync_dir(self.folder)
         fault("save_after_rename", step)
-        return final
 
     def point(self, pointer: str, step: int | None) -> None:
         if step is not None and self.at(step).path.is_dir():
@@ -210,11 +247,28 @@ class CheckpointStore:
         path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def _check_space(self, tensors: dict[str, Tensors]) -> None:
-        needed = sum(t.numel() * t.element_size() for group in tensors.values() for t in group.values())
-        free = shutil.disk_usage(self.folder).free
-        if free < needed + (1 << 20):
-            raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+
+@dataclass(frozen=True)
+class _Written:
+    """What one rank wrote."""
+
+    files: dict[str, Any]
+    index: dict[str, tuple[str, Index]]
+
+
+def _write_shards(folder: Path, shards: list[Shard], step: int, channel: Channel) -> _Written:
+    written = _Written({}, {})
+    for shard in shards:
+        name = file_name(shard.group, channel.rank, channel.size)
+        written.index[shard.group] = (name, shard.entries)
+        if shard.tensors:
+            try:
+                save_file(shard.tensors, folder / name)
+            except SafetensorError as problem:  # its word for a full disk, too
+                raise OSError(str(problem)) from None
+            written.files[name] = _describe(folder / name)
+        fault("save_model_written", step)
+    return written
 
 
 def find_checkpoint(path: Path) -> Checkpoint:

@@ -1,14 +1,15 @@
 """Loss and perplexity over batches of held-out text."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from llmtrain.data.batches import Batch
+from llmtrain.data.batches import EvalBatches
+from llmtrain.distributed.world import World
 from llmtrain.training.step import LossFunction
 
 
@@ -26,24 +27,32 @@ class EvalResult:
 def evaluate(
     module: nn.Module,
     loss: LossFunction,
-    batches: Iterable[Batch],
-    device: torch.device,
+    batches: EvalBatches,
+    world: World,
     autocast: Callable[[], AbstractContextManager[None]],
     stop: Callable[[], bool] = lambda: False,
 ) -> EvalResult | None:
-    """Mean loss of a target token; None when told to stop before the end."""
+    """Mean loss of a target token; None when told to stop before the end.
+
+    The batches are dealt to the ranks in rounds. In the last round a rank may have none left and computes one for
+    nothing: a sharded model needs everyone for every forward pass. The sum is taken in the order of the batches, so
+    it is the same on any number of ranks."""
     was_training = module.training
     module.eval()
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    tokens = 0
+    mine, tokens = [], 0
+    count = len(batches)
     try:
-        for batch in batches:
+        for first in range(0, count, world.world_size):
             if stop():
                 return None
-            on_device = batch.to(device)
+            number = first + world.rank
+            batch = batches[number if number < count else first].to(world.device)
             with autocast():
-                total += loss(module, on_device.inputs, on_device.targets)
-            tokens += batch.target_count
+                mine.append(loss(module, batch.inputs, batch.targets).double())
+            tokens += batch.target_count if number < count else 0
     finally:
         module.train(was_training)
-    return EvalResult(float(total) / tokens, tokens)
+    rows = world.control.gather_rows(torch.stack(mine))  # (ranks, rounds)
+    total = sum(rows.T.reshape(-1).tolist()[:count])
+    tokens = world.control.sum(tokens)
+    return EvalResult(total / tokens, tokens)

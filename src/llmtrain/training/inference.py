@@ -18,9 +18,9 @@ from llmtrain.distributed.world import World, pick_device
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.training.assemble import autocast_for, build_adapter
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.evaluate import EvalResult, evaluate
-from llmtrain.training.run import autocast_for, build_adapter
 from llmtrain.training.sample import sample_text
 
 LEAST_TEMPERATURE = 0.01
@@ -98,8 +98,8 @@ def evaluate_files(loaded: LoadedRun, patterns: list[str], batch_size: int) -> E
     store = TokenStore(files[0], np.concatenate(parts))
     check_length(store, loaded.config.model.block_size, "given", may_shrink=False)
     batches = EvalBatches(store, loaded.config.model.block_size, batch_size, loaded.adapter.vocab_size)
-    autocast = autocast_for(loaded.config, World(0, 1, loaded.device))
-    result = evaluate(loaded.module, loaded.adapter.loss, batches, loaded.device, autocast)
+    world = World(device=loaded.device)
+    result = evaluate(loaded.module, loaded.adapter.loss, batches, world, autocast_for(loaded.config, world))
     assert result is not None  # nothing told it to stop
     return result
 

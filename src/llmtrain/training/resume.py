@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import read_json
@@ -93,8 +94,11 @@ def already_finished(config: Config, resumption: Resumption) -> TrainResult | No
     return None
 
 
-def check_config(checkpoint: Checkpoint, config: Config, allow_change: bool) -> None:
+def check_config(resumption: Resumption, config: Config, allow_change: bool) -> None:
     """Refuse to go on with another model, seed or schedule than the run began with."""
+    checkpoint = resumption.checkpoint
+    if checkpoint is None:
+        return
     found = differences(checkpoint.state()["config"], redact_values(config.as_dict()))
     refuse_changes(checkpoint, [row for row in found if not may_change(row[0])], allow_change)
     trainer = config.trainer
@@ -109,11 +113,14 @@ def check_config(checkpoint: Checkpoint, config: Config, allow_change: bool) -> 
         warn("TRAIN", f"the learning rate now falls until step {trainer.max_steps}: max_steps decides the schedule")
 
 
-def check_recorded(checkpoint: Checkpoint, now: dict[str, Any], allow_change: bool) -> None:
+def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bool) -> None:
     """Refuse to go on with other data; paths may differ, what they hold may not."""
+    checkpoint = resumption.checkpoint
+    if checkpoint is None:
+        return
     then = checkpoint.state()
-    names = [name for name in ("data_fingerprint", "vocab_size") if then[name] != now[name]]
-    changed = [(name, then[name], now[name]) for name in names]
+    names = [name for name in ("data_fingerprint", "vocab_size", "micro_batches") if then.get(name) != now[name]]
+    changed = [(name, then.get(name), now[name]) for name in names]
     if changed:
         paths = ("data.files", "data.val_files", "data.tokenizer")
         changed += [row for row in differences(then["config"], now["config"]) if row[0] in paths]
@@ -136,24 +143,29 @@ def refuse_changes(checkpoint: Checkpoint, rows: list[tuple[str, Any, Any]], all
 
 
 def restore(
-    resumption: Resumption | None, store: CheckpointStore, module: nn.Module, optimizer: torch.optim.Optimizer
+    resumption: Resumption | None,
+    store: CheckpointStore,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    world: World,
 ) -> Progress:
     """Put a checkpoint's tensors into the model and the optimizer, and say how far the run was."""
     if not resumption or not resumption.checkpoint:
         return Progress()
     checkpoint = resumption.checkpoint
     try:
-        load_tensors(module, optimizer, checkpoint.tensors("model"), checkpoint.tensors("optimizer"))
+        load_tensors(module, optimizer, checkpoint.read_into)
         progress = Progress(**checkpoint.state()["progress"])
     except (RuntimeError, KeyError, ValueError, TypeError) as problem:
         raise CheckpointError(
             f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}",
             remedy="Use the config the run was made with.",
         ) from None
-    # What is newer is damaged, or belongs to the course the run is leaving.
-    store.set_aside_after(progress.step)
-    resumption.run.finished.unlink(missing_ok=True)
-    store.point("latest", progress.step)
-    store.point("best", progress.best_step)
+    if world.is_first:
+        # What is newer is damaged, or belongs to the course the run is leaving.
+        store.set_aside_after(progress.step)
+        resumption.run.finished.unlink(missing_ok=True)
+        store.point("latest", progress.step)
+        store.point("best", progress.best_step)
     log("TRAIN", f"resumed from {checkpoint.path}")
     return progress

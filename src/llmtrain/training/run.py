@@ -3,29 +3,41 @@
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import nn
 
-from llmtrain import registry
 from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
 from llmtrain.data.base import PreparedData
-from llmtrain.data.batches import EvalBatches, TrainBatches
-from llmtrain.data.sampler import derive_seed
+from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.tokenizer import is_saved_tokenizer
-from llmtrain.distributed.world import World, find_world, usable_cores
-from llmtrain.errors import DataError, ResumeMe, Superseded
-from llmtrain.logs import log, setup_logging, warn
-from llmtrain.models.base import ModelAdapter, parameter_count
+from llmtrain.distributed.channel import peer_errors
+from llmtrain.distributed.world import World, join_world, pick_device, seat_here
+from llmtrain.errors import DataError, PeerLost, ResumeMe, Superseded, UsageError
+from llmtrain.logs import log, setup_logging
+from llmtrain.models.base import parameter_count
 from llmtrain.runs.atomic import write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.lock import RunLock
-from llmtrain.runs.metadata import collect_metadata, versions
+from llmtrain.runs.generations import begin_generation, end_generation
+from llmtrain.runs.heartbeats import clear_heartbeats
+from llmtrain.runs.lock import NullLock, RunLock
+from llmtrain.runs.metadata import collect_metadata
 from llmtrain.runs.redact import redact_values
-from llmtrain.tracking.base import NullTracker, Status, TrackedRun, Trackers
+from llmtrain.tracking.base import NullTracker, Status, TrackedRun
+from llmtrain.training import faults
+from llmtrain.training.assemble import (
+    Parts,
+    autocast_for,
+    build_stepper,
+    make_parts,
+    micro_batches_in_step,
+    open_trackers,
+    set_up_torch,
+    settle_threads,
+    wrap,
+)
 from llmtrain.training.checkpoint import CheckpointStore
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import build_optimizer
@@ -40,54 +52,99 @@ from llmtrain.training.resume import (
     restore,
 )
 from llmtrain.training.sample import sample_text
+from llmtrain.training.saver import Saver
 from llmtrain.training.shutdown import StopFlag
 from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
-from llmtrain.training.step import LossFunction, Stepper
 from llmtrain.training.throughput import Throughput, peak_memory_bytes
 from llmtrain.training.trainer import Trainer
+from llmtrain.training.watchdog import Watchdog
 
 SAMPLE_TOKENS = 300
 SAMPLE_SEC = 10.0
+SEE_SEC = 10.0
 
 
 def run_training(
     config: Config, resume: str | None = None, allow_config_change: bool = False, stop: StopFlag | None = None
-) -> TrainResult:
-    """Train, or go on training, to trainer.max_steps; the result is what `train --json` prints."""
+) -> TrainResult | None:
+    """Train, or go on training, to trainer.max_steps. Rank 0 gets the result, which is what `train --json` prints.
+    What has to be decided is decided by rank 0 for all."""
     setup_logging(config.logging)
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag())
-        world = find_world(config.distributed, config.run)
-        existing = find_resumed_run(config, resume) if resume else None
-        run = existing or new_run(config.output.root_dir, config.output.run_id, config.run.name)
-        lock = RunLock(run.lock)
+        micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
+        world = stack.enter_context(join_world(config.distributed, config.run))
+        stack.enter_context(peer_errors())
+        faults.set_rank(world.rank)
+        rank0 = world.control.from_first
+        wanted = resume or ("auto" if is_restart() else None)
+        existing = rank0(lambda: find_resumed_run(config, wanted) if wanted else None)
+        run = existing or rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name))
         resumption = None
         if existing:
-            stack.enter_context(lock)  # first: the checkpoint chosen next must not be pruned by a living owner
-            resumption = find_resumption(existing, resume or "auto")
-        config = settle_threads(config, resumption)
+            lock = take_lock(stack, run, world)  # first: the checkpoint chosen next must not be pruned by its owner
+            resumption = rank0(lambda: find_resumption(run, "auto" if is_restart() else wanted or "auto"))
+        config = rank0(lambda: settle_threads(config, resumption, world))
         if resumption:
-            if resumption.checkpoint:
-                check_config(resumption.checkpoint, config, allow_config_change)
-            done = already_finished(config, resumption)
+            rank0(lambda: check_config(resumption, config, allow_config_change))
+            done = rank0(lambda: already_finished(config, resumption))
             if done:
-                return done
+                return done if world.is_first else None
         set_up_torch(config)
-        check_trackers(config)
-        data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
-        prepared: PreparedData = data.prepare(config.run.threads)
-        adapter = build_adapter(config, prepared.tokenizer.vocab_size)
-        recorded = what_decides(config, prepared, adapter, world)
-        if resumption and resumption.checkpoint:
-            check_recorded(resumption.checkpoint, recorded, allow_config_change)
-        batches = make_batches(config, prepared, adapter)
-        batches[0][0]  # a damaged token store shows now, before there is a run directory
-        module = build_module(config, adapter, world)
+        parts = world.control.together(lambda: make_parts(config, world))
+        check_alike(world, "data", parts.prepared.fingerprint, "Give every process the same files.")
+        if resumption:
+            rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
         if not existing:
-            run.create()
-            stack.enter_context(lock)
-        return _train(config, world, run, resumption, prepared, adapter, module, batches, recorded, lock, stop)
+            rank0(run.create)
+            lock = take_lock(stack, run, world)
+        check_shared(world, run)
+        return _train(config, world, run, resumption, parts, lock, stop)
+
+
+def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
+    """Rank 0 holds the lock; the others know its token. A launcher's new generation supersedes whoever has it."""
+    own: list[NullLock] = []
+
+    def take() -> str:
+        own.append(stack.enter_context(RunLock(run.lock, supersede=is_unattended())))
+        return own[0].token
+
+    token = world.control.from_first(take)
+    return own[0] if own else NullLock(token)
+
+
+def is_unattended() -> bool:
+    """Started by `llmtrain node`, which may start it again and again with nobody looking."""
+    return os.environ.get("LLMTRAIN_NODE") == "1"
+
+
+def is_restart() -> bool:
+    """Started again by an elastic agent, torchrun's or that of `node`, after a crash."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def check_alike(world: World, what: str, value: str, remedy: str) -> None:
+    values = world.control.gather(value)
+    others = [rank for rank, other in enumerate(values) if other != values[0]]
+    if others:
+        ranks = ", ".join(map(str, others[:10]))
+        raise UsageError(f"The {what} of rank {ranks} is not that of rank 0.", remedy=remedy)
+
+
+def check_shared(world: World, run: RunDirectory) -> None:
+    """Every rank writes and reads checkpoints, so all must see one run directory."""
+    deadline = time.monotonic() + SEE_SEC
+    while not run.lock.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)  # network storage may be late
+    seen = world.control.gather(run.lock.exists())
+    blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+    if blind:
+        raise UsageError(
+            f"Rank {', '.join(blind[:10])} does not see {run.path}, which rank 0 has made.",
+            remedy="Set output.root_dir to a directory that all nodes share (a ReadWriteMany volume, NFS).",
+        )
 
 
 def _train(
@@ -95,54 +152,71 @@ def _train(
     world: World,
     run: RunDirectory,
     resumption: Resumption | None,
-    prepared: PreparedData,
-    adapter: ModelAdapter,
-    module: nn.Module,
-    batches: tuple[TrainBatches, EvalBatches],
-    recorded: dict[str, Any],
-    lock: RunLock,
+    parts: Parts,
+    lock: NullLock,
     stop: StopFlag,
-) -> TrainResult:
-    setup_logging(config.logging, run.logs / config.logging.file_name if config.logging.log_to_file else None)
-    optimizer = build_optimizer(module, config.trainer)
+) -> TrainResult | None:
+    log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
+    setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
     store = CheckpointStore(run.checkpoints)
-    progress = restore(resumption, store, module, optimizer)
-    describe_run(config, run, prepared, world)
-    parameters = parameter_count(module)
-    tokens_per_step = config.trainer.micro_batch_size * config.trainer.grad_accum_steps * config.model.block_size
+    wrapped, loss = wrap(config, world, parts)
+    optimizer = build_optimizer(parts.module, config.trainer)
+    progress = world.control.together(lambda: restore(resumption, store, parts.module, optimizer, world))
+    generation = world.control.from_first(lambda: begin(config, run, parts, world, progress.step))
+    parameters = parameter_count(parts.module)
+    tokens_per_step = config.trainer.micro_batch_size * parts.micro_batches * config.model.block_size
     log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {config.run.threads} threads")
     log(
         "TRAIN",
-        f"run {run.run_id}: {parameters:,} parameters, {len(prepared.train):,} training tokens, "
+        f"run {run.run_id}: {parameters:,} parameters, {len(parts.prepared.train):,} training tokens, "
         f"{tokens_per_step:,} tokens a step, from step {progress.step} to {config.trainer.max_steps}",
     )
-    facts = {"parameters": parameters, "tokens_per_step": tokens_per_step, "device": str(world.device)}
-    tracker = open_trackers(TrackedRun(run, config, progress.step, progress.evaluated_step, facts))
-    throughput = Throughput(world.device, tokens_per_step, adapter.flops_per_token(module))
-    micro_steps = range(
-        progress.step * config.trainer.grad_accum_steps,
-        config.trainer.max_steps * config.trainer.grad_accum_steps,
+    facts = {
+        "parameters": parameters,
+        "tokens_per_step": tokens_per_step,
+        "device": str(world.device),
+        "world_size": world.world_size,
+    }
+    tracked = TrackedRun(run, config, progress.step, progress.evaluated_step, facts)
+    tracker = open_trackers(tracked) if world.is_first else NullTracker()
+    throughput = Throughput(
+        world.device, tokens_per_step, parts.adapter.flops_per_token(parts.module), world.world_size
+    )
+    watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec)
+    numbers = MicroBatchNumbers(
+        progress.step, config.trainer.max_steps, parts.micro_batches, world.rank, world.world_size
     )
     trainer = Trainer(
         config=config.trainer,
-        stepper=build_stepper(config, adapter, module, optimizer, world),
-        train_batches=batches[0].stream(micro_steps, config.data.num_workers, world.device.type == "cuda"),
-        eval_batches=batches[1],
-        store=store,
+        world=world,
+        stepper=build_stepper(config, world, parts, wrapped, loss, optimizer, watchdog.tick),
+        train_batches=parts.train_batches.stream(numbers, config.data.num_workers, world.device.type == "cuda"),
+        micro_batches=parts.micro_batches // world.world_size,
+        eval_batches=parts.eval_batches,
+        saver=Saver(store, lock, world, config.trainer.keep_checkpoints, config.trainer.async_save),
+        watchdog=watchdog,
         tracker=tracker,
         progress=progress,
         throughput=throughput,
         lock=lock,
         stop=stop,
-        recorded=recorded,
+        recorded=parts.recorded,
         saved=(progress.step, progress.evaluated_step),
     )
     started = time.perf_counter()
     status: Status = "failed"
     result: TrainResult | None = None
     try:
-        trainer.fit()
-        fault("after_final_save", progress.step)
+        with watchdog, peer_errors():
+            trainer.fit()
+            fault("after_final_save", progress.step)
+            seconds = time.perf_counter() - started
+            digest = state_sha256(model_tensors(parts.module), optimizer_tensors(parts.module, optimizer))
+            sample = write_sample(parts.module, parts.prepared, config, sampling_stop(world, stop, watchdog))
+            peak_memory = max(world.control.gather(peak_memory_bytes(world.device)))
+        if not world.is_first:
+            status = "finished"
+            return None
         result = {
             "run_id": run.run_id,
             "run_dir": str(run.path),
@@ -158,13 +232,16 @@ def _train(
             "tokens": progress.tokens,
             "tokens_per_second": round(throughput.overall, 1),
             "mfu": throughput.mfu(throughput.overall),
-            "seconds": round(time.perf_counter() - started, 2),
+            "seconds": round(seconds, 2),
             "parameters": parameters,
+            "world_size": world.world_size,
+            "strategy": config.distributed.strategy,
+            "generation": generation,
             "device": str(world.device),
             "threads": config.run.threads,
-            "peak_memory_bytes": peak_memory_bytes(world.device),
-            "state_sha256": state_sha256(model_tensors(module), optimizer_tensors(module, optimizer)),
-            "sample": write_sample(module, prepared, config, stop),
+            "peak_memory_bytes": peak_memory,
+            "state_sha256": digest,
+            "sample": sample,
         }
         lock.check()
         write_json(run.finished, result)
@@ -174,12 +251,14 @@ def _train(
         status = "superseded"
         raise
     except ResumeMe as told:
-        status = "stopped"
+        status = "failed" if isinstance(told, PeerLost) else "stopped"
         told.remedy = f"Go on with: llmtrain train --resume {run.path}"
         told.details = {"run_id": run.run_id, "run_dir": str(run.path), "steps": progress.step}
         raise
     finally:
         tracker.finish(status, result)
+        if world.is_first and status != "superseded":
+            end_generation(run, generation, status, progress.step)
         if status == "finished":
             log(
                 "DONE",
@@ -189,144 +268,53 @@ def _train(
         setup_logging(config.logging)  # lets go of the run's log file
 
 
+def begin(config: Config, run: RunDirectory, parts: Parts, world: World, from_step: int) -> int:
+    """What rank 0 writes down when a generation of the run begins; its number."""
+    generation = begin_generation(run, from_step, world.world_size, is_unattended() or is_restart())
+    clear_heartbeats(run.heartbeats)
+    describe_run(config, run, parts.prepared, world)
+    return generation
+
+
+def sampling_stop(world: World, stop: StopFlag, watchdog: Watchdog) -> Callable[[], bool]:
+    """Ends the sample on all ranks at once, when any was told to stop or the time is up."""
+    deadline = time.monotonic() + SAMPLE_SEC
+
+    def is_over() -> bool:
+        watchdog.tick()
+        return world.control.any(stop.requested or time.monotonic() > deadline)
+
+    return is_over
+
+
 def dry_run(config: Config) -> dict[str, Any]:
     """One forward pass, nothing written but the token cache: does it fit, and how large is it?"""
     setup_logging(config.logging)
-    world = find_world(config.distributed, config.run)
-    config = settle_threads(config, None)
+    world = World(device=pick_device(config.run.device))
+    micro_batches_in_step(config, seat_here(config.distributed).world_size)
+    config = settle_threads(config, None, world)
     set_up_torch(config)
-    data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
-    prepared: PreparedData = data.prepare(config.run.threads)
-    adapter = build_adapter(config, prepared.tokenizer.vocab_size)
-    train_batches, eval_batches = make_batches(config, prepared, adapter)
-    module = build_module(config, adapter, world)
-    batch = train_batches[0].to(world.device)
+    parts = make_parts(config, world)
+    batch = parts.train_batches[0].to(world.device)
     with autocast_for(config, world)():  # with gradients on: the activations a real step keeps count too
-        loss = adapter.loss(module, batch.inputs, batch.targets).item() / batch.target_count
-    parameters = parameter_count(module)
-    tokens_per_step = batch.target_count * config.trainer.grad_accum_steps
+        loss = parts.adapter.loss(parts.module, batch.inputs, batch.targets).item() / batch.target_count
+    parameters = parameter_count(parts.module)
+    tokens_per_step = batch.target_count * parts.micro_batches
     return {
         "dry_run": True,
         "model": config.model.name,
         "device": str(world.device),
         "parameters": parameters,
-        "vocab_size": adapter.vocab_size,
-        "train_tokens": len(prepared.train),
-        "val_tokens": len(prepared.val),
-        "eval_batches": len(eval_batches),
+        "vocab_size": parts.adapter.vocab_size,
+        "train_tokens": len(parts.prepared.train),
+        "val_tokens": len(parts.prepared.val),
+        "eval_batches": len(parts.eval_batches),
         "tokens_per_step": tokens_per_step,
-        "epochs": round(tokens_per_step * config.trainer.max_steps / len(prepared.train), 3),
+        "epochs": round(tokens_per_step * config.trainer.max_steps / len(parts.prepared.train), 3),
         "loss": loss,
         # float32 weights and gradients, and AdamW's two averages (Adafactor keeps next to nothing)
         "state_bytes": (16 if config.trainer.optimizer == "adamw" else 8) * parameters,
         "peak_memory_bytes": peak_memory_bytes(world.device),
-    }
-
-
-def settle_threads(config: Config, resumption: Resumption | None) -> Config:
-    """A number of threads: the config's, else the one the run began with, else the cores there are."""
-    recorded = None
-    if resumption and resumption.checkpoint:
-        recorded = resumption.checkpoint.state().get("config", {}).get("run", {}).get("threads")
-        if config.run.threads and recorded and config.run.threads != recorded:
-            warn(
-                "TRAIN",
-                f"run.threads was {recorded} and is {config.run.threads} now: sums may round differently",
-            )
-    return config.with_values("run", threads=config.run.threads or recorded or usable_cores())
-
-
-def set_up_torch(config: Config) -> None:
-    assert config.run.threads
-    torch.set_num_threads(config.run.threads)
-    if config.run.deterministic:
-        # cuBLAS reads this when it starts; without it, deterministic mode refuses matrix products on a GPU.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if torch.are_deterministic_algorithms_enabled() != config.run.deterministic:  # setting it costs a second
-        torch.use_deterministic_algorithms(config.run.deterministic)
-    torch.backends.cudnn.benchmark = not config.run.deterministic
-
-
-def check_trackers(config: Config) -> None:
-    """A tracker that is asked for but not installed is a mistake to report now, not to lose later."""
-    if config.mlflow.enabled:
-        from llmtrain.tracking.mlflow import check_installed
-
-        check_installed()
-    if config.logging.tensorboard:
-        from llmtrain.tracking.tensorboard import check_installed
-
-        check_installed()
-
-
-def open_trackers(run: TrackedRun) -> NullTracker:
-    names = ["jsonl", "console"]
-    names += ["mlflow"] if run.config.mlflow.enabled else []
-    names += ["tensorboard"] if run.config.logging.tensorboard else []
-    opened: list[NullTracker] = []
-    for name in names:
-        try:
-            opened.append(registry.resolve("tracker", name, registry.TRACKERS)(run))
-        except Exception as problem:
-            if name == "jsonl":
-                raise  # a run without its own metrics is no run
-            warn("TRAIN", f"{name} could not be opened and is left out; training goes on: {problem}")
-    return Trackers(opened)
-
-
-def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
-    adapter: ModelAdapter = registry.resolve("model.name", config.model.name, registry.MODELS)(
-        config.model, tokenizer_vocab
-    )
-    return adapter
-
-
-def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Module:
-    torch.manual_seed(derive_seed(config.run.seed, "init"))
-    return adapter.build().to(world.device)
-
-
-def make_batches(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> tuple[TrainBatches, EvalBatches]:
-    size, block = config.trainer.micro_batch_size, config.model.block_size
-    return (
-        TrainBatches(prepared.train, block, size, config.run.seed, adapter.vocab_size),
-        EvalBatches(prepared.val, block, size, adapter.vocab_size, config.trainer.eval_batches),
-    )
-
-
-def build_stepper(
-    config: Config, adapter: ModelAdapter, module: nn.Module, optimizer: torch.optim.Optimizer, world: World
-) -> Stepper:
-    loss: LossFunction = adapter.loss
-    if config.trainer.compile:
-        loss = torch.compile(adapter.loss)
-    return Stepper(
-        module=module,
-        loss=loss,
-        optimizer=optimizer,
-        device=world.device,
-        seed=config.run.seed,
-        dropout=config.model.dropout > 0,
-        max_grad_norm=config.trainer.max_grad_norm,
-        autocast=autocast_for(config, world),
-    )
-
-
-def autocast_for(config: Config, world: World) -> Callable[[], AbstractContextManager[None]]:
-    if config.trainer.precision == "fp32":
-        return nullcontext
-    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
-
-
-def what_decides(config: Config, prepared: PreparedData, adapter: ModelAdapter, world: World) -> dict[str, Any]:
-    """What a checkpoint records so that a later run can tell whether it is the same one."""
-    return {
-        "config": redact_values(config.as_dict()),
-        "data_fingerprint": prepared.fingerprint,
-        "vocab_size": adapter.vocab_size,
-        "world_size": world.world_size,
-        "device": world.device.type,
-        "versions": versions(),
     }
 
 
@@ -341,9 +329,8 @@ def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, worl
         prepared.tokenizer.save(run.tokenizer)
 
 
-def write_sample(module: nn.Module, prepared: PreparedData, config: Config, stop: StopFlag) -> str:
-    """A look at what the model learned, within a few seconds."""
-    deadline = time.monotonic() + SAMPLE_SEC
+def write_sample(module: nn.Module, prepared: PreparedData, config: Config, told_to_stop: Callable[[], bool]) -> str:
+    """A look at what the model learned, within a few seconds. All ranks do it in step: a sharded model needs all."""
     try:
         return sample_text(
             module,
@@ -354,7 +341,7 @@ def write_sample(module: nn.Module, prepared: PreparedData, config: Config, stop
             temperature=0.8,
             top_k=50,
             seed=config.run.seed,
-            stop=lambda: stop.requested or time.monotonic() > deadline,
+            stop=told_to_stop,
         )
     except DataError:  # a char tokenizer of a text without line breaks
         return ""

@@ -4,6 +4,7 @@ While a run is being set up there is nothing to save, so it ends at once. Once t
 flag, and the loop saves and leaves at the next safe place. Either way the run ends as ResumeMe.
 """
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any
@@ -42,7 +43,8 @@ class StopFlag:
             raise ResumeMe("Stopped as told, before training began.", remedy="Run the same command again.") from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        if self.requested and number == signal.SIGINT:
+        # Under a launcher one Ctrl-C comes twice: from the terminal, and from the launcher.
+        if self.requested and number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise KeyboardInterrupt
         self.requested = True
         name = signal.Signals(number).name

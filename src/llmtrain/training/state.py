@@ -1,6 +1,7 @@
 """The tensors of a run by name, and their hash. Names carry no wrapper prefixes, so they outlive a strategy."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+
+from llmtrain.distributed.wrap import whole
 
 Tensors = dict[str, torch.Tensor]
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -46,18 +49,24 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Te
     return {name: value for name, value in flat.items() if name.startswith("state.")}
 
 
-def load_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, model: Tensors, averages: Tensors) -> None:
+def load_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, read: Callable[[str, Tensors], None]) -> None:
+    """Put stored tensors into model and optimizer; `read` fills the tensors of a group (`model`, `optimizer`)."""
+    model = model_tensors(module)
+    read("model", model)
     set_model_state_dict(module, cast(dict[str, Any], model))
-    flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))  # settings as they are now
-    set_optimizer_state_dict(module, optimizer, {**flat, **cast(dict[str, Any], averages)}, options=_FLAT)
+    # Asking for it makes the averages, which are not there before the first step; settings are as they are now.
+    flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
+    read("optimizer", {name: value for name, value in flat.items() if name.startswith("state.")})
+    set_optimizer_state_dict(module, optimizer, flat, options=_FLAT)
 
 
 def state_sha256(*groups: Tensors) -> str:
-    """A hash over all tensors, in the order of their names."""
+    """A hash over all tensors, whole, in the order of their names. Every rank has to take part where they are sharded:
+    one tensor at a time is put together."""
     digest = hashlib.sha256()
     for group in groups:
         for name in sorted(group):
-            tensor = group[name].detach().cpu().contiguous()
+            tensor = whole(group[name].detach()).cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

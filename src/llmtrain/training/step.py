@@ -9,6 +9,8 @@ from torch import nn
 
 from llmtrain.data.batches import Batch
 from llmtrain.data.sampler import derive_seed
+from llmtrain.distributed.world import World
+from llmtrain.distributed.wrap import Wrapped, whole
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import set_lr
 
@@ -17,41 +19,53 @@ LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class StepResult:
-    loss: torch.Tensor
-    """Mean loss of a target token of the step. Still on the device: reading it waits for the GPU."""
+    losses: torch.Tensor
+    """(micro-batches of this rank,): their shares of the step's mean loss. On the device: reading waits for the GPU."""
     grad_norm: torch.Tensor
+    target_count: int
+    """Target tokens of the step, on all ranks."""
 
 
 @dataclass(frozen=True)
 class Stepper:
+    wrapped: Wrapped
     module: nn.Module
+    """The model itself, without what is around it."""
     loss: LossFunction
     optimizer: torch.optim.Optimizer
-    device: torch.device
+    world: World
     seed: int
     dropout: bool
     max_grad_norm: float | None
     autocast: Callable[[], AbstractContextManager[None]]
+    tick: Callable[[], None]
+    """Called for each micro-batch: this rank moves."""
 
     def train_step(self, step: int, lr: float, batches: Sequence[Batch]) -> StepResult:
-        """The step's gradient is the mean over all its target tokens, however they are spread over micro-batches."""
-        target_count = sum(batch.target_count for batch in batches)
-        total = torch.zeros((), device=self.device)
-        for micro_index, batch in enumerate(batches):
+        """The step's gradient is the mean over all its target tokens, on whatever rank and micro-batch they are."""
+        target_count = self.world.control.sum(sum(batch.target_count for batch in batches))
+        first_micro = self.world.rank * len(batches)
+        losses = []
+        for index, batch in enumerate(batches):
+            self.tick()
             fault("forward", step + 1)
-            if self.dropout:  # what is dropped depends on the position only, so a resumed run drops the same
-                torch.manual_seed(derive_seed(self.seed, "dropout", step, micro_index))
-            on_device = batch.to(self.device)
-            with self.autocast():
-                loss = self.loss(self.module, on_device.inputs, on_device.targets) / target_count
-            if fault("loss", step + 1) == "nan":
-                loss = loss * float("nan")
-            loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.detach()
+            if self.dropout:  # what is dropped depends on the position only: not on rank, nor on when it is computed
+                torch.manual_seed(derive_seed(self.seed, "dropout", step, first_micro + index))
+            on_device = batch.to(self.world.device)
+            with self.wrapped.micro_step(is_last=index == len(batches) - 1):
+                with self.autocast():
+                    loss = self.loss(self.wrapped.module, on_device.inputs, on_device.targets) / target_count
+                if fault("loss", step + 1) == "nan":
+                    loss = loss * float("nan")
+                (loss * self.wrapped.loss_scale).backward()  # type: ignore[no-untyped-call]
+            self.wrapped.after_backward()
+            losses.append(loss.detach())
+        self.wrapped.finish_gradients()
         fault("after_backward", step + 1)
-        grad_norm = nn.utils.clip_grad_norm_(self.module.parameters(), self.max_grad_norm or float("inf"), foreach=True)
+        limit = self.max_grad_norm or float("inf")
+        grad_norm = whole(nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True))
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         fault("after_optimizer", step + 1)
-        return StepResult(total, grad_norm)
+        return StepResult(torch.stack(losses), grad_norm, target_count)

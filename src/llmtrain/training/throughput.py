@@ -23,9 +23,10 @@ _PEAK_FLOPS = {
 class Throughput:
     """A stopwatch over the steps; evaluation and saving stop it."""
 
-    def __init__(self, device: torch.device, tokens_per_step: int, flops_per_token: float) -> None:
+    def __init__(self, device: torch.device, tokens_per_step: int, flops_per_token: float, world_size: int) -> None:
         self._device, self._tokens_per_step, self._flops = device, tokens_per_step, flops_per_token
-        self._peak = peak_flops(device)
+        peak = peak_flops(device)
+        self._peak = peak * world_size if peak else None
         self._mark = time.perf_counter()
         self._steps = self._total_steps = 0
         self._total_seconds = 0.0

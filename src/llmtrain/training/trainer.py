@@ -1,47 +1,53 @@
 """The loop. Where it is decides what it does next, so a resumed run does exactly what the undisturbed one does."""
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from llmtrain.config.schema import TrainerSection
 from llmtrain.data.batches import Batch, EvalBatches
+from llmtrain.distributed.world import World
 from llmtrain.errors import ResumeMe, TrainingStopped
-from llmtrain.logs import log, warn
-from llmtrain.runs.lock import RunLock
+from llmtrain.logs import warn
+from llmtrain.runs.lock import NullLock
 from llmtrain.tracking.base import Metrics, NullTracker
-from llmtrain.training.checkpoint import CheckpointStore
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import lr_at
+from llmtrain.training.saver import Saver
 from llmtrain.training.shutdown import StopFlag
-from llmtrain.training.state import Progress, model_tensors, optimizer_tensors
+from llmtrain.training.state import Progress
 from llmtrain.training.step import Stepper, StepResult
 from llmtrain.training.throughput import Throughput
+from llmtrain.training.watchdog import Watchdog
 
 
 @dataclass
 class Trainer:
     config: TrainerSection
+    world: World
     stepper: Stepper
     train_batches: Iterator[Batch]
+    """This rank's micro-batches, in order."""
+    micro_batches: int
+    """How many of them make this rank's part of a step."""
     eval_batches: EvalBatches
-    store: CheckpointStore
+    saver: Saver
+    watchdog: Watchdog
     tracker: NullTracker
     progress: Progress
     throughput: Throughput
-    lock: RunLock
+    lock: NullLock
     stop: StopFlag
     recorded: dict[str, Any]
     """What a checkpoint keeps besides tensors and progress: config, data fingerprint, versions."""
     saved: tuple[int, int] = (0, 0)
     """(step, evaluated step) of the newest checkpoint: an evaluation after a save makes it worth saving again."""
+    _saved_before: tuple[int, int] = (0, 0)
     _is_cold: bool = True
     _unread: list[tuple[int, StepResult]] = field(default_factory=list)
 
@@ -58,22 +64,28 @@ class Trainer:
     def _loop(self) -> None:
         self.throughput.restart()
         while True:
-            if self._evaluation_due() and not self.stop.requested:
+            if self._evaluation_due() and not self._told_to_stop():
                 self._evaluate()
-            if self._save_due() or self.stop.requested:
-                self._save()
-            if self.stop.requested:
+            if self._save_due():
+                self._save(stopping=False)
+            if self._told_to_stop():
+                self._save(stopping=True)
                 raise ResumeMe(f"Stopped at step {self.progress.step} as told.")
             if self.progress.step >= self.config.max_steps:
                 return
             self._train_step()
 
+    def _told_to_stop(self) -> bool:
+        """Whether any rank was told to: all save the same step and leave together."""
+        self.watchdog.tick(self.progress.step)
+        return self.world.control.any(self.stop.requested)
+
     def _train_step(self) -> None:
         step = self.progress.step
-        batches = [next(self.train_batches) for _ in range(self.config.grad_accum_steps)]
+        batches = [next(self.train_batches) for _ in range(self.micro_batches)]
         result = self.stepper.train_step(step, lr_at(step, self.config), batches)
         self.progress.step += 1
-        self.progress.tokens += sum(batch.target_count for batch in batches)
+        self.progress.tokens += result.target_count
         self.throughput.count_step()
         self._unread.append((self.progress.step, result))
         if self._is_cold:
@@ -110,13 +122,19 @@ class Trainer:
         """Losses since the last reading, fetched at once (each fetch waits for the GPU); the last one. Stops at the
         first that is not a number: steps after it were wasted, but nothing of them is saved. Gradients are looked
         at too: an infinite one spoils the weights although the loss before it was fine."""
-        results = [torch.stack([result.loss, result.grad_norm.float()]) for _, result in self._unread]
-        values = torch.stack(results).tolist() if results else []
-        for (step, _), (loss, grad_norm) in zip(self._unread, values, strict=True):
+        if not self._unread:
+            return self.progress.last_train_loss or 0.0
+        # One row a step: this rank's micro-batches, then the norm, which is the same on all ranks.
+        mine = torch.stack([torch.cat([r.losses, r.grad_norm.float().reshape(1)]) for _, r in self._unread])
+        rows = self.world.control.gather_rows(mine).tolist()  # (ranks, steps, micro-batches + 1)
+        for index, (step, _) in enumerate(self._unread):
+            # Summed in the order of the micro-batches, so that it does not depend on who computed which.
+            loss = sum(value for row in rows for value in row[index][:-1])
+            grad_norm = rows[0][index][-1]
             if not math.isfinite(loss + grad_norm):
                 what = "loss" if not math.isfinite(loss) else "gradient"
                 value = loss if what == "loss" else grad_norm
-                size = self.config.micro_batch_size * self.config.grad_accum_steps
+                size = self.config.micro_batch_size * self.micro_batches * self.world.world_size
                 raise TrainingStopped(
                     f"The {what} of step {step} is {value}; its samples are {(step - 1) * size} to {step * size - 1}.",
                     remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
@@ -139,12 +157,12 @@ class Trainer:
             step = self.progress.step
             fault("evaluate", step)
             result = evaluate(
-                self.stepper.module,
+                self.stepper.wrapped.module,
                 self.stepper.loss,
                 self.eval_batches,
-                self.stepper.device,
+                self.world,
                 self.stepper.autocast,
-                stop=lambda: self.stop.requested,
+                stop=self._told_to_stop,
             )
             if result is None:
                 return  # told to stop: done again when the run goes on
@@ -168,47 +186,31 @@ class Trainer:
     def _is_saved(self) -> bool:
         return self.saved == (self.progress.step, self.progress.evaluated_step)
 
-    def _save(self) -> None:
+    def _save(self, stopping: bool) -> None:
         step = self.progress.step
+        self._finish_save(stopping)
         if step == 0 or self._is_saved():
             return
         with self._pause():  # it has looked at the losses: what follows one that is not a number is never saved
-            started = time.perf_counter()
             self.lock.check()
-            try:
-                self._write_checkpoint(step)
-            except (OSError, SafetensorError) as problem:
-                self._save_failed(step, problem)
-                return
-            self.saved = (step, self.progress.evaluated_step)
-            self._point_and_prune(step)
-            log("SAVE", f"step_{step} in {time.perf_counter() - started:.2f} s", fields={"step": step})
+            self.tracker.saved(step)
+            self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
+            state = {"progress": self.progress.as_dict(), **self.recorded}
+            self.saver.save(step, self.stepper.module, self.stepper.optimizer, state, self.progress.best_step)
+            if stopping or step == self.config.max_steps or not self.config.async_save:
+                self._finish_save(stopping)
 
-    def _write_checkpoint(self, step: int) -> None:
-        module, optimizer = self.stepper.module, self.stepper.optimizer
-        tensors = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
-        state = {"progress": self.progress.as_dict(), **self.recorded}
-        self.tracker.saved(step)
-        self.store.save(step, tensors, state, self.lock.token, publish=self.lock.check)
-
-    def _point_and_prune(self, step: int) -> None:
-        """Housekeeping after a checkpoint is complete; when it fails nothing is lost."""
-        self.lock.check()
+    def _finish_save(self, stopping: bool) -> None:
+        """Wait for the save that was begun. One that failed is tried again at the next occasion, if there is one."""
         try:
-            self.store.point("latest", step)
-            self.store.point("best", self.progress.best_step)
-            fault("save_before_prune", step)
-            self.lock.check()
-            self.store.prune(self.config.keep_checkpoints, self.progress.best_step)
+            self.saver.finish()
         except OSError as problem:
-            warn("SAVE", f"step_{step} is saved, but the pointers or old checkpoints could not be updated: {problem}")
-
-    def _save_failed(self, step: int, problem: Exception) -> None:
-        self.lock.check()  # another owner may have cleared away what was being written
-        what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
-        if step == self.config.max_steps or self.stop.requested:
-            raise TrainingStopped(what, remedy="Free some space, then go on with --resume.") from None
-        warn("SAVE", f"{what} Training goes on; the next save tries again.")
+            self.lock.check()  # another owner may have cleared away what was being written
+            step, self.saved = self.saved[0], self._saved_before
+            what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
+            if self.progress.step == step and (step == self.config.max_steps or stopping):
+                raise TrainingStopped(what, remedy="Free some space, then go on with --resume.") from None
+            warn("SAVE", f"{what} Training goes on; the next save tries again.")
 
     def _pause(self) -> AbstractContextManager[None]:
         """Evaluation and saving do not count as training time."""

@@ -1,0 +1,137 @@
+"""llmtrain node: what a pod runs, and what a person runs by hand on each of several machines."""
+
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.commands import doctor as doctor_command
+from llmtrain.commands import smoke as smoke_command
+from llmtrain.commands import train as train_command
+from llmtrain.commands.options import ConfigOption, JsonOption, SetOption
+from llmtrain.commands.processes import options, run_processes, worker_command
+from llmtrain.errors import UsageError
+from llmtrain.logs import log
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import DistributedSection
+    from llmtrain.distributed.identity import Place
+
+# What a platform says about pods must not be taken for what torchrun says about processes.
+STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+def command(
+    own_command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND ...]", help="Run this instead of training: any torch script."),
+    ] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    nodes: Annotated[str | None, typer.Option(help="Number of nodes, or MIN:MAX for an elastic job.")] = None,
+    processes_per_node: Annotated[
+        str | None, typer.Option(help="Processes on each node: a number, `gpu`, `cpu` or `auto`.")
+    ] = None,
+    node_rank: Annotated[int | None, typer.Option(help="Which node this is, from 0.")] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Name or address of node 0.")] = None,
+    master_port: Annotated[int | None, typer.Option(help="Port on node 0; 29500 unless said otherwise.")] = None,
+    max_restarts: Annotated[int, typer.Option(min=0, help="Starts after a crash, from the newest checkpoint.")] = 0,
+    rdzv_backend: Annotated[str | None, typer.Option(help="static, c10d, etcd-v2. Chosen by itself.")] = None,
+    rdzv_endpoint: Annotated[str | None, typer.Option(help="HOST:PORT to meet at, for c10d and etcd-v2.")] = None,
+    rdzv_id: Annotated[str | None, typer.Option(help="Name of the job, for c10d and etcd-v2.")] = None,
+    rdzv_conf: Annotated[str | None, typer.Option(help="Settings of the rendezvous: KEY=VALUE,...")] = None,
+    grace_sec: Annotated[int, typer.Option(min=1, help="How long processes may take to save when told to stop.")] = 600,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="Look for problems on all nodes instead of training.")
+    ] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier instead: `llmtrain smoke`.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Start this node's processes, and see them through. Who this node is is read from the environment (torchrun's
+    PET_ variables, an Indexed Job, a StatefulSet, a PyTorchJob, a TrainJob) where no option says it. A run that is
+    there already goes on."""
+    from llmtrain.config.load import load_config
+    from llmtrain.config.schema import DistributedSection, LoggingSection
+    from llmtrain.distributed.identity import Given, find_place
+    from llmtrain.logs import setup_logging
+
+    if sum((bool(own_command), doctor, smoke)) > 1:
+        raise UsageError("Give one of: a command, --doctor, --smoke.")
+    if own_command and (config or set_):
+        raise UsageError("--config and --set are for llmtrain's own trainer; a command of yours has its own arguments.")
+    loaded = None if own_command else load_config(config, set_ or [])
+    distributed = loaded.distributed if loaded else DistributedSection()
+    setup_logging(loaded.logging if loaded else LoggingSection())
+    given = Given(
+        nodes=nodes,
+        processes_per_node=processes_per_node,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_id=rdzv_id,
+        rdzv_conf=rdzv_conf,
+        rdzv_endpoint=rdzv_endpoint,
+    )
+    place = find_place(os.environ, given, socket.gethostname(), distributed)
+    for what, source in sorted(place.sources.items()):
+        log("DDP", f"{what} from {source}", logging.DEBUG)
+    os.environ["LLMTRAIN_NODE"] = "1"
+    if is_direct(place, max_restarts):
+        seat_alone(place, always=bool(own_command))
+        if own_command:
+            become(own_command, place, distributed)
+        elif doctor:
+            doctor_command.command(config, set_, json_=json_)
+        elif smoke:
+            smoke_command.command(config, set_, json_=json_)
+        else:
+            train_command.command(config, set_, resume="auto", json_=json_)
+        return
+    if own_command:
+        words = own_command
+    elif doctor or smoke:
+        words = worker_command("doctor" if doctor else "smoke", *options(config, set_ or [], json_))
+    else:
+        words = worker_command("train", "--resume", "auto", *options(config, set_ or [], json_))
+    run_processes(place, words, distributed, max_restarts, grace_sec, is_ours=not own_command)
+
+
+def is_direct(place: "Place", max_restarts: int) -> bool:
+    """Whether this very process can be the node's only one: nothing to start again, and its rank is known."""
+    is_fixed = not place.is_elastic and place.rdzv_backend in (None, "static")
+    return place.processes_per_node == 1 and is_fixed and not max_restarts
+
+
+def seat_alone(place: "Place", always: bool) -> None:
+    """Say in torchrun's words who this process is. A single one needs no words, unless a script expects them."""
+    for name in STALE:
+        os.environ.pop(name, None)
+    if place.nodes == 1 and not always:
+        return
+    os.environ.update(
+        RANK=str(place.node_rank),
+        WORLD_SIZE=str(place.nodes),
+        LOCAL_RANK="0",
+        LOCAL_WORLD_SIZE="1",
+        GROUP_RANK=str(place.node_rank),
+        MASTER_ADDR=place.master_addr,
+        MASTER_PORT=str(place.master_port),
+    )
+
+
+def become(words: list[str], place: "Place", distributed: "DistributedSection") -> None:
+    """Another program in this process's place, after the same checks and waiting; its exit code is ours."""
+    from llmtrain.distributed.network import setup_network
+    from llmtrain.distributed.rendezvous import deadline_sec, wait_for_master
+
+    if place.node_rank != 0:
+        timeout = deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ)
+        wait_for_master(place.master_addr, place.master_port, timeout)
+    setup_network(place.master_addr)
+    try:
+        os.execvp(words[0], words)
+    except OSError as problem:
+        raise UsageError(f"{words[0]} cannot be run: {problem.strerror}.") from None

@@ -1,0 +1,69 @@
+"""Starting processes of this node, for the commands that can: train, node, doctor, smoke."""
+
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from llmtrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import DistributedSection
+    from llmtrain.distributed.identity import Place
+
+
+def worker_command(*words: str) -> list[str]:
+    """llmtrain again, in a process of its own; -P: a directory named llmtrain here is not it."""
+    return [sys.executable, "-P", "-m", "llmtrain", *words]
+
+
+def options(config: str | None, overrides: list[str], json_: bool) -> list[str]:
+    words = ["--config", config] if config else []
+    for override in overrides:
+        words += ["--set", override]
+    return [*words, "--json"] if json_ else words
+
+
+def place_here(processes: int) -> "Place":
+    """This machine alone, with so many processes."""
+    from llmtrain.config.schema import DistributedSection
+    from llmtrain.distributed.identity import Given, find_place
+
+    if "LOCAL_RANK" in os.environ:
+        raise UsageError(
+            "--processes starts processes, but a launcher (torchrun) has started this one already.",
+            remedy="Leave one of the two out.",
+        )
+    given = Given(nodes="1", processes_per_node=str(processes))
+    return find_place({}, given, socket.gethostname(), DistributedSection())
+
+
+def run_processes(
+    place: "Place",
+    command: list[str],
+    distributed: "DistributedSection",
+    max_restarts: int = 0,
+    grace_sec: int = 600,
+    is_ours: bool = True,
+) -> None:
+    """Run a command in every process of the node, to the end. Raises what stands for them all if one fails."""
+    from llmtrain.distributed.node import NodeJob, run_node, share_cores
+    from llmtrain.distributed.rendezvous import deadline_sec
+    from llmtrain.distributed.sources import usable_cores
+
+    share_cores(place.processes_per_node, usable_cores())
+    if is_ours:
+        os.environ["LLMTRAIN_WORKER"] = "1"  # errors are told to us, and we print them once
+    try:
+        run_node(
+            NodeJob(
+                place,
+                command,
+                max_restarts,
+                deadline_sec("LLMTRAIN_DIST_TIMEOUT", distributed.join_timeout_sec, os.environ),
+                deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ),
+                grace_sec,
+            )
+        )
+    finally:
+        os.environ.pop("LLMTRAIN_WORKER", None)

@@ -1,0 +1,98 @@
+"""What the config asks for in memory, from the number of parameters: counted without making a single one."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain import registry
+from llmtrain.config.schema import Config
+from llmtrain.diagnose.checks import Finding, failed, failed_by, in_bytes, passed, warned
+from llmtrain.errors import UsageError
+
+# Weight and gradient, 4 bytes each, and the optimizer's: two averages for adamw, next to nothing for adafactor.
+STATE_BYTES = {"adamw": 16, "adafactor": 8}
+CHECKPOINT_BYTES = {"adamw": 12, "adafactor": 4}  # the same without gradients
+CHEAP_VOCABULARIES = {"byte": 256, "gpt2": 50257}
+COMFORTABLE_SHARE = 0.8
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Count:
+    parameters: int | None = None
+    why_not: str = ""
+    problem: UsageError | None = None
+    """The config cannot be built at all."""
+
+
+def count_parameters(config: Config) -> Count:
+    """On torch's meta device, where tensors have a shape and no content."""
+    vocabulary = config.model.vocab_size or CHEAP_VOCABULARIES.get(config.data.tokenizer)
+    if vocabulary is None:
+        return Count(why_not=f"the vocabulary of tokenizer '{config.data.tokenizer}' is known once its text is read")
+    import torch
+
+    from llmtrain.models.base import parameter_count
+
+    section = config.model.model_copy(update={"init": "random"})  # the size is the same, and no file is read
+    try:
+        adapter = registry.resolve("model.name", section.name, registry.MODELS)(
+            section, CHEAP_VOCABULARIES.get(config.data.tokenizer, vocabulary)
+        )
+        with torch.device("meta"):
+            return Count(parameter_count(adapter.build()))
+    except UsageError as error:
+        return Count(problem=error)
+    except Exception as problem:  # another family's build may not know the meta device
+        return Count(why_not=f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
+
+
+def checkpoint_bytes(config: Config, count: Count) -> int | None:
+    return None if count.parameters is None else count.parameters * CHECKPOINT_BYTES[config.trainer.optimizer]
+
+
+def memory(config: Config, count: Count, world_size: int, processes: int) -> Iterator[Finding]:
+    """The machine's, shared by its processes; on GPUs, that of one GPU for one process."""
+    is_gpu, limit = memory_limit(config)
+    if count.problem is not None:
+        yield failed_by("memory", count.problem)
+        return
+    place = "of each GPU" if is_gpu else "of this machine or container"
+    if count.parameters is None:
+        yield passed("memory", f"{in_bytes(limit)} {place}; the need was not counted: {count.why_not}")
+        return
+    optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
+    shares = world_size if strategy == "fsdp" else 1
+    need = count.parameters * STATE_BYTES[optimizer] // shares * (1 if is_gpu else processes)
+    evidence = (
+        f"{count.parameters:,} parameters need {in_bytes(need)} "
+        + (f"in {processes} processes " if processes > 1 and not is_gpu else "")
+        + f"for weights, gradients and {optimizer} (activations come on top), of {in_bytes(limit)} {place}"
+    )
+    remedy = "Use a smaller model, trainer.optimizer adafactor, or distributed.strategy fsdp on more nodes or GPUs."
+    if need > limit:
+        yield failed("memory", evidence, remedy)
+    elif need > COMFORTABLE_SHARE * limit:
+        yield warned("memory", evidence, remedy)
+    else:
+        yield passed("memory", evidence)
+
+
+def memory_limit(config: Config) -> tuple[bool, int]:
+    """(whether on GPUs, bytes)"""
+    import torch
+
+    if config.run.device != "cpu" and torch.cuda.is_available():
+        return True, min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    return False, machine_memory()
+
+
+def machine_memory() -> int:
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CGROUP_LIMITS:
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+    return min(limits)

@@ -1,0 +1,52 @@
+"""torch's elastic agent with our rules: what is worth a restart, and every worker's exit code kept."""
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+
+from llmtrain.distributed.endings import Ended, Joining, is_worth_a_restart, log_restart
+from llmtrain.runs.atomic import read_json
+
+
+class NodeAgent(LocalElasticAgent):
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, grace_sec: int, joining: Joining) -> None:
+        super().__init__(spec, logs, shutdown_timeout=grace_sec)
+        self._joining = joining
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        self._joining.is_true = True
+        super()._initialize_workers(worker_group)
+        self._joining.is_true = False
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            ended = self.ended()
+            if not is_worth_a_restart(ended):
+                self._remaining_restarts = 0
+            elif self._remaining_restarts > 0:
+                log_restart(ended, self._remaining_restarts - 1)
+        return result
+
+    def end_all(self) -> None:
+        """No process is left behind, whatever made the agent leave."""
+        if self._pcontext is not None:
+            self._pcontext.close(signal.SIGKILL, timeout=1)
+
+    def ended(self) -> list[Ended]:
+        """How every worker of this node ended."""
+        context: Any = self._pcontext
+        if context is None:
+            return []
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        found = []
+        for local_rank, handler in context.subprocess_handlers.items():
+            code = handler.proc.poll()
+            report = (read_json(Path(context.error_files[local_rank])) or {}) if code else {}
+            said = report.get("llmtrain") if isinstance(report, dict) else None
+            found.append(Ended(ranks.get(local_rank, local_rank), code or 0, said or {}))
+        return found

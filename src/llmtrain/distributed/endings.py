@@ -1,0 +1,92 @@
+"""How the processes of a node ended: what stands for them all, and whether another start is worth it."""
+
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmtrain import errors
+from llmtrain.errors import LlmtrainError, ResumeMe
+from llmtrain.logs import warn
+
+NO_RESTART_CODES = (64, 65)
+"""A mistake stays a mistake, however often it is tried."""
+TOLD = 75
+
+
+@dataclass
+class Joining:
+    """Whether the agent waits for other agents, inside C++ where Python's signal handlers do not run."""
+
+    is_true: bool = True
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one worker ended."""
+
+    rank: int
+    code: int
+    """Exit code, or minus the signal that ended it."""
+    report: dict[str, Any] = field(default_factory=dict)
+    """What it said itself (LlmtrainError.as_dict), where it could."""
+
+    @property
+    def kind(self) -> str | None:
+        return self.report.get("error")
+
+
+def overall(ended: list[Ended]) -> LlmtrainError | None:
+    """One error for all workers: 64 or 65 over a crash over 75. None when every one finished."""
+    failed = [worker for worker in ended if worker.code]
+    if not failed:
+        return None
+    # Workers that die of the SIGTERM we send after another's failure are no failure of their own.
+    own = [worker for worker in failed if worker.code != -signal.SIGTERM] or failed
+    worst = min(own, key=_severity)
+    code = worst.code if worst.code > 0 else 128 - worst.code
+    if worst.report:
+        kind: Any = getattr(errors, str(worst.kind), LlmtrainError)
+        kind = errors.UsageError if kind is errors.ConfigError else kind
+        what = str(worst.report.get("what"))
+        error: LlmtrainError = kind(what if len(ended) == 1 else f"rank {worst.rank}: {what}")
+        error.known, error.remedy = worst.report.get("known"), worst.report.get("remedy")
+        error.details = {k: v for k, v in worst.report.items() if k not in _OWN_FIELDS}
+    elif worst.code == TOLD:
+        error = ResumeMe(f"rank {worst.rank} ended with exit code 75: told to stop.")
+    else:
+        error = LlmtrainError(f"rank {worst.rank} {_in_words(worst.code)}.")
+    error.exit_code = code
+    return error
+
+
+_OWN_FIELDS = ("error", "what", "known", "remedy", "exit_code")
+
+
+def _severity(worker: Ended) -> tuple[int, int]:
+    if worker.code in NO_RESTART_CODES:
+        return 0, worker.rank
+    if worker.code != TOLD:
+        return 1, worker.rank
+    return (2 if worker.kind != "PeerLost" else 3), worker.rank
+
+
+def _in_words(code: int) -> str:
+    if code >= 0:
+        return f"crashed with exit code {code}; its output says why"
+    name = signal.Signals(-code).name
+    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"was ended by {name}{hint}"
+
+
+def is_worth_a_restart(ended: list[Ended]) -> bool:
+    failed = [worker for worker in ended if worker.code and worker.code != -signal.SIGTERM]
+    if any(worker.code in NO_RESTART_CODES for worker in failed):
+        return False
+    return not any(worker.code == TOLD and worker.kind != "PeerLost" for worker in failed)
+
+
+def log_restart(ended: list[Ended], left: int) -> None:
+    failed = next((w for w in sorted(ended, key=_severity) if w.code), None)
+    if failed is not None:
+        why = f": {failed.report['what']}" if failed.report else f" {_in_words(failed.code)}."
+        warn("DDP", f"rank {failed.rank}{why} Starting the processes again ({left} restarts left)")

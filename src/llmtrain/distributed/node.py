@@ -1,0 +1,179 @@
+"""The processes of one node: started and watched by torch's elastic agent, their exit codes passed on.
+
+torchrun does the same but ends with 1 whatever its workers ended with, and starts them again whatever the reason.
+Here a worker's 64, 65 and 75 come out as they are, and only a crash, or a peer's crash, is worth another start.
+"""
+
+import logging
+import os
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from llmtrain.distributed.endings import Ended, Joining, overall
+from llmtrain.distributed.identity import Place
+from llmtrain.distributed.network import setup_network
+from llmtrain.distributed.rendezvous import wait_for_master
+from llmtrain.errors import JoinError, PeerLost, ResumeMe
+from llmtrain.logs import is_debugging, log
+
+
+@dataclass(frozen=True)
+class NodeJob:
+    place: Place
+    command: list[str]
+    """What every process of the node runs."""
+    max_restarts: int = 0
+    join_timeout_sec: float = 1800.0
+    master_ready_timeout_sec: float = 600.0
+    grace_sec: int = 600
+    """How long workers may take to stop once they were told to."""
+
+
+def run_node(job: NodeJob) -> None:
+    """Run the node's processes to their end. Raises the error that stands for them all when one did not finish."""
+    place = job.place
+    backend = pick_rendezvous(place, job.max_restarts)
+    with _ending_while_joining() as joining:
+        if place.nodes > 1 and place.node_rank != 0 and not backend.startswith("etcd"):
+            wait_for_master(place.master_addr, place.master_port, job.master_ready_timeout_sec)
+        setup_network(place.master_addr)  # the workers inherit it
+        ended = _run_agent(job, backend, joining)
+    error = overall(ended)
+    if error is not None:
+        raise error
+
+
+def pick_rendezvous(place: Place, max_restarts: int) -> str:
+    """static: fixed nodes, and who dies is started again by the platform. c10d: agents that find each other again."""
+    if place.rdzv_backend:
+        return place.rdzv_backend
+    return "static" if place.nodes > 1 and not place.is_elastic and not max_restarts else "c10d"
+
+
+@contextmanager
+def _ending_while_joining() -> Iterator[Joining]:
+    """While nodes wait for each other there is nothing to save: a signal ends the process at once, with 75. The
+    kernel's end of Python's signal handling writes to a pipe, which a thread reads even while the main one waits."""
+    state = Joining()
+    if threading.current_thread() is not threading.main_thread():
+        yield state
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+
+    def listen() -> None:
+        while data := os.read(reading, 1):
+            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.is_true:
+                log("DDP", f"{signal.Signals(data[0]).name}: stopped while waiting for the other nodes")
+                os._exit(ResumeMe.exit_code)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        """The thread acts; without a handler of our own there would be nothing written for it."""
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    threading.Thread(target=listen, name="signals", daemon=True).start()
+    try:
+        yield state
+    finally:
+        signal.set_wakeup_fd(wakeup_before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writing)  # ends the thread
+
+
+def _run_agent(job: NodeJob, backend: str, joining: Joining) -> list[Ended]:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+    from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
+
+    from llmtrain.distributed.agent import NodeAgent
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.INFO if is_debugging() else logging.CRITICAL)
+    place = job.place
+    is_static = backend == "static"
+    is_alone = place.max_nodes == 1 and "master_port" not in place.sources.keys() - _defaults(place)
+    endpoint = place.rdzv_endpoint or f"{place.master_addr}:{0 if is_alone else place.master_port}"
+    timeout = int(job.join_timeout_sec)
+    conf: dict[str, Any] = {"timeout": timeout, "join_timeout": timeout, "read_timeout": timeout, **place.rdzv_conf}
+    if is_static:
+        conf["rank"] = place.node_rank
+    elif place.node_rank is not None and not backend.startswith("etcd"):
+        conf.setdefault("is_host", str(place.node_rank == 0).lower())
+    log("DDP", f"rendezvous {backend} at {endpoint}, {place.processes_per_node} processes here")
+    with tempfile.TemporaryDirectory(prefix="llmtrain-node-") as folder:
+        try:
+            handler = registry.get_rendezvous_handler(
+                RendezvousParameters(
+                    backend=backend,
+                    endpoint=endpoint,
+                    run_id=place.rdzv_id or "llmtrain",
+                    min_nodes=place.min_nodes,
+                    max_nodes=place.max_nodes,
+                    local_addr="127.0.0.1" if place.max_nodes == 1 else None,
+                    **conf,
+                )
+            )
+            spec = WorkerSpec(
+                role="train",
+                local_world_size=place.processes_per_node,
+                entrypoint=job.command[0],
+                args=tuple(job.command[1:]),
+                rdzv_handler=handler,
+                max_restarts=job.max_restarts,
+                monitor_interval=0.1,
+                master_addr=place.master_addr if is_static else None,
+                master_port=place.master_port if is_static else None,
+                local_addr="127.0.0.1" if place.max_nodes == 1 else None,
+            )
+            agent = NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
+        except (DistError, RendezvousError, ValueError, OSError) as problem:
+            raise _no_rendezvous(job, backend, problem) from None
+        try:
+            agent.run()
+        except SignalException as told:
+            with suppress(SignalException):  # a second signal while the workers are stopping
+                log("DDP", f"{signal.Signals(told.sigval).name}: the processes of this node have stopped")
+        except RendezvousClosedError:
+            raise PeerLost(
+                "The other nodes have given the run up.", remedy="The log of the node that gave up first says why."
+            ) from None
+        except (DistError, RendezvousError, OSError) as problem:
+            raise _no_rendezvous(job, backend, problem) from None
+        finally:
+            agent.end_all()
+            with suppress(Exception):
+                handler.shutdown()
+        return agent.ended()
+
+
+def _defaults(place: Place) -> set[str]:
+    return {name for name, source in place.sources.items() if source == "default"}
+
+
+def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
+    place = job.place
+    what = " ".join(str(problem).split())[:300]
+    error = JoinError(
+        f"The {place.nodes} nodes did not find each other at {place.master_addr}:{place.master_port} ({backend}) "
+        f"within {job.join_timeout_sec:.0f} s: {what}",
+        remedy="Check that every node has been started with the same --nodes and --master-addr; "
+        "`llmtrain node --doctor` looks closer.",
+    )
+    error.details = {"host": place.master_addr, "port": place.master_port, "node": socket.gethostname()}
+    return error
+
+
+def share_cores(processes: int, cores: int) -> None:
+    """Before workers start: without a word each would use all cores."""
+    if processes > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))

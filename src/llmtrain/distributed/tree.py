@@ -1,0 +1,81 @@
+"""Gradients summed in one fixed order, whatever the number of processes.
+
+The micro-batches of a step are the leaves of a tree. As long as their number is even it is halved; what is left is
+summed from left to right. With 2**n processes each has a whole branch, so a process sums its branch by itself and the
+branches are then exchanged in pairs. `a + b` and `b + a` are the same bits, so both partners hold the same sum.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+Gradients = list[torch.Tensor]
+BUCKET_ELEMENTS = 8 << 20  # exchanged at once: 32 MB of float32
+
+
+class GradientTree:
+    def __init__(self, module: nn.Module, rank: int, world_size: int, micro_batches: int) -> None:
+        self._parameters = [p for p in module.parameters() if p.requires_grad]
+        self._rank, self._world_size = rank, world_size
+        self._leaves = odd_part(micro_batches)  # summed from left to right, by autograd itself
+        self._seen = 0
+        self._branches: list[tuple[int, Gradients]] = []  # (level, sum), from the left
+
+    def take(self) -> None:
+        """After the backward pass of one micro-batch."""
+        self._seen += 1
+        if self._seen % self._leaves:
+            return
+        level, carried = 0, self._take_gradients()
+        while self._branches and self._branches[-1][0] == level:
+            _, left = self._branches.pop()
+            torch._foreach_add_(left, carried)
+            level, carried = level + 1, left
+        self._branches.append((level, carried))
+
+    def finish(self) -> None:
+        """Put the sum over all micro-batches of all processes into the parameters' gradients."""
+        ((_, total),) = self._branches
+        self._branches, self._seen = [], 0
+        distance = 1
+        while distance < self._world_size:
+            for bucket in _buckets(total):
+                _add_partners(bucket, self._rank ^ distance)
+            distance *= 2
+        for parameter, gradient in zip(self._parameters, total, strict=True):
+            parameter.grad = gradient
+
+    def _take_gradients(self) -> Gradients:
+        taken = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return taken
+
+
+def odd_part(number: int) -> int:
+    while number % 2 == 0:
+        number //= 2
+    return number
+
+
+def _buckets(gradients: Gradients) -> list[Gradients]:
+    buckets: list[Gradients] = [[]]
+    size = 0
+    for gradient in gradients:
+        if buckets[-1] and size + gradient.numel() > BUCKET_ELEMENTS:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(gradient)
+        size += gradient.numel()
+    return [bucket for bucket in buckets if bucket]
+
+
+def _add_partners(bucket: Gradients, partner: int) -> None:
+    mine = torch.cat([gradient.reshape(-1) for gradient in bucket])
+    theirs = torch.empty_like(mine)
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+    ):
+        work.wait()
+    parts = torch.split(theirs, [gradient.numel() for gradient in bucket])
+    torch._foreach_add_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)])

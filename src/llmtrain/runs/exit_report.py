@@ -1,0 +1,31 @@
+"""How a process ended, in words, for the launcher that started it: torch's elastic agent names a file to every worker.
+
+An exit code cannot say whether 75 means "told to stop" or "a peer was lost", and only the second is worth a restart.
+"""
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+from llmtrain.errors import LlmtrainError
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def write_exit_report(error: LlmtrainError) -> None:
+    path = os.environ.get(ERROR_FILE)
+    if not path:
+        return
+    kind = type(error).__name__
+    report = {
+        "message": {
+            "message": f"{kind}: {error}",
+            "errorType": kind,
+            "extraInfo": {"py_callstack": str(error), "timestamp": str(int(time.time()))},
+        },
+        "llmtrain": error.as_dict(),
+    }
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps(report), encoding="utf-8")

@@ -1,0 +1,56 @@
+"""generations.json: every start of a run has a number, and says how it ended.
+
+A generation that ended without a word crashed. Three crashes in a row without a newer checkpoint mean that starting it
+again will not help; whoever starts a run unattended then gives up. Being told to stop is no crash.
+"""
+
+import socket
+import time
+from typing import Any
+
+from llmtrain.errors import TrainingStopped
+from llmtrain.runs.atomic import read_json, write_json
+from llmtrain.runs.directory import RunDirectory
+
+MAX_CRASHES = 3
+KEPT = 50
+_ENDED_WELL = ("finished", "stopped")
+
+
+def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
+    rows = read_json(run.generations)
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unattended: bool) -> int:
+    """Number this start. The caller owns the run's lock."""
+    rows = read_generations(run)
+    last = rows[-1] if rows else None
+    crashes = 0
+    if last and is_unattended and last.get("ended") not in _ENDED_WELL and from_step <= last.get("from_step", 0):
+        crashes = int(last.get("crashes", 0)) + 1
+    if crashes >= MAX_CRASHES:
+        raise TrainingStopped(
+            f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
+            remedy=f"Look at {run.logs}. When the cause is gone, `llmtrain train --resume {run.path}` goes on.",
+        )
+    generation = int(last["generation"]) + 1 if last else 1
+    row = {
+        "generation": generation,
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": socket.gethostname(),
+        "world_size": world_size,
+        "from_step": from_step,
+        "crashes": crashes,
+        "ended": None,
+    }
+    write_json(run.generations, [*rows, row][-KEPT:])
+    return generation
+
+
+def end_generation(run: RunDirectory, generation: int, status: str, step: int) -> None:
+    rows = read_generations(run)
+    for row in rows:
+        if row.get("generation") == generation:
+            row.update(ended=status, step=step)
+    write_json(run.generations, rows)

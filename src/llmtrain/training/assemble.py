@@ -1,0 +1,216 @@
+"""The parts of a run, each made from the sections of the config it needs."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmtrain import registry
+from llmtrain.config.schema import Config
+from llmtrain.data.base import PreparedData
+from llmtrain.data.batches import EvalBatches, TrainBatches
+from llmtrain.data.sampler import derive_seed
+from llmtrain.distributed.sources import usable_cores
+from llmtrain.distributed.world import World
+from llmtrain.distributed.wrap import Wrapped, wrap_model
+from llmtrain.errors import UsageError
+from llmtrain.logs import warn
+from llmtrain.models.base import ModelAdapter
+from llmtrain.runs.metadata import versions
+from llmtrain.runs.redact import redact_values
+from llmtrain.tracking.base import NullTracker, TrackedRun, Trackers
+from llmtrain.training.resume import Resumption
+from llmtrain.training.step import LossFunction, Stepper
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, ready before anything is written."""
+
+    prepared: PreparedData
+    adapter: ModelAdapter
+    train_batches: TrainBatches
+    eval_batches: EvalBatches
+    module: nn.Module
+    micro_batches: int
+    """In a step, of all processes together."""
+    recorded: dict[str, Any]
+    """What a checkpoint keeps besides tensors and progress: config, data fingerprint, versions."""
+
+
+def make_parts(config: Config, world: World) -> Parts:
+    """Data and model. Anything that is wrong with them shows here, before there is a run directory."""
+    micro_batches = micro_batches_in_step(config, world.world_size)
+    check_trackers(config)
+    data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
+    assert config.run.threads
+    prepared: PreparedData = data.prepare(config.run.threads)
+    adapter = build_adapter(config, prepared.tokenizer.vocab_size)
+    train_batches, eval_batches = make_batches(config, prepared, adapter)
+    train_batches[0]  # a damaged token store shows now
+    module = build_module(config, adapter, world)
+    recorded = what_decides(config, prepared, adapter, world, micro_batches)
+    return Parts(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded)
+
+
+def micro_batches_in_step(config: Config, world_size: int) -> int:
+    """Fixed by the config; the number of processes only decides who computes which."""
+    count = config.trainer.grad_accum_steps * (world_size if config.trainer.scale_batch else 1)
+    if count % world_size:
+        fits = [size for size in range(1, count + 1) if count % size == 0]
+        below = count - count % world_size
+        near = " or ".join(str(n) for n in (below, below + world_size) if n)
+        raise UsageError(
+            f"{world_size} processes cannot share the {count} micro-batches of a step (trainer.grad_accum_steps). "
+            f"Numbers of processes that fit: {', '.join(map(str, fits))}.",
+            remedy=f"Set trainer.grad_accum_steps to a multiple of {world_size}, such as {near}; or set "
+            f"trainer.scale_batch to true, which makes it {count * world_size} micro-batches, a larger step.",
+        )
+    if config.distributed.reproducible_reduce and world_size & (world_size - 1):
+        raise UsageError(
+            f"distributed.reproducible_reduce needs 1, 2, 4, 8, ... processes; there are {world_size}.",
+            remedy="Start another number of them, or set distributed.reproducible_reduce to false.",
+        )
+    return count
+
+
+def settle_threads(config: Config, resumption: Resumption | None, world: World) -> Config:
+    """A number of threads: the config's, else the one the run began with, else this process's share of the cores."""
+    recorded = None
+    if resumption and resumption.checkpoint:
+        recorded = resumption.checkpoint.state().get("config", {}).get("run", {}).get("threads")
+        if config.run.threads and recorded and config.run.threads != recorded:
+            warn(
+                "TRAIN",
+                f"run.threads was {recorded} and is {config.run.threads} now: sums may round differently",
+            )
+    own_share = max(1, usable_cores() // world.local_world_size)
+    return config.with_values("run", threads=config.run.threads or recorded or own_share)
+
+
+def set_up_torch(config: Config) -> None:
+    assert config.run.threads
+    torch.set_num_threads(config.run.threads)
+    if config.run.deterministic:
+        # cuBLAS reads this when it starts; without it, deterministic mode refuses matrix products on a GPU.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if torch.are_deterministic_algorithms_enabled() != config.run.deterministic:  # setting it costs a second
+        torch.use_deterministic_algorithms(config.run.deterministic)
+    torch.backends.cudnn.benchmark = not config.run.deterministic
+
+
+def check_trackers(config: Config) -> None:
+    """A tracker that is asked for but not installed is a mistake to report now, not to lose later."""
+    if config.mlflow.enabled:
+        from llmtrain.tracking.mlflow import check_installed
+
+        check_installed()
+    if config.logging.tensorboard:
+        from llmtrain.tracking.tensorboard import check_installed
+
+        check_installed()
+
+
+def open_trackers(run: TrackedRun) -> NullTracker:
+    names = ["jsonl", "console"]
+    names += ["mlflow"] if run.config.mlflow.enabled else []
+    names += ["tensorboard"] if run.config.logging.tensorboard else []
+    opened: list[NullTracker] = []
+    for name in names:
+        try:
+            opened.append(registry.resolve("tracker", name, registry.TRACKERS)(run))
+        except Exception as problem:
+            if name == "jsonl":
+                raise  # a run without its own metrics is no run
+            warn("TRAIN", f"{name} could not be opened and is left out; training goes on: {problem}")
+    return Trackers(opened)
+
+
+def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
+    adapter: ModelAdapter = registry.resolve("model.name", config.model.name, registry.MODELS)(
+        config.model, tokenizer_vocab
+    )
+    return adapter
+
+
+def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Module:
+    torch.manual_seed(derive_seed(config.run.seed, "init"))
+    module = adapter.build()
+    # A model to be sharded stays on the CPU: it goes to the GPU a block at a time.
+    return module if world.is_joined and config.distributed.strategy == "fsdp" else module.to(world.device)
+
+
+def make_batches(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> tuple[TrainBatches, EvalBatches]:
+    size, block = config.trainer.micro_batch_size, config.model.block_size
+    return (
+        TrainBatches(prepared.train, block, size, config.run.seed, adapter.vocab_size),
+        EvalBatches(prepared.val, block, size, adapter.vocab_size, config.trainer.eval_batches),
+    )
+
+
+def wrap(config: Config, world: World, parts: Parts) -> tuple[Wrapped, LossFunction]:
+    """The model as the step calls it, and the loss over it; compiled where that is asked for."""
+    loss: LossFunction = parts.adapter.loss
+    is_sharded = world.is_joined and config.distributed.strategy == "fsdp"
+    if config.trainer.compile and is_sharded:
+        for block in parts.adapter.blocks(parts.module):  # what is between the blocks gathers weights: not compiled
+            block.compile()
+    elif config.trainer.compile:
+        loss = torch.compile(parts.adapter.loss)
+    wrapped = wrap_model(
+        parts.module,
+        parts.adapter.blocks,
+        config.distributed,
+        world,
+        config.trainer.precision,
+        parts.micro_batches,
+    )
+    return wrapped, loss
+
+
+def build_stepper(
+    config: Config,
+    world: World,
+    parts: Parts,
+    wrapped: Wrapped,
+    loss: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    tick: Callable[[], None],
+) -> Stepper:
+    return Stepper(
+        wrapped=wrapped,
+        module=parts.module,
+        loss=loss,
+        optimizer=optimizer,
+        world=world,
+        seed=config.run.seed,
+        dropout=config.model.dropout > 0,
+        max_grad_norm=config.trainer.max_grad_norm,
+        autocast=autocast_for(config, world),
+        tick=tick,
+    )
+
+
+def autocast_for(config: Config, world: World) -> Callable[[], AbstractContextManager[None]]:
+    if config.trainer.precision == "fp32":
+        return nullcontext
+    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
+
+
+def what_decides(
+    config: Config, prepared: PreparedData, adapter: ModelAdapter, world: World, micro_batches: int
+) -> dict[str, Any]:
+    """What a checkpoint records so that a later run can tell whether it is the same one."""
+    return {
+        "config": redact_values(config.as_dict()),
+        "data_fingerprint": prepared.fingerprint,
+        "vocab_size": adapter.vocab_size,
+        "micro_batches": micro_batches,
+        "world_size": world.world_size,
+        "device": world.device.type,
+        "versions": versions(),
+    }

@@ -1,0 +1,97 @@
+"""The watchdog: writes this rank's heartbeat, and ends the process when the others keep it waiting too long.
+
+A rank that hangs leaves the others inside a collective, where no Python code runs any more. This thread still does. It
+fires at distributed.timeout_sec, before the collective library would abort, and names the rank that went silent.
+"""
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+from llmtrain.distributed.world import World
+from llmtrain.errors import PeerLost
+from llmtrain.logs import log
+from llmtrain.runs.exit_report import write_exit_report
+from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats
+
+BEAT_SEC = 2.0
+CHECK_SEC = 0.25
+
+
+class Watchdog:
+    def __init__(self, folder: Path, world: World, generation: int, timeout_sec: float) -> None:
+        self._folder, self._world, self._timeout_sec = folder, world, timeout_sec
+        self._heartbeat = Heartbeat(folder, world.rank, generation)
+        self._step = self._progress = 0
+        self._moved_at = time.monotonic()
+        self._before: dict[int, Beat] = {}
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def tick(self, step: int | None = None) -> None:
+        """This rank moves."""
+        if step is not None:
+            self._step = step
+        self._progress += 1
+        self._moved_at = time.monotonic()
+
+    def __enter__(self) -> "Watchdog":
+        self.tick()
+        self._heartbeat.write(self._step, self._progress)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        self._heartbeat.write(self._step, self._progress)
+
+    def _watch(self) -> None:
+        beat_sec = min(BEAT_SEC, self._timeout_sec / 4)
+        written = time.monotonic()
+        while not self._done.wait(CHECK_SEC):
+            now = time.monotonic()
+            if now - written >= beat_sec:
+                self._heartbeat.write(self._step, self._progress)
+                written = now
+            waiting = now - self._moved_at
+            if self._world.world_size == 1:
+                continue
+            if waiting > self._timeout_sec:
+                self._give_up(waiting)
+            if waiting > self._timeout_sec / 2:
+                self._before = self._before or read_heartbeats(self._folder)
+            else:
+                self._before = {}
+
+    def _give_up(self, waiting: float) -> None:
+        error = PeerLost(
+            f"No progress for {waiting:.0f} s at step {self._step}: {self._name_the_silent()}.",
+            remedy="Look at that rank's log and machine. Start the run again: it goes on from the newest checkpoint.",
+        )
+        log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
+        write_exit_report(error)
+        os._exit(error.exit_code)  # the main thread is inside a collective and cannot be called back
+
+    def _name_the_silent(self) -> str:
+        now = read_heartbeats(self._folder)
+        others = [rank for rank in range(self._world.world_size) if rank != self._world.rank]
+        silent = [r for r in others if r not in now or now[r].get("beat") == self._before.get(r, {}).get("beat")]
+        if silent:
+            return "; ".join(_describe(r, now.get(r), "has gone silent") for r in silent)
+        least = min(now[r]["progress"] for r in others)
+        behind = [r for r in others if now[r]["progress"] == least < self._progress]
+        if behind:
+            return "; ".join(_describe(r, now[r], "answers but is stuck") for r in behind)
+        return "every rank answers, none moves"
+
+
+def _describe(rank: int, beat: Beat | None, what: str) -> str:
+    if beat is None:
+        return f"rank {rank} {what} (it never wrote a heartbeat)"
+    return f"rank {rank} {what} (pid {beat['pid']} on {beat['host']}, step {beat['step']})"

@@ -1,0 +1,122 @@
+"""Findings, the running of checks, and the tables made of them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from llmtrain.config.schema import Config
+from llmtrain.diagnose import Finding
+from llmtrain.diagnose.checks import at_rank, in_bytes, is_ok, many, passed, run_checks
+from llmtrain.diagnose.collective import Timing
+from llmtrain.diagnose.report import Report, explain_failed_start, findings_table, grouped
+from llmtrain.errors import JoinError
+
+
+def test_a_check_that_breaks_is_a_warning_and_keeps_what_it_found() -> None:
+    def breaks() -> Iterator[Finding]:
+        yield passed("first", "seen")
+        raise OSError(5, "Input/output error")
+
+    found = run_checks([("disk", breaks), ("next", lambda: [passed("next", "still run")])])
+    assert [(f.name, f.status) for f in found] == [("first", "pass"), ("disk", "warn"), ("next", "pass")]
+    assert "Input/output error" in found[1].evidence
+    assert is_ok(found)
+
+
+def test_one_failure_is_enough() -> None:
+    assert not is_ok([passed("a", "b"), Finding("c", "fail", "d")])
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(4, "4 B"), (64_000_000, "64 MB"), (1.5e3, "1.5 kB"), (2e12, "2 TB"), (1.6e16, "16,000 TB")]
+)
+def test_bytes_in_words(count: float, text: str) -> None:
+    assert in_bytes(count) == text
+
+
+def test_plurals() -> None:
+    assert [many(1, "process"), many(2, "process"), many(2, "core")] == ["1 process", "2 processes", "2 cores"]
+
+
+def test_what_ranks_found_alike_is_one_row() -> None:
+    findings = [*at_rank([passed("gpu", "none"), passed("room", "1 GB")], 0)]
+    findings += at_rank([passed("gpu", "none"), passed("room", "2 GB")], 1)
+    assert [(f.name, f.evidence, ranks) for f, ranks in grouped(findings)] == [
+        ("gpu", "none", [0, 1]),
+        ("room", "1 GB", [0]),
+        ("room", "2 GB", [1]),
+    ]
+    lines = findings_table(findings, 2, is_terminal=False).splitlines()
+    assert [line.split()[:3] for line in lines[1:]] == [
+        ["pass", "gpu", "all"],
+        ["pass", "room", "0"],
+        ["pass", "room", "1"],
+    ]
+
+
+def test_ranks_are_written_as_spans() -> None:
+    findings = [found for rank in (0, 1, 2, 5) for found in at_rank([passed("gpu", "one")], rank)]
+    assert " 0-2,5 " in findings_table(findings, 8, is_terminal=False)
+
+
+def test_a_log_line_is_never_broken() -> None:
+    long = "[Errno 98] " + "word " * 200 + "end"
+    finding = Finding("port", "fail", long, "do " * 200 + "that")
+    table = findings_table([finding], 1, is_terminal=False)
+    assert len(table.splitlines()) == 3
+    assert long in table
+    assert "\x1b" not in table
+
+
+def test_a_terminal_gets_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = findings_table([Finding("port", "fail", "word " * 100)], 1, is_terminal=True)
+    assert "\x1b[" in table
+    assert len(table.splitlines()) > 5
+
+
+def test_many_ranks_that_pass_do_not_fill_the_screen() -> None:
+    findings = [found for rank in range(64) for found in at_rank([passed("environment", f"RANK={rank}")], rank)]
+    table = findings_table(findings, 64, is_terminal=False)
+    assert len(table.splitlines()) < 10
+    assert "60 more" in table
+    failing = [Finding("port", "fail", f"refused {rank}", rank=rank) for rank in range(64)]
+    assert len(findings_table(failing, 64, is_terminal=False).splitlines()) == 65
+
+
+def test_report_as_json_and_verdict() -> None:
+    report = Report([passed("a", "b"), Finding("c", "fail", "d", "e", 1)], [Timing(4, 1e-3, 4e3, [])], 2)
+    value = json.loads(json.dumps(report.as_dict()))
+    assert value["ok"] is False
+    assert value["findings"][1] == {"name": "c", "status": "fail", "evidence": "d", "recommendation": "e", "rank": 1}
+    assert value["allreduce"] == [{"bytes": 4, "latency_sec": 1e-3, "bus_bytes_per_sec": 4e3, "wrong_ranks": []}]
+    assert "Not fit to train: 1 pass, 1 fail." in report.text(is_terminal=False)
+
+
+def test_importing_the_room_does_not_import_torch() -> None:
+    code = "import sys, llmtrain.diagnose.report, llmtrain.diagnose.collective, llmtrain.diagnose.examine\n"
+    code += "assert callable(llmtrain.diagnose.diagnose)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_failed_start_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: object) -> None:
+    config = Config().with_values("output", root_dir=str(tmp_path)).with_values("data", cache_dir=str(tmp_path))
+    error = JoinError("no")
+    error.details = {"host": "no-such-host.invalid", "port": 29500}
+    explain_failed_start(error, config, {"GLOO_SOCKET_IFNAME": "nope7"})
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nope7" in err
+    assert "no-such-host.invalid does not resolve" in err
+    assert "pass" not in err
+    explain_failed_start(JoinError("no"), config, {})
+    assert "the local checks pass" in capsys.readouterr().err
+
+
+def test_explaining_never_raises(capsys: pytest.CaptureFixture[str]) -> None:
+    explain_failed_start(JoinError("no"), None, {})  # type: ignore[arg-type]
+    assert capsys.readouterr().out == ""

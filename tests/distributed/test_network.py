@@ -1,0 +1,121 @@
+import logging
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtrain.distributed import network
+from llmtrain.distributed.network import has_infiniband, interface_to, setup_network
+
+OTHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN"}
+
+
+def own_address() -> tuple[str, str] | None:
+    """An (interface, IPv4 address) of this machine besides loopback, as `ip` tells it."""
+    try:
+        lines = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    rows = [(words[1], words[3].partition("/")[0]) for words in map(str.split, lines.splitlines())]
+    return next((row for row in rows if row[0] != "lo"), None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.77"])
+def test_loopback(host: str) -> None:
+    assert interface_to(host) == "lo"
+
+
+def test_loopback_over_ipv6() -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    assert interface_to("::1") == "lo"
+
+
+def test_a_real_interface() -> None:
+    row = own_address()
+    if row is None:
+        pytest.skip("no interface but loopback, or no ip command")
+    name, address = row
+    assert interface_to(address) == name
+
+
+def test_every_ipv6_interface_is_known() -> None:
+    found = dict(network._interface_addresses())
+    for line in Path("/proc/net/if_inet6").read_text().splitlines():
+        assert line.split()[-1] in found
+
+
+@pytest.mark.parametrize("host", ["nobody.invalid", "a" * 70 + ".invalid"])
+def test_unknown_where_the_name_does_not_resolve(host: str) -> None:
+    assert interface_to(host) is None
+
+
+def test_unknown_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> list[tuple[int, str]]:
+        raise OSError("not here")
+
+    monkeypatch.setattr(socket, "if_nameindex", refuse)
+    assert interface_to("127.0.0.1") is None
+
+
+@pytest.fixture
+def infiniband(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder of InfiniBand devices, not made yet."""
+    monkeypatch.setattr(network, "INFINIBAND", tmp_path / "infiniband")
+    return tmp_path / "infiniband"
+
+
+def test_what_is_set_without_infiniband(infiniband: Path) -> None:
+    environ: dict[str, str] = {}
+    done = setup_network("127.0.0.1", environ)
+    assert done == environ
+    assert done == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", **OTHERS}
+    assert setup_network("127.0.0.1", environ) == {}
+    infiniband.mkdir()
+    assert not has_infiniband()
+
+
+def test_infiniband_is_left_on(infiniband: Path) -> None:
+    (infiniband / "mlx5_0").mkdir(parents=True)
+    assert has_infiniband()
+    assert "NCCL_IB_DISABLE" not in setup_network("127.0.0.1", {})
+
+
+def test_what_was_set_stays(infiniband: Path) -> None:
+    assert not infiniband.exists()
+    environ = {"GLOO_SOCKET_IFNAME": "mine", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
+    done = setup_network("127.0.0.1", environ)
+    assert set(done) == {"NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    assert (environ["GLOO_SOCKET_IFNAME"], environ["NCCL_DEBUG"], environ["NCCL_IB_DISABLE"]) == ("mine", "INFO", "0")
+
+
+def test_no_interface_is_named_where_none_is_known(infiniband: Path) -> None:
+    assert not infiniband.exists()
+    assert setup_network("nobody.invalid", {}) == {"NCCL_IB_DISABLE": "1", **OTHERS}
+
+
+def test_a_name_that_stands_for_loopback_binds_nobody_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian writes the machine's own name as 127.0.1.1: true for this node only."""
+    monkeypatch.setattr(network, "interface_to", lambda host: "lo" if host in ("box", "localhost") else None)
+    assert "GLOO_SOCKET_IFNAME" not in setup_network("box", {})
+    assert setup_network("localhost", {})["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_each_decision_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("llmtrain"), "propagate", True)
+    with caplog.at_level(logging.DEBUG, "llmtrain"):
+        setup_network("127.0.0.1", {"NCCL_DEBUG": "INFO"})
+    assert {record.__dict__["tag"] for record in caplog.records} == {"DDP"}
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
+    assert "GLOO_SOCKET_IFNAME=lo: leads to 127.0.0.1" in caplog.messages
+    assert "NCCL_DEBUG=INFO was set already" in caplog.messages
+    assert len(caplog.records) == 5
+
+
+def test_no_module_of_these_imports_torch() -> None:
+    code = (
+        "import sys; from llmtrain.distributed import identity, network, rendezvous; sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
