@@ -55,7 +55,12 @@ TABLE = [
     ("cache below a file", ["data.cache_dir=file.txt/x"], 64, ["cannot be used", "data.cache_dir"]),
     (
         "too many processes for the step",
-        ["distributed.world_size=2", "distributed.rank=0", "distributed.master_addr=127.0.0.1"],
+        [
+            "trainer.grad_accum_steps=3",
+            "distributed.world_size=2",
+            "distributed.rank=0",
+            "distributed.master_addr=127.0.0.1",
+        ],
         64,
         ["cannot share"],
     ),

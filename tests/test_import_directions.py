@@ -13,7 +13,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("training",),
+    ("training", "diagnose"),
     ("models", "data", "distributed", "tracking"),
     ("runs",),
     ("logs",),

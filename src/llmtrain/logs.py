@@ -9,9 +9,10 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llmtrain.config.schema import LoggingSection
+if TYPE_CHECKING:
+    from llmtrain.config.schema import LoggingSection
 
 logger = logging.getLogger("llmtrain")
 
@@ -71,7 +72,7 @@ class _Stderr(logging.StreamHandler[Any]):
         super().emit(record)
 
 
-def setup_logging(config: LoggingSection, file: Path | None = None) -> None:
+def setup_logging(config: "LoggingSection", file: Path | None = None) -> None:
     """Send llmtrain's lines to standard error and, when given, to a file. Calling it again replaces both."""
     close_logging()
     logger.setLevel(logging.DEBUG if is_debugging() else config.level)

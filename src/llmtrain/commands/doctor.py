@@ -11,7 +11,9 @@ from llmtrain.commands.processes import options, place_here, run_processes, work
 from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
+    from llmtrain.config.schema import DistributedSection
     from llmtrain.diagnose.report import Report
+    from llmtrain.distributed.identity import Place
 
 
 FOUND_SOMETHING = 1  # the exit code
@@ -37,17 +39,21 @@ def command(
     setup_logging(loaded.logging)
     if processes:
         words = worker_command("doctor", *options(config, set_ or [], json_))
-        try:
-            run_processes(place_here(processes), words, loaded.distributed)
-        except LlmtrainError as error:
-            if error.exit_code != FOUND_SOMETHING:
-                raise
-            raise typer.Exit(FOUND_SOMETHING) from None  # the processes have printed what they found
+        run_workers(place_here(processes), words, loaded.distributed)
         return
     from llmtrain.diagnose.examine import examine
 
     if not examine(loaded, lambda report: _show(report, json_), is_local=local):
         raise typer.Exit(FOUND_SOMETHING)
+
+
+def run_workers(place: "Place", words: list[str], distributed: "DistributedSection") -> None:
+    try:
+        run_processes(place, words, distributed)
+    except LlmtrainError as error:
+        if error.exit_code != FOUND_SOMETHING:
+            raise
+        raise typer.Exit(FOUND_SOMETHING) from None  # the processes have printed what they found
 
 
 def _show(report: "Report", as_json: bool) -> None:

@@ -11,7 +11,7 @@ from llmtrain.commands import doctor as doctor_command
 from llmtrain.commands import smoke as smoke_command
 from llmtrain.commands import train as train_command
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption
-from llmtrain.commands.processes import options, run_processes, worker_command
+from llmtrain.commands.processes import explaining, options, run_processes, worker_command
 from llmtrain.errors import UsageError
 from llmtrain.logs import log
 
@@ -90,13 +90,17 @@ def command(
         else:
             train_command.command(config, set_, resume="auto", json_=json_)
         return
+    own_words = options(config, set_ or [], json_)
     if own_command:
-        words = own_command
-    elif doctor or smoke:
-        words = worker_command("doctor" if doctor else "smoke", *options(config, set_ or [], json_))
+        run_processes(place, own_command, distributed, max_restarts, grace_sec, is_ours=False)
+    elif doctor:
+        doctor_command.run_workers(place, worker_command("doctor", *own_words), distributed)
+    elif smoke:
+        run_processes(place, worker_command("smoke", *own_words), distributed, 0, grace_sec)
     else:
-        words = worker_command("train", "--resume", "auto", *options(config, set_ or [], json_))
-    run_processes(place, words, distributed, max_restarts, grace_sec, is_ours=not own_command)
+        words = worker_command("train", "--resume", "auto", *own_words)
+        with explaining(loaded):
+            run_processes(place, words, distributed, max_restarts, grace_sec)
 
 
 def is_direct(place: "Place", max_restarts: int) -> bool:

@@ -3,12 +3,14 @@
 import os
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from llmtrain.errors import UsageError
+from llmtrain.errors import JoinError, UsageError
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import DistributedSection
+    from llmtrain.config.schema import Config, DistributedSection
     from llmtrain.distributed.identity import Place
 
 
@@ -36,6 +38,20 @@ def place_here(processes: int) -> "Place":
         )
     given = Given(nodes="1", processes_per_node=str(processes))
     return find_place({}, given, socket.gethostname(), DistributedSection())
+
+
+@contextmanager
+def explaining(config: "Config | None") -> Iterator[None]:
+    """A start-up in which the processes do not find each other ends with a look at this machine."""
+    from llmtrain.diagnose.report import explain_failed_start
+
+    try:
+        yield
+    except JoinError as error:
+        # One voice a node: the others would say the same.
+        if config is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+            explain_failed_start(error, config)
+        raise
 
 
 def run_processes(

@@ -1,13 +1,15 @@
 """llmtrain train: train a config to its end, or go on with a run."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, readable, show
-from llmtrain.commands.processes import options, place_here, run_processes, worker_command
+from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
 from llmtrain.errors import UsageError
+from llmtrain.logs import is_debugging
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -48,7 +50,10 @@ def command(
             report = run.dry_run(loaded)
             show(json_, report, _dry_run_text(report))
         else:
-            result = run.run_training(loaded, resume, allow_config_change, stop)
+            if is_debugging():
+                _diagnose(loaded)
+            with explaining(loaded):
+                result = run.run_training(loaded, resume, allow_config_change, stop)
             if result is not None:  # ranks other than 0 have nothing to show
                 show(json_, result, _result_text(result))
 
@@ -76,6 +81,14 @@ def _train_here(
         words += ["--resume", resume]
     words += ["--allow-config-change"] if allow_config_change else []
     run_processes(place_here(processes), worker_command(*words), loaded.distributed, max_restarts)
+
+
+def _diagnose(config: "Config") -> None:
+    """LLMTRAIN_DEBUG=1: what the doctor would say, before anything is tried."""
+    from llmtrain.diagnose import diagnose
+    from llmtrain.diagnose.report import Report
+
+    print(Report(diagnose(config)).text(is_terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
 
 
 def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":

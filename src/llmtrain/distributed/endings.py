@@ -48,7 +48,7 @@ def overall(ended: list[Ended]) -> LlmtrainError | None:
         kind: Any = getattr(errors, str(worst.kind), LlmtrainError)
         kind = errors.UsageError if kind is errors.ConfigError else kind
         what = str(worst.report.get("what"))
-        error: LlmtrainError = kind(what if len(ended) == 1 else f"rank {worst.rank}: {what}")
+        error: LlmtrainError = kind(what if kind is ResumeMe or len(ended) == 1 else f"rank {worst.rank}: {what}")
         error.known, error.remedy = worst.report.get("known"), worst.report.get("remedy")
         error.details = {k: v for k, v in worst.report.items() if k not in _OWN_FIELDS}
     elif worst.code == TOLD:

@@ -98,7 +98,8 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> list[Ended]:
 
     from llmtrain.distributed.agent import NodeAgent
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.INFO if is_debugging() else logging.CRITICAL)
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)  # we speak ourselves
     place = job.place
     is_static = backend == "static"
     is_alone = place.max_nodes == 1 and "master_port" not in place.sources.keys() - _defaults(place)

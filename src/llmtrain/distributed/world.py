@@ -108,6 +108,7 @@ def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> 
             rank=seat.rank,
             world_size=seat.world_size,
             timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
+            device_id=device if backend == "nccl" else None,
         )
         dist.barrier()  # the first collective makes the connections
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
