@@ -7,8 +7,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CONFIG ?= gpt_stdlib
 ARGS   ?=
+PROCESSES ?= 2
 
-.PHONY: help setup train test test-slow lint format bench constraints e2e clean
+.PHONY: help setup train train-ddp test test-slow lint format bench constraints e2e clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"
@@ -24,6 +25,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 train: setup  ## train a small GPT on Python's own source files; CONFIG=preset or file, ARGS="--set ..."
 	$(BIN)/llmtrain train --config $(CONFIG) $(ARGS)
+
+train-ddp: setup  ## the same with two processes; CONFIG=preset or file (default ddp_smoke), PROCESSES=2
+	$(BIN)/llmtrain train --config $(if $(filter file,$(origin CONFIG)),ddp_smoke,$(CONFIG)) --processes $(PROCESSES) $(ARGS)
 
 test: setup  ## the tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/end_to_end

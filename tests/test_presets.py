@@ -16,6 +16,9 @@ NAMES = {
     "shakespeare_char",
     "gpt2_124m",
     "mlflow",
+    "ddp_smoke",
+    "ddp_mlflow",
+    "fsdp_smoke",
 }
 
 
@@ -42,7 +45,7 @@ def test_names_make_run_ids_that_can_be_told_apart() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("name", ["gpt_smoke", "example", "mlflow"])
+@pytest.mark.parametrize("name", ["gpt_smoke", "example", "mlflow", "ddp_smoke", "fsdp_smoke"])
 def test_small_ones_train(cli, workdir: Path, cache: Path, name: str) -> None:
     sets = ["--set", f"data.cache_dir={cache}", "--set", "run.device=cpu", "--set", "run.threads=1"]
     done = cli("train", "--config", name, *sets, "--json")

@@ -237,8 +237,8 @@ class DistributedSection(Section):
     (more than one process is refused). In a world of one process they are the same."""
     backend: Literal["auto", "gloo", "nccl"] = "auto"
     """Collective library; `auto` takes nccl on GPUs and gloo on CPUs."""
-    init_method: str | None = None
-    """Rendezvous address as torch.distributed takes it, such as env:// or tcp://host:port."""
+    init_method: Annotated[str, Field(pattern=r"^(env://|tcp://[^/:]+:[0-9]+)$")] | None = None
+    """Where to meet, as torch.distributed writes it: env:// (the environment says it) or tcp://host:port."""
     timeout_sec: PositiveInt = 1800
     """Longest a collective may take; then the silent rank is named and the run ends with exit code 75."""
     join_timeout_sec: PositiveInt = 1800

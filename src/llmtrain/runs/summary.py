@@ -8,6 +8,8 @@ import yaml
 from llmtrain.config.schema import differences
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.generations import read_generations
+from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.lock import is_held
 from llmtrain.runs.metrics import read_metrics
 
@@ -41,6 +43,8 @@ def describe(run: RunDirectory) -> dict[str, Any]:
         "checkpoints": _checkpoints(run),
         "latest": _pointer(run, "latest"),
         "best": _pointer(run, "best"),
+        "ranks": [beat for _, beat in sorted(read_heartbeats(run.heartbeats).items())],
+        "generations": read_generations(run),
         "result": read_json(run.finished),
         "meta": read_json(run.meta),
         "config": config_values(run),

@@ -62,6 +62,7 @@ class Checkpoint:
                 raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}.") from None
             if not whole:
                 raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}.")
+        self._index()
 
     def state(self) -> dict[str, Any]:
         path = self.path / STATE
@@ -89,8 +90,13 @@ class Checkpoint:
             index = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise CheckpointError(f"{path} cannot be read.") from None
-        if not all(isinstance(index.get(group), dict) for group in _GROUPS):
-            raise CheckpointError(f"{path} lacks one of {', '.join(_GROUPS)}.")
+        try:
+            files = {piece["file"] for group in _GROUPS for entry in index[group].values() for piece in entry["pieces"]}
+        except (KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{path} is not an index of {' and '.join(_GROUPS)}.") from None
+        strangers = files - self._manifest().keys()  # a path that leads elsewhere is one, too
+        if strangers:
+            raise CheckpointError(f"{path} names files that {MANIFEST} does not: {', '.join(sorted(strangers))[:200]}.")
         return index
 
     def _manifest(self) -> dict[str, Any]:
