@@ -1,5 +1,6 @@
-"""GPT-2 124M on one GPU: tokens/s, utilisation and memory of the preset gpt2_124m, compiled against eager, and
-whether a run stopped half-way and resumed ends in the same state.
+"""GPT-2 124M on one GPU: tokens/s, utilisation and memory of the preset gpt2_124m, compiled against eager, plain
+against DDP and FSDP over nccl (a world of one process), and whether runs stopped half-way and resumed end in the same
+state.
 
     python benchmarks/gpt2_gpu.py --files train.txt [--steps 60]
 
@@ -14,6 +15,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+WORLD = ["--processes", "1"]
+FSDP = ["--set", "distributed.strategy=fsdp"]
 
 
 def train(root: Path, *arguments: str, expect: int = 0, **environment: str) -> dict[str, Any]:
@@ -50,14 +54,19 @@ def main() -> None:
         rows = {
             "compile, bf16": train(root, *base),
             "eager, bf16": train(root, *base, *settings(trainer__compile="false")),
+            "compile, ddp": train(root, *base, *WORLD),
+            "compile, fsdp": train(root, *base, *WORLD, *FSDP),
         }
         small = ["--config", "gpt2_124m", *base[2:], *settings(model__dropout=0.1, run__deterministic="true")]
         small += settings(trainer__max_steps=8, trainer__warmup_steps=2, trainer__micro_batch_size=4)
         small += settings(trainer__save_every_steps=4, trainer__compile="false", trainer__log_every_steps=1)
-        golden = train(root, *small)
-        stopped = settings(output__run_id="stopped")
-        train(root, *small, *stopped, expect=75, LLMTRAIN_FAULT="after_optimizer:5:0:term")
-        resumed = train(root, *small, *stopped, "--resume", "stopped")
+        verdicts = {}
+        for name, more in {"plain": [], "ddp": WORLD, "fsdp": [*WORLD, *FSDP]}.items():
+            golden = train(root, *small, *more)
+            stopped = settings(output__run_id=f"stopped-{name}")
+            train(root, *small, *more, *stopped, expect=75, LLMTRAIN_FAULT="after_optimizer:5:0:term")
+            resumed = train(root, *small, *more, *stopped, "--resume", f"stopped-{name}")
+            verdicts[name] = golden["state_sha256"], resumed["state_sha256"]
     print(f"{'':16}{'tokens/s':>12}{'utilisation':>14}{'peak memory':>14}{'loss':>16}")
     for name, row in rows.items():
         losses = f"{row['first_train_loss']:.2f} -> {row['final_train_loss']:.2f}"
@@ -67,8 +76,9 @@ def main() -> None:
         )
     rates = [row["tokens_per_second"] for row in rows.values()]
     print(f"ratio compile / eager: {rates[0] / rates[1]:.2f}")
-    same = golden["state_sha256"] == resumed["state_sha256"]
-    print(f"stopped at step 5 and resumed, deterministic: {'same state' if same else 'DIFFERENT STATE'}")
+    for name, (golden, resumed) in verdicts.items():
+        same = "same state" if golden == resumed else "DIFFERENT STATE"
+        print(f"{name}: stopped at step 5 and resumed, deterministic: {same} {golden[:12]}")
 
 
 if __name__ == "__main__":

@@ -43,13 +43,20 @@ def text(workdir: Path) -> Path:
 
 
 @pytest.fixture
-def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[str], list[str]]:
+def verb(
+    root: Path, text: Path, workdir: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], list[str]]:
     """The arguments of a sensible call of a verb."""
+    monkeypatch.setenv("LLMTRAIN_NODE", "0")  # `node` says so in the environment of its process, which is this one
     sets = ["--config", "gpt_smoke", *(part for field in tiny for part in ("--set", field))]
     of_run = ["--run", "one", "--root", str(root)]
     calls = {
         "train": ["train", *sets],
         "train --dry-run": ["train", "--dry-run", *sets],
+        "node": ["node", *sets],
+        "node --smoke": ["node", "--smoke", "--set", "run.device=cpu"],
+        "doctor": ["doctor", *sets],
+        "smoke": ["smoke", "--set", "run.device=cpu", "--samples", "512", "--batch", "64"],
         "validate": ["validate", "--config", "gpt_smoke"],
         "print-config": ["print-config", "--config", "gpt_smoke"],
         "print-config --reference": ["print-config", "--reference"],
@@ -77,6 +84,10 @@ def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[st
 VERBS = (
     "train",
     "train --dry-run",
+    "node",
+    "node --smoke",
+    "doctor",
+    "smoke",
     "validate",
     "print-config",
     "print-config --reference",

@@ -71,3 +71,44 @@ def make_config(root: Path, cache: Path) -> Callable[..., Config]:
         return harness.tiny_config(root, cache, **changes)
 
     return make
+
+
+# The same for runs of several processes.
+
+
+@pytest.fixture(scope="session")
+def world_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
+    """What one process makes of the run that several share in the tests: they must end with the same bits."""
+    root = tmp_path_factory.mktemp("world-golden") / "runs"
+    ended = harness.run(harness.world_config(root, cache))
+    assert ended.code == 0, ended.output
+    return harness.outcome(root, harness.read_result(root))
+
+
+@pytest.fixture(scope="session")
+def _fsdp_imported() -> None:
+    """Once here rather than in every child."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor  # noqa: F401
+
+
+@pytest.fixture(scope="session")
+def fsdp_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path, _fsdp_imported: None) -> Outcome:
+    """The undisturbed run of two processes with a slice of the model each."""
+    root = tmp_path_factory.mktemp("fsdp-golden") / "runs"
+    ends = harness.run_world(harness.world_config(root, cache, distributed__strategy="fsdp"), 2)
+    assert [ended.code for ended in ends] == [0, 0], ends[0].output
+    return harness.outcome(root, harness.read_result(root))
+
+
+@pytest.fixture
+def make_world_config(root: Path, cache: Path) -> Callable[..., Config]:
+    def make(**changes: Any) -> Config:
+        return harness.world_config(root, cache, **changes)
+
+    return make
+
+
+@pytest.fixture
+def world_config(make_world_config: Callable[..., Config]) -> Config:
+    return make_world_config()

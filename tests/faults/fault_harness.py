@@ -3,13 +3,18 @@
     child = start(config, fault="after_optimizer:3:0:kill")
     ended = child.wait()        # ended.code is what `llmtrain train` would end with; -9 for SIGKILL
 
+    world = start_world(config, 2, fault="after_backward:3:1:kill")
+    ends = world.wait()         # one Ended a rank
+
 The parent never trains: a child forked from it has one thread, and torch uses one (run.threads is 1 everywhere).
 """
 
+import functools
 import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -25,6 +30,7 @@ from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.runs.metrics import read_metrics
+from llmtrain.training import run as run_module
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from llmtrain.training.run import run_training
 
@@ -72,6 +78,20 @@ def tiny_config(root: Path, cache: Path, **changes: Any) -> Config:
     return build_config(Document("test", {"schema_version": 2, **values}))
 
 
+def world_config(root: Path, cache: Path, **changes: Any) -> Config:
+    """A run that 1, 2 and 4 processes do with the same bits; a dead peer is noticed soon."""
+    settled = {
+        "trainer__grad_accum_steps": 4,
+        "distributed__reproducible_reduce": True,
+        "distributed__timeout_sec": 20,
+        "distributed__join_timeout_sec": 30,
+        **changes,
+    }
+    if settled.get("distributed__strategy") == "fsdp":
+        settled["distributed__reproducible_reduce"] = False
+    return tiny_config(root, cache, **settled)
+
+
 @dataclass(frozen=True)
 class Ended:
     code: int
@@ -90,7 +110,14 @@ class Child:
     ended: bool = False
 
     def wait(self, timeout: float = TIMEOUT_SEC) -> Ended:
-        status = self._await(timeout, options=0)
+        return self._ended(self._await(timeout, options=0))
+
+    def poll(self) -> Ended | None:
+        """How it ended, once it has."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        return self._ended(status) if pid else None
+
+    def _ended(self, status: int) -> Ended:
         self.ended = True
         code = os.waitstatus_to_exitcode(status)
         result = self.folder / "result.json"
@@ -160,8 +187,10 @@ def start(
     if pid == 0:
         code = CRASHED
         try:
+            os.setpgrp()  # so that the parent can see whether anything is left of it
             _redirect(folder / "output")
-            os.environ.pop("LLMTRAIN_FAULT", None)
+            for name in ("LLMTRAIN_FAULT", "LLMTRAIN_NODE", "TORCHELASTIC_RESTART_COUNT"):
+                os.environ.pop(name, None)
             os.environ.update(env or {})
             if fault:
                 os.environ["LLMTRAIN_FAULT"] = fault
@@ -176,6 +205,105 @@ def start(
 
 def run(config: Config, resume: str | None = None, **options: Any) -> Ended:
     return start(config, resume, **options).wait()
+
+
+@dataclass
+class StartedWorld:
+    """The ranks of a run, each a child."""
+
+    ranks: list[Child]
+
+    def __getitem__(self, rank: int) -> Child:
+        return self.ranks[rank]
+
+    def wait(self, timeout: float = TIMEOUT_SEC) -> list[Ended]:
+        """Until every rank has ended; nothing may be left of any of them."""
+        deadline = time.monotonic() + timeout
+        found: dict[int, Ended] = {}
+        while len(found) < len(self.ranks):
+            for rank, child in enumerate(self.ranks):
+                if rank not in found and (ended := child.poll()):
+                    found[rank] = ended
+            if time.monotonic() > deadline:
+                missing = [rank for rank in range(len(self.ranks)) if rank not in found]
+                raise AssertionError(f"ranks {missing} did not end within {timeout} s:\n{self.output()}")
+            time.sleep(0.005)
+        for child in self.ranks:
+            assert not is_group_alive(child.pid), "a rank left a process behind"
+        return [found[rank] for rank in range(len(self.ranks))]
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = TIMEOUT_SEC) -> None:
+        self.ranks[0].wait_for(condition, timeout)
+
+    def send(self, number: signal.Signals) -> None:
+        for child in self.ranks:
+            child.send(number)
+
+    def stop(self, stopped: int | None = None) -> None:
+        """SIGSTOP to every rank, and wait until the kernel has done it; `stopped` is a rank that did it itself."""
+        for rank, child in enumerate(self.ranks):
+            if rank != stopped:
+                child.send(signal.SIGSTOP)
+            child.wait_stopped()
+
+    def output(self) -> str:
+        return "\n".join(f"--- rank {rank}\n{child.output()}" for rank, child in enumerate(self.ranks))
+
+
+def start_world(
+    config: Config,
+    size: int,
+    resume: str | None = None,
+    *,
+    fault: str | None = None,
+    env: dict[str, str] | None = None,
+    before: Callable[[int], None] | None = None,
+) -> StartedWorld:
+    """Train with `size` processes over gloo. `before` runs first in each of them, with its rank."""
+    port = str(free_port())
+    ranks = []
+    for rank in range(size):
+        seat = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size),
+            "GROUP_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+        }
+        first = functools.partial(_begin_rank, before, rank)
+        ranks.append(start(config, resume, fault=fault, env={**seat, **(env or {})}, before=first))
+    return StartedWorld(ranks)
+
+
+def _begin_rank(before: Callable[[int], None] | None, rank: int) -> None:
+    run_module.SAMPLE_TOKENS = 4  # ranks talk to each other for every token, and nobody reads the sample
+    if before:
+        before(rank)
+
+
+def run_world(config: Config, size: int, resume: str | None = None, **options: Any) -> list[Ended]:
+    return start_world(config, size, resume, **options).wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_group_alive(leader: int, within: float = 10.0) -> bool:
+    """Whether a process group has members; those that are about to end are given a moment."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(leader, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def end_all() -> None:
@@ -270,6 +398,21 @@ def train_rows(folder: Path) -> list[tuple[int, tuple[str, ...]]]:
 
 def val_rows(folder: Path) -> list[tuple[int, str]]:
     return [(row["step"], row["val/loss"].hex()) for row in read_metrics(folder / "metrics.jsonl") if "val/loss" in row]
+
+
+def go_on(config: Config, size: int, golden: Outcome, resume: str = RUN_ID, **options: Any) -> int:
+    """Go on to the end with so many processes, which must end as the undisturbed run does; the step gone on from."""
+    root = Path(config.output.root_dir)
+    ends = run_world(config, size, resume, **options)
+    assert [ended.code for ended in ends] == [0] * size, "\n".join(ended.output for ended in ends)
+    result = ends[0].result
+    assert result is not None
+    assert outcome(root, result) == golden
+    verify_all(root)
+    left = [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")]
+    assert left == []
+    assert not (root / RUN_ID / "lock").exists()
+    return result["resumed_from"] or 0
 
 
 def checkpoints(root: Path, run_id: str = RUN_ID) -> list[Checkpoint]:

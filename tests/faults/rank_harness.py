@@ -1,9 +1,11 @@
 """Ranks of one run as forked children: torch is imported once, a launch costs a fraction of a second.
 
-    results = values(run_ranks(2, lambda world: world.control.sum(world.rank)))     # inside a joined world
-    ended = train_ranks(config, 2)                                                 # ended[0].value is the run's result
+values(run_ranks(2, lambda world: world.control.sum(world.rank)))   # inside a joined world
+trained(config, 2)                                                 # the result of a run
+start_cli("node", "--", "true").wait()                             # llmtrain's command line
 """
 
+import contextlib
 import os
 import pickle
 import signal
@@ -24,6 +26,7 @@ import torch.nn.parallel  # noqa: F401 (before the fork: each child would import
 from llmtrain.config.schema import Config, DistributedSection, RunSection
 from llmtrain.distributed.world import World, join_world
 from llmtrain.errors import LlmtrainError
+from llmtrain.training import run as run_module
 from llmtrain.training.run import run_training
 
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -165,14 +168,16 @@ def train_ranks(
     env: dict[str, str] | None = None,
     before: Callable[[], None] | None = None,
     after: Callable[[], Any] | None = None,
+    allow_config_change: bool = False,
     timeout: float = 90.0,
 ) -> list[RankEnd]:
     """A run with so many ranks. The value of rank 0 is the run's result; with `after`, every rank's is what it says."""
 
     def body(_: int) -> Any:
+        run_module.SAMPLE_TOKENS = 4  # a sharded model gathers its weights anew for every token
         if before:
             before()
-        result = run_training(config, resume)
+        result = run_training(config, resume, allow_config_change)
         return after() if after else result
 
     return start_ranks(count, body, env).wait(timeout)
@@ -183,3 +188,102 @@ def trained(config: Config, count: int, resume: str | None = None, **options: An
     result = values(train_ranks(config, count, resume, **options))[0]
     assert isinstance(result, dict)
     return result
+
+
+# llmtrain's command line in a forked child: `llmtrain node` without the seconds that importing torch takes.
+
+
+@dataclass
+class Cli:
+    pid: int
+    folder: Path
+    status: int | None = None
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text(errors="replace")
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def is_over(self) -> bool:
+        if self.status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if found else None
+        return self.status is not None
+
+    def wait(self, timeout: float = 90.0) -> int:
+        """Exit code, or minus the signal that ended it."""
+        deadline = time.monotonic() + timeout
+        while not self.is_over():
+            if time.monotonic() > deadline:
+                self.end()
+                raise AssertionError(f"it did not end within {timeout} s:\n{self.out}\n{self.err}")
+            time.sleep(0.01)
+        assert self.status is not None
+        return os.waitstatus_to_exitcode(self.status)
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert not self.is_over(), f"it ended:\n{self.out}\n{self.err}"
+            assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.out}\n{self.err}"
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        if not self.is_over():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.status = os.waitpid(self.pid, 0)[1]
+
+
+_clis: list[Cli] = []
+
+
+def start_cli(*words: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Cli:
+    """llmtrain with these words, in a process (and process group) of its own."""
+    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401 (before the fork)
+
+    from llmtrain.cli import main
+
+    folder = Path(mkdtemp(prefix="cli-"))
+    for name in ("out", "err"):
+        (folder / name).touch()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        code: Any = harness.CRASHED
+        try:
+            os.setpgid(0, 0)
+            for descriptor, name in ((1, "out"), (2, "err")):
+                os.dup2(os.open(folder / name, os.O_WRONLY | os.O_APPEND), descriptor)
+            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+            for name in LAUNCHER_NAMES:
+                os.environ.pop(name, None)
+            os.environ.update(env or {})
+            if cwd:
+                os.chdir(cwd)
+            main([str(word) for word in words])
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    started = Cli(pid, folder)
+    _clis.append(started)
+    return started
+
+
+def end_clis() -> None:
+    """Kill what a failed test left behind, workers included."""
+    while _clis:
+        _clis.pop().end()

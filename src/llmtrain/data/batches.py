@@ -1,7 +1,7 @@
 """Batches of token ids for the model, made from a token store and a position."""
 
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,8 +52,9 @@ class TrainBatches(Dataset[Batch]):
     def epoch(self, number: int) -> int:
         return self.sampler.epoch_of(number * self.size)
 
-    def stream(self, numbers: Sequence[int], workers: int, pin_memory: bool) -> Iterator[Batch]:
-        """The micro-batches with these numbers, in this order, prepared ahead when there are workers."""
+    def stream(self, numbers: Sequence[int], workers: int, pin_memory: bool) -> Generator[Batch]:
+        """The micro-batches with these numbers, in this order, prepared ahead when there are workers. Close it: workers
+        that are left to the end of the interpreter would be ended with SIGTERM, to which they are deaf."""
         loader: DataLoader[Batch] = DataLoader(
             self,
             batch_size=None,
@@ -63,7 +64,7 @@ class TrainBatches(Dataset[Batch]):
             worker_init_fn=_leave_signals_to_the_trainer,
             generator=torch.Generator(),  # the loader draws a seed nobody uses: not from the global generator
         )
-        return iter(loader)
+        yield from loader
 
 
 class MicroBatchNumbers(Sequence[int]):

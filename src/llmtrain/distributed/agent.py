@@ -14,8 +14,8 @@ from llmtrain.runs.atomic import read_json
 
 class NodeAgent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, grace_sec: int, joining: Joining) -> None:
-        super().__init__(spec, logs, shutdown_timeout=grace_sec)
-        self._joining = joining
+        super().__init__(spec, logs)
+        self._grace_sec, self._joining = grace_sec, joining
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         self._joining.is_true = True
@@ -31,6 +31,11 @@ class NodeAgent(LocalElasticAgent):
             elif self._remaining_restarts > 0:
                 log_restart(ended, self._remaining_restarts - 1)
         return result
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
+        """torch waits 30 s, which a large checkpoint may not fit into (and its versions differ in how to say more)."""
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, self._grace_sec)
 
     def end_all(self) -> None:
         """No process is left behind, whatever made the agent leave."""

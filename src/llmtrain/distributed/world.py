@@ -5,6 +5,7 @@ import os
 import platform
 import random
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -102,20 +103,38 @@ def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> 
     setup_network(seat.master_addr)  # after the wait: before, its name may not resolve
     try:
         store = _connect(seat, started + join_sec)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=seat.rank,
-            world_size=seat.world_size,
-            timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
-            device_id=device if backend == "nccl" else None,
-        )
-        dist.barrier()  # the first collective makes the connections
+        with _stdout_to_stderr():
+            _init_group(seat, store, backend, distributed, device)
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
             dist.destroy_process_group()
         what = " ".join(str(problem).split())[:300]
         raise _join_failed(seat, what, time.monotonic() - started, join_sec) from None
+
+
+def _init_group(seat: Seat, store: Store, backend: str, distributed: DistributedSection, device: torch.device) -> None:
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=seat.rank,
+        world_size=seat.world_size,
+        timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
+        device_id=device if backend == "nccl" else None,
+    )
+    dist.barrier()  # the first collective makes the connections
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """NCCL prints its version to standard output, which is for results."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _connect(seat: Seat, deadline: float) -> Store:

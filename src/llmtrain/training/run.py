@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from torch import nn
@@ -186,11 +186,12 @@ def _train(
     numbers = MicroBatchNumbers(
         progress.step, config.trainer.max_steps, parts.micro_batches, world.rank, world.world_size
     )
+    batches = parts.train_batches.stream(numbers, config.data.num_workers, world.device.type == "cuda")
     trainer = Trainer(
         config=config.trainer,
         world=world,
         stepper=build_stepper(config, world, parts, wrapped, loss, optimizer, watchdog.tick),
-        train_batches=parts.train_batches.stream(numbers, config.data.num_workers, world.device.type == "cuda"),
+        train_batches=batches,
         micro_batches=parts.micro_batches // world.world_size,
         eval_batches=parts.eval_batches,
         saver=Saver(store, lock, world, config.trainer.keep_checkpoints, config.trainer.async_save),
@@ -207,12 +208,13 @@ def _train(
     status: Status = "failed"
     result: TrainResult | None = None
     try:
-        with watchdog, peer_errors():
+        with watchdog, peer_errors(), closing(batches):
             trainer.fit()
             fault("after_final_save", progress.step)
             seconds = time.perf_counter() - started
             digest = state_sha256(model_tensors(parts.module), optimizer_tensors(parts.module, optimizer))
-            sample = write_sample(parts.module, parts.prepared, config, sampling_stop(world, stop, watchdog))
+            with autocast_for(config, world)():
+                sample = write_sample(parts.module, parts.prepared, config, sampling_stop(world, stop, watchdog))
             peak_memory = max(world.control.gather(peak_memory_bytes(world.device)))
         if not world.is_first:
             status = "finished"

@@ -1,0 +1,67 @@
+"""Tokens a second of 2 processes with 1 thread each against 1 process with 1 thread, the same step, DDP and FSDP.
+
+    python benchmarks/scaling.py [--rounds 3]
+
+The variants take turns; the median of each is compared. Wanted: 1.8 for DDP.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SHAPE = {
+    "run.device": "cpu",
+    "run.threads": "1",
+    "model.block_size": "128",
+    "model.d_model": "256",
+    "model.n_layers": "4",
+    "model.n_heads": "4",
+    "trainer.max_steps": "12",
+    "trainer.micro_batch_size": "8",
+    "trainer.grad_accum_steps": "4",
+    "trainer.warmup_steps": "0",
+    "trainer.log_every_steps": "1",
+    "trainer.eval_every_steps": "null",
+    "trainer.eval_batches": "1",
+    "trainer.save_every_steps": "null",
+}
+VARIANTS = {
+    "1 process": ("ddp", 1, "false"),
+    "2 processes, ddp": ("ddp", 2, "false"),
+    "2 processes, ddp, reproducible_reduce": ("ddp", 2, "true"),
+    "2 processes, fsdp": ("fsdp", 2, "false"),
+}
+
+
+def measure(folder: Path, strategy: str, processes: int, reproducible: str) -> float:
+    own = {"distributed.strategy": strategy, "distributed.reproducible_reduce": reproducible}
+    sets = {**SHAPE, **own, "output.root_dir": str(folder), "data.cache_dir": str(folder / "cache")}
+    command = [sys.executable, "-m", "llmtrain", "train", "--config", "gpt_smoke", "--json"]
+    command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
+    command += ["--processes", str(processes)] if processes > 1 else []
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["tokens_per_second"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds = parser.parse_args().rounds
+    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            for name, variant in VARIANTS.items():
+                found[name].append(measure(Path(folder), *variant))
+    base = statistics.median(found["1 process"])
+    print(f"{'variant':40} {'tokens/s':>10} {'ratio':>6}")
+    for name, rates in found.items():
+        rate = statistics.median(rates)
+        print(f"{name:40} {rate:10,.0f} {rate / base:6.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""Two `llmtrain node`, as on two machines: they find each other, train as one, and stop when told to."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import rank_harness as ranks
+from rank_harness import Cli, free_port, start_cli
+
+ALL_REDUCE = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+with open(f"sum-{dist.get_rank()}", "w") as file:
+    file.write(f"{total.item():g} of {dist.get_world_size()}, local {os.environ['LOCAL_RANK']}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    ranks.end_clis()
+
+
+def two_nodes(folder: Path, *words: object, address: str = "127.0.0.1", env: tuple[Any, Any] = ({}, {})) -> list[Cli]:
+    meeting = ["--master-addr", address, "--master-port", free_port()]
+    return [
+        start_cli("node", "--nodes", 2, "--node-rank", rank, *meeting, *words, env=env[rank], cwd=folder)
+        for rank in (0, 1)
+    ]
+
+
+def config_file(folder: Path, cache: Path, root: str = "runs", **changes: Any) -> Path:
+    settings = {
+        "trainer__grad_accum_steps": 4,
+        "trainer__eval_batches": 4,
+        "distributed__strategy": "ddp",
+        "distributed__reproducible_reduce": True,
+        "distributed__timeout_sec": 30,
+    }
+    path = folder / f"{root}.json"
+    path.write_text(json.dumps(harness.tiny_config(folder / root, cache, **{**settings, **changes}).as_dict()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> str:
+    """The hash of the undisturbed run of one process."""
+    config = harness.tiny_config(
+        tmp_path_factory.mktemp("golden") / "runs",
+        cache,
+        trainer__grad_accum_steps=4,
+        trainer__eval_batches=4,
+        distributed__reproducible_reduce=True,
+    )
+    return str(ranks.trained(config, 1)["state_sha256"])
+
+
+def ended(nodes: list[Cli], timeout: float = 120) -> list[int]:
+    deadline = time.monotonic() + timeout
+    return [one.wait(max(1.0, deadline - time.monotonic())) for one in nodes]
+
+
+def outputs(nodes: list[Cli]) -> str:
+    return "\n".join(f"--- node {number}\n{one.out}\n{one.err}" for number, one in enumerate(nodes))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])
+def test_two_nodes_train_as_one_process(tmp_path: Path, cache: Path, golden: str, address: str) -> None:
+    """One process a node: each is the node command itself."""
+    nodes = two_nodes(tmp_path, "--config", config_file(tmp_path, cache), "--json", address=address)
+    assert ended(nodes) == [0, 0], outputs(nodes)
+    result = json.loads(nodes[0].out)
+    assert (result["world_size"], result["state_sha256"]) == (2, golden)
+    assert nodes[1].out == "", "rank 0 speaks for all"
+    assert nodes[0].err.count("2 processes, backend gloo") == 1
+    assert "2 processes, backend gloo" not in nodes[1].err
+    table = [line.split()[1:4] for line in nodes[0].err.splitlines() if line.startswith(("[DDP] 0 ", "[DDP] 1 "))]
+    assert table == [["0", "0", "0"], ["1", "1", "0"]], "rank, node, local rank"
+
+
+def test_the_second_may_come_first(tmp_path: Path, cache: Path, golden: str) -> None:
+    path, meeting = config_file(tmp_path, cache), ["--master-addr", "127.0.0.1", "--master-port", free_port()]
+    common = ["--nodes", 2, "--config", path, *meeting, "--json"]
+    late = start_cli("node", "--node-rank", 1, *common, cwd=tmp_path)
+    time.sleep(1.0)
+    assert not late.is_over()
+    nodes = [start_cli("node", "--node-rank", 0, *common, cwd=tmp_path), late]
+    assert ended(nodes) == [0, 0], outputs(nodes)
+    assert json.loads(nodes[0].out)["state_sha256"] == golden
+
+
+def test_told_to_stop_one_node_both_save_and_go_on_later(tmp_path: Path, cache: Path, golden: str) -> None:
+    path = config_file(tmp_path, cache)
+    nodes = two_nodes(tmp_path, "--config", path, env=({}, {"LLMTRAIN_FAULT": "after_optimizer:3:1:term"}))
+    assert ended(nodes) == [75, 75], outputs(nodes)
+    nodes = two_nodes(tmp_path, "--config", path, "--json")
+    assert ended(nodes) == [0, 0], outputs(nodes)
+    result = json.loads(nodes[0].out)
+    assert (result["resumed_from"], result["state_sha256"]) == (3, golden)
+
+
+def test_a_killed_node_makes_the_other_end_with_75(tmp_path: Path, cache: Path, golden: str) -> None:
+    path = config_file(tmp_path, cache)
+    nodes = two_nodes(tmp_path, "--config", path, env=({}, {"LLMTRAIN_FAULT": "after_optimizer:5:1:kill"}))
+    assert ended(nodes) == [75, -9], outputs(nodes)
+    assert "Another process of the run is gone" in nodes[0].err
+    nodes = two_nodes(tmp_path, "--config", path, "--json")
+    assert ended(nodes) == [0, 0], outputs(nodes)
+    assert json.loads(nodes[0].out)["state_sha256"] == golden
+
+
+def test_an_error_of_one_node_is_one_of_both(tmp_path: Path, cache: Path) -> None:
+    """The file is there on one machine only (each with a home of its own)."""
+    path = config_file(tmp_path, cache, data__name="text_files", data__files=["~/text.txt"], data__cache_dir="~/cache")
+    homes = [tmp_path / "home-0", tmp_path / "home-1"]
+    for home in homes:
+        home.mkdir()
+    (homes[0] / "text.txt").write_text("the pod waits for the master.\n" * 100)
+    nodes = two_nodes(tmp_path, "--config", path, "--json", env=({"HOME": str(homes[0])}, {"HOME": str(homes[1])}))
+    assert ended(nodes) == [65, 65], outputs(nodes)
+    for one in nodes:
+        error = json.loads(one.out)
+        assert error["error"] == "DataError"
+        assert "no file matches" in error["what"]
+    assert "rank 1" in json.loads(nodes[0].out)["what"]
+
+
+@pytest.mark.slow  # it looks for ten seconds, as network storage may be late
+def test_a_directory_that_is_not_shared_is_refused(tmp_path: Path, cache: Path) -> None:
+    path = config_file(tmp_path, cache, output__root_dir="runs")
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    meeting = ["--master-addr", "127.0.0.1", "--master-port", free_port()]
+    nodes = [
+        start_cli("node", "--nodes", 2, "--node-rank", rank, *meeting, "--config", path, cwd=tmp_path / name)
+        for rank, name in enumerate(("a", "b"))
+    ]
+    assert ended(nodes) == [64, 64], outputs(nodes)
+    assert all("Rank 1 does not see" in one.err for one in nodes)
+
+
+@pytest.mark.parametrize(("per_node", "address"), [(1, "127.0.0.1"), (1, "127.0.0.2"), (2, "127.0.0.1")])
+@pytest.mark.slow
+def test_a_torch_script_on_two_nodes(tmp_path: Path, per_node: int, address: str) -> None:
+    nodes = two_nodes(
+        tmp_path, "--processes-per-node", per_node, "--", sys.executable, "-c", ALL_REDUCE, address=address
+    )
+    assert ended(nodes) == [0, 0], outputs(nodes)
+    size = 2 * per_node
+    for rank in range(size):
+        said = (tmp_path / f"sum-{rank}").read_text()
+        assert said == f"{size * (size + 1) // 2} of {size}, local {rank % per_node}"
+
+
+# Told to stop while waiting for nodes that never come
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_told_to_stop_while_waiting(tmp_path: Path, cache: Path, rank: int, backend: str, per_node: int) -> None:
+    alone = start_cli(
+        *("node", "--nodes", 2, "--node-rank", rank, "--processes-per-node", per_node, "--rdzv-backend", backend),
+        *("--master-addr", "127.0.0.1", "--master-port", free_port(), "--config", config_file(tmp_path, cache)),
+        cwd=tmp_path,
+    )
+    time.sleep(1.5)
+    assert not alone.is_over(), alone.err
+    started = time.monotonic()
+    alone.send(signal.SIGTERM)
+    assert alone.wait(20) == 75, alone.err
+    assert time.monotonic() - started < 5
+    assert "Traceback" not in alone.err
+
+
+@pytest.mark.parametrize(
+    ("words", "per_node"),
+    [
+        pytest.param(
+            ["--", "true"],
+            1,
+            marks=pytest.mark.xfail(strict=True, reason="become() waits without a signal handler: -15, not 75"),
+        ),
+        (["--", "true"], 2),
+        pytest.param(
+            ["--smoke"],
+            1,
+            marks=pytest.mark.xfail(strict=True, reason="smoke waits without a signal handler: -15, not 75"),
+        ),
+    ],
+    ids=["command", "command, 2 processes", "smoke"],
+)
+def test_other_commands_told_to_stop_while_waiting(tmp_path: Path, words: list[str], per_node: int) -> None:
+    alone = start_cli(
+        *("node", "--nodes", 2, "--node-rank", 1, "--processes-per-node", per_node),
+        *("--master-addr", "127.0.0.1", "--master-port", free_port(), *words),
+        cwd=tmp_path,
+    )
+    time.sleep(1.5)
+    assert not alone.is_over(), alone.err
+    alone.send(signal.SIGTERM)
+    assert alone.wait(20) == 75, alone.err
+
+
+@pytest.mark.parametrize("per_node", [1, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nobody_comes(tmp_path: Path, cache: Path, rank: int, per_node: int) -> None:
+    alone = start_cli(
+        *("node", "--nodes", 2, "--node-rank", rank, "--processes-per-node", per_node, "--json"),
+        *("--master-addr", "127.0.0.1", "--master-port", free_port(), "--config", config_file(tmp_path, cache)),
+        env={"LLMTRAIN_DIST_TIMEOUT": "2", "LLMTRAIN_MASTER_READY_TIMEOUT": "2"},
+        cwd=tmp_path,
+    )
+    started = time.monotonic()
+    assert alone.wait(60) == 69, alone.err
+    assert time.monotonic() - started < 20
+    assert json.loads(alone.out)["error"] == "JoinError"
+    assert "Traceback" not in alone.err
+
+
+# Elastic
+
+WAITING = """
+import os, pathlib, sys, time
+size = os.environ["WORLD_SIZE"]
+pathlib.Path(f"size-{size}-rank-{os.environ['RANK']}").touch()
+while size == "1" and not pathlib.Path("go").exists():
+    time.sleep(0.05)
+"""
+
+
+def test_an_elastic_job_of_one_node(tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    words = ["node", "--nodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    one = start_cli(*words, "--rdzv-conf", "last_call_timeout=1", "--", sys.executable, "-c", WAITING, cwd=tmp_path)
+    assert one.wait(60) == 0, one.err
+    assert (tmp_path / "size-1-rank-0").exists()
+
+
+HANGS = (
+    "torch's shared rendezvous store: a node that is in its second round publishes no MASTER_ADDR, a new one waits for "
+    "it. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "env",
+    [
+        pytest.param({}, marks=pytest.mark.xfail(strict=True, reason=HANGS)),
+        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+    ],
+    ids=["as it is", "store not shared"],
+)
+def test_a_replaced_node_finds_its_place(tmp_path: Path, env: dict[str, str]) -> None:
+    """Node 1 dies with all it ran, as a pod does, and a new one comes in its place."""
+    words = ["--max-restarts", 3, "--", sys.executable, "-c", REPLACED]
+    meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    nodes = [start_cli("node", *meeting, "--node-rank", rank, *words, env=env, cwd=tmp_path) for rank in (0, 1)]
+    nodes[0].wait_for(lambda: len(list(tmp_path.glob("first-*"))) == 2)
+    nodes[1].end()
+    (tmp_path / "crash").touch()
+    new = start_cli("node", *meeting, "--node-rank", 1, *words, env=env, cwd=tmp_path)
+    assert ended([nodes[0], new], 60) == [0, 0], outputs([nodes[0], new])
+    assert len(list(tmp_path.glob("second-*"))) == 2
+
+
+REPLACED = """
+import os, pathlib, sys, time
+if not pathlib.Path("crash").exists():
+    pathlib.Path(f"first-{os.environ['RANK']}").touch()
+    while not pathlib.Path("crash").exists():
+        time.sleep(0.05)
+    sys.exit(1)  # as a trainer does that has lost its peer
+pathlib.Path(f"second-{os.environ['RANK']}").touch()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xfail(strict=True, reason=HANGS)
+def test_an_elastic_job_takes_a_second_node(tmp_path: Path) -> None:
+    words = ["node", "--nodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    words += ["--rdzv-conf", "last_call_timeout=1", "--", sys.executable, "-c", WAITING]
+    nodes = [start_cli(*words, cwd=tmp_path)]
+    nodes[0].wait_for(lambda: (tmp_path / "size-1-rank-0").exists())
+    nodes.append(start_cli(*words, cwd=tmp_path))
+    assert ended(nodes, 30) == [0, 0], outputs(nodes)
+    assert (tmp_path / "size-2-rank-0").exists()
+    assert (tmp_path / "size-2-rank-1").exists()
+
+
+# Restarts over two nodes: c10d chosen by itself
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_worker_is_started_again_on_both_nodes(tmp_path: Path, cache: Path, golden: str, killed: int) -> None:
+    fault = {"LLMTRAIN_FAULT": f"after_optimizer:5:{killed}:kill:0"}
+    words = ["--config", config_file(tmp_path, cache), "--max-restarts", 2, "--json"]
+    nodes = two_nodes(tmp_path, *words, env=(fault, fault))
+    assert ended(nodes, 200) == [0, 0], outputs(nodes)
+    # which of the two nodes has rank 0 is settled when they meet
+    said = [one for one in nodes if one.out]
+    assert len(said) == 1
+    result = json.loads(said[0].out)
+    assert (result["state_sha256"], result["generation"], result["resumed_from"]) == (golden, 2, 4)
+    assert "rendezvous c10d" in nodes[0].err
+    assert sum("was ended by SIGKILL" in one.err for one in nodes) == 1, outputs(nodes)
+
+
+# Two network namespaces: no common loopback, no common hostname lookup
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two, joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    if shutil.which("ip") is None:
+        pytest.skip("needs iproute2")
+    tag = uuid.uuid4().hex[:6]
+    names = [f"llmt{tag}a", f"llmt{tag}b"]
+
+    def ip(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+
+    try:
+        for name in names:
+            made = ip("netns", "add", name)
+            if made.returncode:
+                pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
+        cable = ip("link", "add", f"v{tag}a", "netns", names[0], "type", "veth", "peer", f"v{tag}b", "netns", names[1])
+        if cable.returncode:
+            pytest.skip(f"no veth here: {cable.stderr.strip()}")
+        for number, name in enumerate(names):
+            link = f"v{tag}{'ab'[number]}"
+            for words in (
+                ("addr", "add", f"10.77.0.{number + 1}/24", "dev", link),
+                ("link", "set", link, "up"),
+                ("link", "set", "lo", "up"),
+            ):
+                done = ip("-n", name, *words)
+                assert done.returncode == 0, done.stderr
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+@pytest.mark.parametrize("per_node", [1, 2])
+def test_two_network_namespaces(tmp_path: Path, namespaces: list[str], per_node: int) -> None:
+    port = free_port()
+    nodes = [
+        subprocess.Popen(
+            [
+                *("ip", "netns", "exec", name, sys.executable, "-m", "llmtrain", "node", "--smoke", "--json"),
+                *("--nodes", "2", "--node-rank", str(rank), "--processes-per-node", str(per_node)),
+                *("--master-addr", "10.77.0.1", "--master-port", str(port), "--set", "run.device=cpu"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "LLMTRAIN_DEBUG": "1", "LLMTRAIN_DIST_TIMEOUT": "90"},
+        )
+        for rank, name in enumerate(namespaces)
+    ]
+    try:
+        said = [one.communicate(timeout=150) for one in nodes]
+    finally:
+        for one in nodes:
+            one.kill()
+    assert [one.returncode for one in nodes] == [0, 0], said
+    assert json.loads(said[0][0])["world_size"] == 2 * per_node
+    assert json.loads(said[0][0])["accuracy"] > 0.9
+    assert "GLOO_SOCKET_IFNAME=v" in said[0][1], "found by itself"

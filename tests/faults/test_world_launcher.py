@@ -1,0 +1,350 @@
+"""Faults under the real launchers, `train --processes` and `node`: restarts, exit codes, nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault_harness import RUN_ID, Outcome, outcome, read_result, steps_saved
+
+from llmtrain.config.load import dump_config
+from llmtrain.config.schema import Config
+from llmtrain.runs.heartbeats import read_heartbeats
+
+MakeConfig = Callable[..., Config]
+MARK = "LLMTRAIN_TEST_MARK"
+_started: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Every process that a test starts carries its mark; none may be there when it ends."""
+    yield
+    for process in _started:
+        process.kill()
+        process.wait()
+    _started.clear()
+    left = marked(str(tmp_path))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def marked(mark: str) -> list[int]:
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def file(tmp_path: Path, world_config: Config) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(world_config))
+    return path
+
+
+def start(file: Path, *arguments: str, fault: str | None = None, own_session: bool = False) -> "subprocess.Popen[str]":
+    verb, *rest = arguments
+    command = [sys.executable, "-m", "llmtrain", verb, "--config", str(file), *rest]
+    env = {**os.environ, MARK: str(file.parent)}
+    if fault:
+        env["LLMTRAIN_FAULT"] = fault
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=own_session
+    )
+    _started.append(process)
+    return process
+
+
+def finish(process: "subprocess.Popen[str]", timeout: float = 120) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=timeout)
+    return process.returncode, stdout, stderr
+
+
+def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_until_held(process: "subprocess.Popen[str]", root: Path, rank: int, generation: int = 1) -> int:
+    """Until a rank has stopped itself; its process."""
+    heartbeats = root / RUN_ID / "heartbeats"
+    wait_for(process, lambda: read_heartbeats(heartbeats).get(rank, {}).get("generation") == generation)
+    pid = int(read_heartbeats(heartbeats)[rank]["pid"])
+    wait_for(process, lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    return pid
+
+
+def generations(root: Path) -> list[dict[str, Any]]:
+    path = root / RUN_ID / "generations.json"
+    return list(json.loads(path.read_text())) if path.exists() else []
+
+
+NODE = ("node", "--processes-per-node", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault", "from_step"),
+    [
+        ((*NODE, "--max-restarts", "2"), "after_backward:5:1:kill:0", 4),
+        pytest.param((*NODE, "--max-restarts", "2"), "save_before_rename:6:0:kill:0", 4, marks=pytest.mark.slow),
+        pytest.param(("train", "--processes", "2"), "after_backward:5:0:kill:0", 4, marks=pytest.mark.slow),
+        pytest.param(("train", "--processes", "2"), "forward:1:1:kill:0", 0, marks=pytest.mark.slow),
+        pytest.param(("train", "--processes", "2"), "save_model_written:4:1:kill:0", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_is_started_again(
+    file: Path, root: Path, world_golden: Outcome, arguments: tuple[str, ...], fault: str, from_step: int
+) -> None:
+    code, stdout, stderr = finish(start(file, *arguments, "--json", fault=fault))
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert result["resumed_from"] == (from_step or None)
+    assert outcome(root, result) == world_golden
+    assert stderr.count("Starting the processes again") == 1
+    assert [row["from_step"] for row in generations(root)] == [0, from_step]
+    assert {beat["generation"] for beat in read_heartbeats(root / RUN_ID / "heartbeats").values()} == {2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_kill_from_outside(file: Path, root: Path, world_golden: Outcome, rank: int) -> None:
+    """Rank 1 is held inside step 5, and one of the two is killed there by hand."""
+    process = start(file, *NODE, "--max-restarts", "2", fault="after_backward:5:1:stop:0")
+    wait_until_held(process, root, rank=1)
+    os.kill(read_heartbeats(root / RUN_ID / "heartbeats")[rank]["pid"], signal.SIGKILL)
+    code, _, stderr = finish(process)
+    assert code == 0, stderr
+    assert outcome(root, read_result(root)) == world_golden
+
+
+@pytest.mark.slow
+def test_a_hanging_rank_is_started_again(
+    tmp_path: Path, make_world_config: MakeConfig, root: Path, world_golden: Outcome
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(make_world_config(distributed__timeout_sec=3)))
+    started = time.monotonic()
+    code, _, stderr = finish(start(file, *NODE, "--max-restarts", "1", fault="after_backward:5:0:stop:0"))
+    assert code == 0, stderr
+    assert "rank 0 has gone silent" in stderr
+    assert outcome(root, read_result(root)) == world_golden
+    assert time.monotonic() - started < 100  # torch gives the stopped worker 30 s before it kills it
+
+
+@pytest.mark.slow
+def test_three_crashes_in_a_row_without_a_newer_checkpoint(file: Path, root: Path) -> None:
+    code, _, stderr = finish(start(file, *NODE, "--max-restarts", "9", fault="forward:1:1:kill"))
+    assert code == 65, stderr
+    assert "crashed 3 times in a row without a newer checkpoint than step 0" in stderr
+    assert stderr.count("Starting the processes again") == 3
+    assert len(generations(root)) == 3
+
+
+@pytest.mark.slow
+def test_three_crashes_of_three_pods(file: Path, root: Path) -> None:
+    """Where a platform starts the pod again: the count is the run's, not the process's."""
+    for _ in range(3):
+        code, _, stderr = finish(start(file, *NODE, fault="after_backward:3:0:kill"))
+        assert code == 128 + signal.SIGKILL, stderr
+    # The first one came to step 2, so only the second and the third count, and the next is the third in a row.
+    assert [row["from_step"] for row in generations(root)] == [0, 2, 2]
+    code, _, stderr = finish(start(file, *NODE, fault="after_backward:3:0:kill"))
+    assert code == 128 + signal.SIGKILL, stderr
+    code, _, stderr = finish(start(file, *NODE))
+    assert code == 65, stderr
+    assert "crashed 3 times in a row without a newer checkpoint than step 2" in stderr
+
+
+@pytest.mark.slow
+def test_being_told_to_stop_is_no_crash(file: Path, root: Path, world_golden: Outcome) -> None:
+    """Three starts told to stop in their first step; the fourth goes to the end."""
+    for number in range(3):
+        process = start(file, *NODE, "--max-restarts", "2", fault=f"after_backward:{number + 1}:0:stop")
+        held = wait_until_held(process, root, rank=0, generation=number + 1)
+        process.send_signal(signal.SIGTERM)
+        wait_for(process, lambda pid=held: is_told(pid))
+        os.kill(held, signal.SIGCONT)
+        code, _, stderr = finish(process)
+        assert code == 75, stderr
+    assert {row["ended"] for row in generations(root)} == {"stopped"}
+    code, _, stderr = finish(start(file, *NODE, "--max-restarts", "2"))
+    assert code == 0, stderr
+    assert outcome(root, read_result(root)) == world_golden
+
+
+@pytest.mark.slow
+def test_told_to_stop_twice(file: Path, root: Path) -> None:
+    """A platform that repeats itself must not cost the save."""
+    process = start(file, *NODE, "--max-restarts", "2", fault="after_backward:3:0:stop")
+    held = wait_until_held(process, root, rank=0)
+    process.send_signal(signal.SIGTERM)
+    wait_for(process, lambda: is_told(held))
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.5)  # for a launcher that would kill its workers now
+    os.kill(held, signal.SIGCONT)
+    code, _, stderr = finish(process)
+    assert code == 75, stderr
+    assert steps_saved(root)[-1] == 3
+    assert generations(root)[-1]["ended"] == "stopped"
+
+
+def is_told(pid: int, number: signal.Signals = signal.SIGTERM) -> bool:
+    """Whether a signal waits for a process that is stopped."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    pending = next(line for line in status.splitlines() if line.startswith("ShdPnd"))
+    return bool(int(pending.split()[1], 16) & 1 << number - 1)
+
+
+@pytest.mark.slow
+def test_ctrl_c(file: Path, root: Path, world_golden: Outcome) -> None:
+    """A terminal sends it to the launcher's process group; the launcher passes it on to its workers."""
+    process = start(file, "train", "--processes", "2", fault="after_backward:3:0:stop:0", own_session=True)
+    held = wait_until_held(process, root, rank=0)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for(process, lambda: is_told(held, signal.SIGINT))
+    os.kill(held, signal.SIGCONT)
+    code, _, stderr = finish(process)
+    assert code == 75, stderr
+    assert steps_saved(root)[-1] == 3
+    code, stdout, stderr = finish(start(file, "train", "--processes", "2", "--resume", RUN_ID, "--json"))
+    assert code == 0, stderr
+    assert json.loads(stdout)["resumed_from"] == 3
+    assert outcome(root, json.loads(stdout)) == world_golden
+
+
+def test_told_to_stop(file: Path, root: Path) -> None:
+    """A worker that is told to stop is not started again, and node ends with its 75."""
+    code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="after_backward:3:1:term"))
+    assert code == 75, stderr
+    assert json.loads(stdout)["error"] == "ResumeMe"
+    assert "Stopped at step 3 as told." in stderr
+    assert "Starting the processes again" not in stderr
+    assert steps_saved(root)[-1] == 3
+
+
+@pytest.mark.slow
+def test_nan_ends_the_node_with_65(file: Path, root: Path) -> None:
+    code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="loss:3:1:nan"))
+    assert code == 65, stderr
+    assert "The loss of step 3 is nan; its samples are 16 to 23." in json.loads(stdout)["what"]
+    assert "Starting the processes again" not in stderr
+    assert steps_saved(root) == [2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["trainer.grad_accum_steps=3", "trainer.lr=-1", "model.name=gtp"])
+def test_a_bad_config_ends_the_node_with_64(file: Path, root: Path, setting: str) -> None:
+    code, _, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--set", setting))
+    assert code == 64, stderr
+    assert "Starting the processes again" not in stderr
+    assert "Traceback" not in stderr
+    assert not (root / RUN_ID).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["agent", "workers"])
+def test_told_to_stop_while_starting(file: Path, tmp_path: Path, root: Path, when: str) -> None:
+    """The agent or its workers are importing torch: no crash, and nobody is left."""
+    process = start(file, *NODE, "--max-restarts", "2")
+
+    def is_there() -> bool:
+        pids = marked(str(tmp_path))
+        if when == "agent":
+            return "libtorch" in Path(f"/proc/{process.pid}/maps").read_text()
+        return len(pids) == 3 and all("libtorch" in Path(f"/proc/{pid}/maps").read_text() for pid in pids)
+
+    wait_for(process, is_there)
+    process.send_signal(signal.SIGTERM)
+    code, _, stderr = finish(process)
+    assert code == 75, (code, stderr)
+    assert steps_saved(root) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6])
+def test_told_to_stop_at_any_time_while_starting(file: Path, tmp_path: Path, delay: float) -> None:
+    """From the moment the agent has its signal handlers (it says where the nodes meet) until training runs."""
+    process = start(file, *NODE, "--max-restarts", "2")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "rendezvous" in line:
+            break
+    time.sleep(delay)  # a sweep over moments, not a synchronisation
+    process.send_signal(signal.SIGTERM)
+    code, _, stderr = finish(process)
+    assert code in (75, 0), (code, stderr)
+    assert marked(str(tmp_path)) == []
+
+
+# The signal comes while the main thread is inside C code: only the thread that listens for signals hears it.
+AS_THEY_START = """
+import ctypes, os, signal, sys
+from llmtrain.distributed import agent
+start_workers = agent.NodeAgent._start_workers
+def told_meanwhile(self, group):
+    ids = start_workers(self, group)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
+    ctypes.CDLL(None).usleep(500_000)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return ids
+agent.NodeAgent._start_workers = told_meanwhile
+from llmtrain.cli import main
+main(sys.argv[1:])
+"""
+# The workers are there but have not begun to listen for signals: they die of the one that is passed on to them.
+BEFORE_THEY_LISTEN = """
+import os, signal, sys
+from llmtrain.distributed import agent
+initialize = agent.NodeAgent._initialize_workers
+def told_after(self, group):
+    initialize(self, group)
+    os.kill(os.getpid(), signal.SIGTERM)
+agent.NodeAgent._initialize_workers = told_after
+from llmtrain.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [AS_THEY_START, BEFORE_THEY_LISTEN], ids=["as_they_start", "before_they_listen"])
+def test_told_to_stop_when_the_workers_are_new(file: Path, tmp_path: Path, script: str) -> None:
+    command = [sys.executable, "-c", script, *NODE, "--config", str(file), "--max-restarts", "2"]
+    env = {**os.environ, MARK: str(tmp_path)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    _started.append(process)
+    code = process.wait(timeout=60)
+    deadline = time.monotonic() + 5  # one that was told may take a moment; one that was not waits for others for long
+    while marked(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert marked(str(tmp_path)) == []
+    assert code == 75, process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("async_save", [False, True])
+def test_nan_while_saving_ends_cleanly(
+    tmp_path: Path, make_world_config: MakeConfig, root: Path, async_save: bool
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(dump_config(make_world_config(trainer__async_save=async_save)))
+    code, _, stderr = finish(start(file, *NODE, "--max-restarts", "2", fault="loss:3:1:nan"))
+    assert code == 65, stderr
+    assert "Starting the processes again" not in stderr
+    assert not (root / RUN_ID / "finished.json").exists()

@@ -1,0 +1,382 @@
+"""Processes of a run that hang, and processes that are told to stop."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import fault_harness as harness
+import pytest
+from fault_harness import EVAL_STEPS, RUN_ID, STEPS, Ended, Outcome, StartedWorld
+
+from llmtrain.config.schema import Config
+from llmtrain.runs.heartbeats import read_heartbeats
+from llmtrain.training import faults
+
+MakeConfig = Callable[..., Config]
+SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != "save_while_replacing"]
+TIMEOUT_SEC = 5
+MARGIN_SEC = 6.0  # two are promised; a busy machine may take longer
+
+
+# A hanging peer.
+
+
+def hang(config: Config, size: int, point: str, step: int, rank: int, resume: str | None = None) -> StartedWorld:
+    world = harness.start_world(config, size, resume, fault=f"{point}:{step}:{rank}:stop")
+    world[rank].wait_stopped()
+    return world
+
+
+def check_survivors(world: StartedWorld, silent: int, stopped_at: float) -> None:
+    pid = world[silent].pid
+    for rank, child in enumerate(world.ranks):
+        if rank != silent:
+            ended = child.wait(TIMEOUT_SEC + MARGIN_SEC + 10)
+            assert ended.code == 75, ended.output
+            assert time.monotonic() - stopped_at < TIMEOUT_SEC + MARGIN_SEC, ended.output
+            assert f"rank {silent} has gone silent (pid {pid} on " in ended.output
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0), "the silent rank is only stopped"
+    world[silent].send(signal.SIGKILL)
+    assert world[silent].wait().code == -signal.SIGKILL
+
+
+def test_a_hanging_rank_is_named_and_left(tmp_path: Path, cache: Path, world_golden: Outcome) -> None:
+    """Rank 0 of one world and rank 1 of another, at the same time: most of it is waiting."""
+    configs = [
+        harness.world_config(tmp_path / str(rank) / "runs", cache, distributed__timeout_sec=TIMEOUT_SEC)
+        for rank in (0, 1)
+    ]
+    worlds, stopped_at = [], []
+    for rank, config in enumerate(configs):
+        worlds.append(hang(config, 2, "after_backward", 3, rank))
+        stopped_at.append(time.monotonic())
+    for rank, world in enumerate(worlds):
+        check_survivors(world, rank, stopped_at[rank])
+    for config in configs:
+        assert harness.go_on(config, 2, world_golden) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("point", "step", "rank", "size", "changes"),
+    [
+        ("forward", 1, 1, 2, {}),
+        ("evaluate", 4, 0, 2, {}),
+        ("evaluate", 4, 1, 2, {}),
+        ("save_begin", 4, 0, 2, {}),
+        ("save_model_written", 4, 0, 2, {}),
+        ("save_model_written", 4, 1, 2, {}),
+        ("save_before_rename", 4, 0, 2, {}),
+        ("save_before_prune", 4, 0, 2, {}),
+        ("save_model_written", 4, 1, 2, {"trainer__async_save": True}),
+        ("save_before_rename", 4, 0, 2, {"trainer__async_save": True}),
+        ("after_final_save", 8, 0, 2, {}),
+        ("after_final_save", 8, 1, 2, {}),
+        ("after_optimizer", 5, 2, 4, {}),
+    ],
+)
+def test_a_rank_may_hang_anywhere(
+    make_world_config: MakeConfig,
+    world_golden: Outcome,
+    point: str,
+    step: int,
+    rank: int,
+    size: int,
+    changes: dict[str, bool],
+) -> None:
+    config = make_world_config(distributed__timeout_sec=TIMEOUT_SEC, **changes)
+    world = hang(config, size, point, step, rank)
+    check_survivors(world, rank, time.monotonic())
+    assert step - harness.go_on(config, size, world_golden) <= 2 * harness.SAVE_EVERY
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_hanging_rank_with_a_slice_of_the_model(
+    make_world_config: MakeConfig, fsdp_golden: Outcome, rank: int
+) -> None:
+    config = make_world_config(distributed__timeout_sec=TIMEOUT_SEC, distributed__strategy="fsdp")
+    world = hang(config, 2, "after_backward", 5, rank)
+    check_survivors(world, rank, time.monotonic())
+    assert harness.go_on(config, 2, fsdp_golden) == 4
+
+
+@pytest.mark.slow
+def test_a_hanging_rank_that_wakes_up_too_late_leaves_too(
+    make_world_config: MakeConfig, root: Path, world_golden: Outcome
+) -> None:
+    config = make_world_config(distributed__timeout_sec=2)
+    world = hang(config, 2, "after_backward", 5, 1)
+    assert world[0].wait().code == 75
+    before = harness.tree(root / RUN_ID, without=("logs", "heartbeats"))
+    world[1].send(signal.SIGCONT)
+    assert world[1].wait().code == 75
+    assert harness.tree(root / RUN_ID, without=("logs", "heartbeats")) == before
+    assert harness.go_on(config, 2, world_golden) == 4
+
+
+@pytest.mark.slow
+def test_a_short_hang_is_no_reason_to_leave(make_world_config: MakeConfig, world_golden: Outcome, root: Path) -> None:
+    config = make_world_config(distributed__timeout_sec=TIMEOUT_SEC)
+    world = hang(config, 2, "after_backward", 3, 1)
+    beat = read_heartbeats(root / RUN_ID / "heartbeats")[0]["beat"]
+    world.wait_for(lambda: read_heartbeats(root / RUN_ID / "heartbeats")[0]["beat"] > beat)  # rank 0 waits for it
+    world[1].send(signal.SIGCONT)
+    ends = world.wait()
+    assert [ended.code for ended in ends] == [0, 0], world.output()
+    assert harness.outcome(root, ends[0].result or {}) == world_golden
+
+
+# Told to stop.
+
+
+def check_stopped(ends: list[Ended], root: Path, step: int) -> None:
+    """All ranks left together, having saved the same step, and rank 0 says how to go on."""
+    for ended in ends:
+        assert ended.code == 75, ended.output
+        assert f"Stopped at step {step} as told." in ended.output
+        assert f"--resume {root / RUN_ID}" in ended.output
+    assert harness.steps_saved(root)[-1] == step
+
+
+@pytest.mark.parametrize(
+    ("point", "step", "rank"),
+    [
+        ("after_optimizer", 3, 1),
+        ("evaluate", 4, 1),
+        ("save_model_written", 4, 1),
+    ],
+)
+def test_sigterm_to_one_rank(
+    world_config: Config, root: Path, world_golden: Outcome, point: str, step: int, rank: int
+) -> None:
+    check_stopped(harness.run_world(world_config, 2, fault=f"{point}:{step}:{rank}:term"), root, step)
+    assert harness.go_on(world_config, 2, world_golden) == step
+
+
+MORE = [
+    *(("forward", 1, rank) for rank in (0, 1)),
+    *(("after_optimizer", step, rank) for step in range(1, STEPS + 1) for rank in (0, 1)),
+    *(("evaluate", step, rank) for step in EVAL_STEPS for rank in (0, 1)),
+    *((point, 4, 0) for point in SAVE_POINTS),
+    *((point, 8, 0) for point in SAVE_POINTS),
+    ("save_model_written", 8, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "step", "rank"), MORE)
+@pytest.mark.parametrize("in_background", [False, True])
+def test_sigterm_everywhere(
+    make_world_config: MakeConfig,
+    root: Path,
+    world_golden: Outcome,
+    point: str,
+    step: int,
+    rank: int,
+    in_background: bool,
+) -> None:
+    config = make_world_config(trainer__async_save=in_background)
+    ends = harness.run_world(config, 2, fault=f"{point}:{step}:{rank}:term")
+    if in_background and point.startswith("save_"):  # the loop has gone on meanwhile, on all ranks alike
+        said = int(ends[0].output.partition("Stopped at step ")[2].partition(" ")[0] or 0)
+        assert said >= step, ends[0].output
+        step = said
+    check_stopped(ends, root, step)
+    assert harness.go_on(config, 2, world_golden) == step
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after_optimizer", "evaluate", "save_model_written"])
+def test_sigterm_with_a_slice_of_the_model(
+    make_world_config: MakeConfig, root: Path, fsdp_golden: Outcome, point: str
+) -> None:
+    config = make_world_config(distributed__strategy="fsdp")
+    check_stopped(harness.run_world(config, 2, fault=f"{point}:4:1:term"), root, 4)
+    assert harness.go_on(config, 2, fsdp_golden) == 4
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_sigterm_to_all(world_config: Config, root: Path, world_golden: Outcome, size: int) -> None:
+    """As a platform does it. Rank 0 is held inside step 3, so that it meets all of them there."""
+    world = harness.start_world(world_config, size, fault="after_backward:3:0:stop")
+    world[0].wait_stopped()
+    world.send(signal.SIGTERM)
+    world[0].send(signal.SIGCONT)
+    check_stopped(world.wait(), root, 3)
+    assert harness.go_on(world_config, size, world_golden) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", SAVE_POINTS)
+def test_sigterm_to_all_during_a_save(world_config: Config, root: Path, world_golden: Outcome, point: str) -> None:
+    world = harness.start_world(world_config, 2, fault=f"{point}:4:0:stop")
+    world[0].wait_stopped()
+    world.send(signal.SIGTERM)
+    world[0].send(signal.SIGCONT)
+    check_stopped(world.wait(), root, 4)
+    assert harness.go_on(world_config, 2, world_golden) == 4
+
+
+@pytest.mark.slow
+def test_sigterm_while_the_model_writes_its_sample(world_config: Config, root: Path, world_golden: Outcome) -> None:
+    """Nothing is left to do but to say so: the run is finished."""
+    ends = harness.run_world(world_config, 2, fault="after_final_save:8:1:term")
+    assert [ended.code for ended in ends] == [0, 0]
+    assert harness.outcome(root, harness.read_result(root)) == world_golden
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_while_waiting_for_the_others(world_config: Config, root: Path, rank: int) -> None:
+    """Rank 0 waits for rank 1, which never comes; rank 1 waits for the master."""
+    env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness.free_port()), "LLMTRAIN_DEBUG": "1"}
+    child = harness.start(world_config, env=env)
+    child.wait_for(lambda: f"joining as rank {rank} of 2" in child.output())
+    child.send(signal.SIGTERM)
+    told_at = time.monotonic()
+    ended = child.wait()
+    assert ended.code == 75, ended.output
+    assert time.monotonic() - told_at < 5
+    assert "Stopped as told, before training began." in ended.output
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    "told", [pytest.param((0,), marks=pytest.mark.slow), (1,), pytest.param((0, 1), marks=pytest.mark.slow)]
+)
+def test_sigterm_while_data_is_prepared(
+    world_config: Config, root: Path, world_golden: Outcome, told: tuple[int, ...]
+) -> None:
+    def tell(rank: int) -> None:
+        from llmtrain.training import run
+
+        make_parts = run.make_parts
+
+        def told_meanwhile(*arguments: object) -> object:
+            if rank in told:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return make_parts(*arguments)  # type: ignore[arg-type]
+
+        run.make_parts = told_meanwhile  # type: ignore[assignment]
+
+    ends = harness.run_world(world_config, 2, before=tell)
+    assert [ended.code for ended in ends] == [75, 75], ends[0].output + ends[1].output
+    for rank in told:
+        assert "Stopped as told, before training began." in ends[rank].output
+    assert not (root / RUN_ID).exists()
+    assert harness.go_on(world_config, 2, world_golden, resume="auto") == 0
+
+
+# Crash after crash, where nobody looks.
+
+UNATTENDED = {"LLMTRAIN_NODE": "1"}
+
+
+def tell_before_the_first_step(rank: int) -> None:
+    from llmtrain.training.trainer import Trainer
+
+    loop = Trainer._loop
+
+    def told_first(trainer: Trainer) -> None:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        loop(trainer)
+
+    Trainer._loop = told_first  # type: ignore[method-assign]
+
+
+def test_three_crashes_in_a_row_are_enough(world_config: Config, world_golden: Outcome) -> None:
+    """Whichever rank it is: all end with 65, and nothing is started any more until somebody does it by hand."""
+    for rank in (1, 0, 1):
+        ends = harness.run_world(world_config, 2, "auto", fault=f"forward:1:{rank}:kill", env=UNATTENDED)
+        assert ends[rank].code == -signal.SIGKILL
+        assert ends[1 - rank].code == 75, ends[1 - rank].output
+    for _ in range(2):  # it stays so
+        for ended in harness.run_world(world_config, 2, "auto", env=UNATTENDED):
+            assert ended.code == 65, ended.output
+            assert "crashed 3 times in a row without a newer checkpoint than step 0" in ended.output
+    assert harness.go_on(world_config, 2, world_golden) == 0  # by hand, somebody looks
+
+
+@pytest.mark.slow
+def test_crashes_with_a_newer_checkpoint_each_are_no_loop(world_config: Config, world_golden: Outcome) -> None:
+    for step in (3, 5, 7, 8):
+        ends = harness.run_world(world_config, 2, "auto", fault=f"forward:{step}:1:kill", env=UNATTENDED)
+        assert [ended.code for ended in ends] == [75, -signal.SIGKILL], ends[0].output
+    assert harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED) == 6
+
+
+def test_being_told_to_stop_is_never_a_crash(world_config: Config, world_golden: Outcome, root: Path) -> None:
+    """Told before the first step is done there is nothing to save, however often."""
+    for _ in range(4):
+        ends = harness.run_world(world_config, 2, "auto", before=tell_before_the_first_step, env=UNATTENDED)
+        for ended in ends:
+            assert ended.code == 75, ended.output
+            assert "Stopped at step 0 as told." in ended.output
+    assert harness.steps_saved(root) == []
+    assert harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED) == 0
+
+
+# Another number of processes.
+
+
+def test_a_run_moves_between_numbers_of_processes(world_config: Config, root: Path, world_golden: Outcome) -> None:
+    """2 -> 1 -> 4 -> 2, told to stop in between: the same losses and the same bits as one process all the way."""
+    resume = None
+    for size, step in ((2, 2), (1, 4), (4, 6)):
+        ends = harness.run_world(world_config, size, resume, fault=f"after_optimizer:{step}:{size - 1}:term")
+        check_stopped(ends, root, step)
+        resume = RUN_ID
+    assert harness.go_on(world_config, 2, world_golden) == 6
+
+
+@pytest.mark.slow
+def test_a_sliced_model_moves_between_numbers_of_processes(
+    make_world_config: MakeConfig, root: Path, fsdp_golden: Outcome
+) -> None:
+    """Sums of slices round differently on other numbers of processes; samples and steps are the same."""
+    config = make_world_config(distributed__strategy="fsdp")
+    resume = None
+    for size, step in ((2, 2), (1, 4), (4, 6)):
+        ends = harness.run_world(config, size, resume, fault=f"after_optimizer:{step}:{size - 1}:term")
+        check_stopped(ends, root, step)
+        resume = RUN_ID
+    ends = harness.run_world(config, 2, RUN_ID)
+    assert [ended.code for ended in ends] == [0, 0]
+    rows = harness.train_rows(root / RUN_ID)
+    assert [step for step, _ in rows] == [step for step, _ in fsdp_golden.train]
+    for (_, (loss, *_rest)), (_, (wanted, *_more)) in zip(rows, fsdp_golden.train, strict=True):
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(wanted), rel=1e-4)
+
+
+# Where each process is.
+
+
+def test_every_rank_has_a_heartbeat(world_config: Config, root: Path) -> None:
+    import socket
+
+    world = harness.start_world(world_config, 2, fault="after_backward:4:1:stop")
+    world[1].wait_stopped()
+    beats = read_heartbeats(root / RUN_ID / "heartbeats")
+    assert sorted(beats) == [0, 1]
+    for rank, beat in beats.items():
+        assert (beat["pid"], beat["host"]) == (world[rank].pid, socket.gethostname())
+        assert (beat["rank"], beat["generation"]) == (rank, 1)
+    world.wait_for(lambda: read_heartbeats(root / RUN_ID / "heartbeats")[0]["step"] == 3)  # written while it waits
+    world[1].send(signal.SIGCONT)
+    assert [ended.code for ended in world.wait()] == [0, 0]
+    beats = read_heartbeats(root / RUN_ID / "heartbeats")
+    assert {rank: beat["step"] for rank, beat in beats.items()} == {0: STEPS, 1: STEPS}
+
+
+@pytest.mark.slow
+def test_a_smaller_world_forgets_the_ranks_that_are_gone(world_config: Config, root: Path) -> None:
+    ends = harness.run_world(world_config, 4, fault="after_optimizer:3:0:term")
+    assert [ended.code for ended in ends] == [75] * 4
+    assert sorted(read_heartbeats(root / RUN_ID / "heartbeats")) == [0, 1, 2, 3]
+    assert [ended.code for ended in harness.run_world(world_config, 2, RUN_ID)] == [0, 0]
+    beats = read_heartbeats(root / RUN_ID / "heartbeats")
+    assert {rank: beat["generation"] for rank, beat in beats.items()} == {0: 2, 1: 2}

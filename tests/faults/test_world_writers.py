@@ -1,0 +1,250 @@
+"""Several processes on one run directory, twice: by hand the second is refused, a launcher's takes the run over."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID, Outcome, StartedWorld
+
+from llmtrain.config.schema import Config
+from llmtrain.runs import lock as lock_module
+
+MakeConfig = Callable[..., Config]
+UNATTENDED = {"LLMTRAIN_NODE": "1"}
+
+# An older generation may be stopped anywhere; these are all the places where it is about to publish something.
+STOPS = [
+    ("after_backward", 5, 0),
+    ("after_optimizer", 6, 1),
+    ("evaluate", 4, 0),
+    ("evaluate", 8, 1),
+    ("save_begin", 6, 0),
+    ("save_model_written", 6, 0),
+    ("save_model_written", 6, 1),
+    ("save_before_manifest", 6, 0),
+    ("save_before_rename", 6, 0),
+    ("save_after_rename", 6, 0),
+    ("save_before_prune", 6, 0),
+    ("save_before_rename", 8, 0),
+    ("after_final_save", 8, 0),
+    ("after_final_save", 8, 1),
+]
+
+
+def some_slow(*fast: tuple[str, int, int], until: int = 8) -> list[Any]:
+    """All of them, the named ones in the fast set."""
+    return [pytest.param(*stop, marks=[] if stop in fast else pytest.mark.slow) for stop in STOPS if stop[1] <= until]
+
+
+def start_and_stop_all(config: Config, point: str, step: int, rank: int, size: int = 2) -> StartedWorld:
+    """A generation that a launcher started, all of its ranks stopped: a machine that is cut off."""
+    world = harness.start_world(config, size, "auto", fault=f"{point}:{step}:{rank}:stop", env=UNATTENDED)
+    world[rank].wait_stopped()
+    for other, child in enumerate(world.ranks):
+        if other != rank:
+            child.send(signal.SIGSTOP)
+            child.wait_stopped()
+    return world
+
+
+def published(root: Path) -> dict[str, bytes]:
+    return harness.tree(root / RUN_ID, without=("logs",))
+
+
+def generations(root: Path) -> list[dict[str, Any]]:
+    return list(json.loads((root / RUN_ID / "generations.json").read_text()))
+
+
+@pytest.mark.parametrize(("point", "step", "rank"), some_slow(("after_backward", 5, 0), ("save_model_written", 6, 1)))
+def test_an_older_generation_publishes_nothing(
+    world_config: Config, root: Path, world_golden: Outcome, point: str, step: int, rank: int
+) -> None:
+    older = start_and_stop_all(world_config, point, step, rank)
+    harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED)  # takes it over: never refused
+    assert [row["generation"] for row in generations(root)] == [1, 2]
+    before = published(root)
+    older.send(signal.SIGCONT)
+    ends = older.wait()
+    assert published(root) == before
+    assert [ended.code for ended in ends] == [75, 75], ends[0].output + ends[1].output
+
+
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_older_generation_that_loses_a_rank_on_waking_publishes_nothing(
+    world_config: Config, root: Path, world_golden: Outcome, first: int
+) -> None:
+    """The machine of one rank comes back, that of the other does not: it ends for a lost peer, not for the lock."""
+    older = start_and_stop_all(world_config, "evaluate", 4, 0)  # what comes next needs the other rank
+    harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED)
+    before = published(root)
+    older[1 - first].send(signal.SIGKILL)
+    older[1 - first].wait()
+    older[first].send(signal.SIGCONT)
+    ended = older[first].wait()
+    assert ended.code == 75, ended.output
+    assert published(root) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_older_generation_of_another_size(
+    world_config: Config, root: Path, world_golden: Outcome, size: int
+) -> None:
+    older = start_and_stop_all(world_config, "after_backward", 5, 0)
+    harness.go_on(world_config, size, world_golden, resume="auto", env=UNATTENDED)
+    before = published(root)
+    older.send(signal.SIGCONT)
+    assert [ended.code for ended in older.wait()] == [75, 75]
+    assert published(root) == before
+
+
+@pytest.mark.parametrize(("point", "step", "rank"), some_slow(("save_before_rename", 6, 0), until=7))
+def test_an_older_generation_that_comes_back_in_between(
+    world_config: Config, root: Path, world_golden: Outcome, point: str, step: int, rank: int
+) -> None:
+    """The newer one is about to complete its last save when the older one wakes up."""
+    older = start_and_stop_all(world_config, point, step, rank)
+    newer = harness.start_world(world_config, 2, "auto", fault="save_before_manifest:8:0:stop", env=UNATTENDED)
+    newer[0].wait_stopped()
+    older.send(signal.SIGCONT)
+    assert [ended.code for ended in older.wait()] == [75, 75], older.output()
+    newer[0].send(signal.SIGCONT)
+    ends = newer.wait()
+    assert [ended.code for ended in ends] == [0, 0], newer.output()
+    assert "could not be written" not in ends[0].output
+    assert harness.outcome(root, ends[0].result or {}) == world_golden
+    harness.verify_all(root)
+    assert generations(root)[-1]["ended"] == "finished"
+    assert len(generations(root)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("point", "step", "rank"), [("save_model_written", 4, 1), ("save_before_rename", 4, 0)])
+def test_an_older_generation_that_saves_in_the_background(
+    make_world_config: MakeConfig, root: Path, world_golden: Outcome, point: str, step: int, rank: int
+) -> None:
+    config = make_world_config(trainer__async_save=True)
+    older = start_and_stop_all(config, point, step, rank)
+    harness.go_on(config, 2, world_golden, resume="auto", env=UNATTENDED)
+    before = published(root)
+    older.send(signal.SIGCONT)
+    assert [ended.code for ended in older.wait()] == [75, 75], older.output()
+    assert published(root) == before
+
+
+@pytest.mark.slow
+def test_an_older_generation_of_a_sliced_model(make_world_config: MakeConfig, root: Path, fsdp_golden: Outcome) -> None:
+    config = make_world_config(distributed__strategy="fsdp")
+    older = start_and_stop_all(config, "save_model_written", 6, 1)
+    harness.go_on(config, 2, fsdp_golden, resume="auto", env=UNATTENDED)
+    before = published(root)
+    older.send(signal.SIGCONT)
+    assert [ended.code for ended in older.wait()] == [75, 75], older.output()
+    assert published(root) == before
+
+
+@pytest.mark.slow
+def test_a_running_generation_is_taken_over_too(make_world_config: MakeConfig, root: Path) -> None:
+    """Not stopped at all: cut off from whoever started it, but not from the storage."""
+    endless = make_world_config(trainer__max_steps=10**6, trainer__save_every_steps=50, trainer__schedule="constant")
+    older = harness.start_world(endless, 2, "auto", env=UNATTENDED)
+    older.wait_for(lambda: "step 5/" in older[0].output())
+    newer = harness.start_world(endless, 2, "auto", fault="forward:70:0:term", env=UNATTENDED)
+    ends = older.wait()
+    assert [ended.code for ended in ends] == [75, 75], older.output()
+    assert "Another process has taken this run over" in ends[0].output
+    assert [ended.code for ended in newer.wait()] == [75, 75], newer.output()
+    assert [row["ended"] for row in generations(root)] == [None, "stopped"]
+
+
+def test_a_second_world_by_hand_is_refused(world_config: Config, root: Path, world_golden: Outcome) -> None:
+    first = harness.start_world(world_config, 2, fault="after_backward:3:0:stop")
+    first[0].wait_stopped()
+    before = harness.tree(root, without=("logs",))
+    for resume in (RUN_ID, "auto", None):
+        for ended in harness.run_world(world_config, 2, resume):
+            assert ended.code == 64, ended.output
+            assert ended.seconds < 5
+            if resume:
+                assert f"is being written by process {first[0].pid}" in ended.output
+    after = harness.tree(root, without=("logs",))
+    for tree in (before, after):  # rank 1 lives, and may write its heartbeat
+        tree.pop(f"{RUN_ID}/heartbeats/rank-1.json")
+    assert after == before
+    first[0].send(signal.SIGCONT)
+    ends = first.wait()
+    assert [ended.code for ended in ends] == [0, 0], first.output()
+    assert harness.outcome(root, ends[0].result or {}) == world_golden
+
+
+@pytest.mark.slow
+def test_the_lock_of_a_killed_world_is_taken_over_at_once(
+    world_config: Config, root: Path, world_golden: Outcome
+) -> None:
+    world = harness.start_world(world_config, 2, fault="after_backward:5:0:stop")
+    world[0].wait_stopped()
+    world.send(signal.SIGKILL)
+    world.wait()
+    assert (root / RUN_ID / "lock").exists()
+    assert harness.go_on(world_config, 2, world_golden) == 4
+
+
+def test_a_restart_takes_over_from_a_rank_that_died_on_another_machine(
+    world_config: Config, root: Path, world_golden: Outcome
+) -> None:
+    """torchrun on several machines: rank 0 was killed with its heartbeat fresh, and after the restart rank 0 is
+    elsewhere, where nobody can see that the old one is dead."""
+    ends = harness.run_world(world_config, 2, fault="after_backward:5:0:kill")
+    assert [ended.code for ended in ends] == [-signal.SIGKILL, 75]
+    lock = root / RUN_ID / "lock"
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "another-machine"}))
+    almost_stale = (
+        time.time() - lock_module.STALE_AFTER_SEC + 3
+    )  # what is left to wait, should it have to be waited for
+    os.utime(lock, (almost_stale, almost_stale))
+    assert harness.go_on(world_config, 2, world_golden, env={"TORCHELASTIC_RESTART_COUNT": "1"}) == 4
+
+
+@pytest.mark.slow
+def test_two_generations_that_start_at_once(world_config: Config, root: Path, world_golden: Outcome) -> None:
+    """One of them has the run in the end, and it is the run; the other leaves."""
+    assert [ended.code for ended in harness.run_world(world_config, 2, fault="after_optimizer:3:0:term")] == [75, 75]
+    worlds = [harness.start_world(world_config, 2, "auto", env=UNATTENDED) for _ in range(2)]
+    codes = sorted([ended.code for ended in world.wait()] for world in worlds)
+    assert codes[0] == [0, 0], "\n".join(world.output() for world in worlds)
+    assert codes[1] in ([0, 0], [75, 75]), "\n".join(world.output() for world in worlds)
+    assert harness.outcome(root, harness.read_result(root)) == world_golden
+    harness.verify_all(root)
+    assert [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")] == []
+
+
+def test_two_generations_that_both_found_no_run(world_config: Config, world_golden: Outcome) -> None:
+    """Preparing data takes long: a generation that found no run may find one when it is about to make it. That is no
+    mistake of a user, so no 64, after which nobody would start it again."""
+
+    def hold(rank: int) -> None:
+        from llmtrain.training import run
+
+        make_parts = run.make_parts
+
+        def held(*arguments: Any) -> object:
+            if rank == 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return make_parts(*arguments)
+
+        run.make_parts = held  # type: ignore[assignment]
+
+    late = harness.start_world(world_config, 2, "auto", env=UNATTENDED, before=hold)
+    late[0].wait_stopped()
+    ends = harness.run_world(world_config, 2, "auto", fault="after_backward:5:0:kill", env=UNATTENDED)
+    assert [ended.code for ended in ends] == [-signal.SIGKILL, 75]
+    late[0].send(signal.SIGCONT)
+    codes = [ended.code for ended in late.wait()]
+    assert codes in ([0, 0], [75, 75]), late.output()
+    harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED)

@@ -1,0 +1,188 @@
+"""generations.json and the reports of ended processes; a launcher's new generation takes the run over."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmtrain.errors import CheckpointError, ConfigError, PeerLost, ResumeMe, Superseded, TrainingStopped, UsageError
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.exit_report import ERROR_FILE, write_exit_report
+from llmtrain.runs.generations import KEPT, MAX_CRASHES, begin_generation, end_generation, read_generations
+from llmtrain.runs.lock import RunLock, is_held
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "some-run")
+    run.path.mkdir()
+    return run
+
+
+def begin(run: RunDirectory, from_step: int = 0, is_unattended: bool = True) -> int:
+    return begin_generation(run, from_step, 2, is_unattended)
+
+
+def test_they_are_numbered_and_say_how_they_ended(run: RunDirectory) -> None:
+    assert begin(run) == 1
+    (row,) = read_generations(run)
+    assert (row["ended"], row["world_size"], row["from_step"], row["crashes"]) == (None, 2, 0, 0)
+    end_generation(run, 1, "stopped", 5)
+    assert begin(run, 5) == 2
+    end_generation(run, 2, "finished", 8)
+    assert [(row["generation"], row["ended"], row["step"]) for row in read_generations(run)] == [
+        (1, "stopped", 5),
+        (2, "finished", 8),
+    ]
+
+
+def test_three_crashes_at_one_place_are_enough(run: RunDirectory) -> None:
+    for number in range(MAX_CRASHES):
+        assert begin(run, 4) == number + 1
+    before = run.generations.read_bytes()
+    with pytest.raises(TrainingStopped, match=r"crashed 3 times in a row.* step 4") as caught:
+        begin(run, 4)
+    assert caught.value.exit_code == 65
+    assert str(run.path) in str(caught.value.remedy)
+    assert run.generations.read_bytes() == before, "giving up is no new generation"
+    with pytest.raises(TrainingStopped):
+        begin(run, 4)
+
+
+@pytest.mark.parametrize("ended", ["failed", None, "superseded"])
+def test_what_counts_as_a_crash(run: RunDirectory, ended: str | None) -> None:
+    for _ in range(MAX_CRASHES):
+        number = begin(run)
+        if ended:
+            end_generation(run, number, ended, 0)
+    with pytest.raises(TrainingStopped):
+        begin(run)
+
+
+@pytest.mark.parametrize("ended", ["stopped", "finished"])
+def test_what_does_not(run: RunDirectory, ended: str) -> None:
+    """A pod that is preempted ten times in a row has not crashed."""
+    for _ in range(3 * MAX_CRASHES):
+        end_generation(run, begin(run), ended, 0)
+
+
+def test_a_newer_checkpoint_starts_the_count_again(run: RunDirectory) -> None:
+    for step in range(3 * MAX_CRASHES):
+        begin(run, step)
+    assert read_generations(run)[-1]["crashes"] == 0
+
+
+def test_a_stop_in_between_starts_the_count_again(run: RunDirectory) -> None:
+    for _ in range(2 * MAX_CRASHES):
+        begin(run)
+        end_generation(run, begin(run), "stopped", 0)
+
+
+def test_going_back_to_an_older_checkpoint_is_no_progress(run: RunDirectory) -> None:
+    for step in (6, 4, 2):
+        begin(run, step)
+    with pytest.raises(TrainingStopped):
+        begin(run, 0)
+
+
+def test_a_person_is_never_refused_and_starts_the_count_again(run: RunDirectory) -> None:
+    for _ in range(2 * MAX_CRASHES):
+        begin(run, 4, is_unattended=False)
+    assert begin(run, 4) == 2 * MAX_CRASHES + 1
+    assert read_generations(run)[-1]["crashes"] == 1
+
+
+def test_the_file_does_not_grow_for_ever(run: RunDirectory) -> None:
+    for _ in range(KEPT + 20):
+        end_generation(run, begin(run), "stopped", 0)
+    rows = read_generations(run)
+    assert len(rows) == KEPT
+    assert rows[-1]["generation"] == KEPT + 20
+
+
+def test_an_older_generation_ends_itself_only(run: RunDirectory) -> None:
+    begin(run)
+    begin(run)
+    end_generation(run, 1, "failed", 3)
+    assert [row["ended"] for row in read_generations(run)] == ["failed", None]
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1, null]", "null"])
+def test_a_damaged_file_is_no_history(run: RunDirectory, content: str) -> None:
+    run.generations.write_text(content)
+    assert read_generations(run) == []
+    assert begin(run) == 1
+
+
+@pytest.mark.xfail(
+    strict=True, reason="begin_generation takes last['generation'] without looking: KeyError, ValueError"
+)
+@pytest.mark.parametrize(
+    "content", ['[{"generation": "x"}]', '[{"ended": null}]', '[{"generation": 1, "crashes": "x"}]']
+)
+def test_damaged_rows_are_no_history(run: RunDirectory, content: str) -> None:
+    run.generations.write_text(content)
+    assert begin(run) >= 1
+
+
+# How a process ended, for its launcher
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        UsageError("wrong.", known=["a"], remedy="Do it."),
+        ConfigError("c.yaml", ["one", "two"]),
+        CheckpointError("torn."),
+        ResumeMe("told."),
+        PeerLost("gone."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_the_report_says_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: UsageError) -> None:
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
+    write_exit_report(error)
+    report = json.loads((tmp_path / "error.json").read_text())
+    assert report["llmtrain"] == error.as_dict()
+    # What torch's elastic agent reads of such a file:
+    assert report["message"]["message"] == f"{type(error).__name__}: {error}"
+    assert int(report["message"]["extraInfo"]["timestamp"]) > 0
+    assert "py_callstack" in report["message"]["extraInfo"]
+
+
+def test_without_a_launcher_there_is_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ERROR_FILE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    write_exit_report(ResumeMe("told."))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_report_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "nowhere" / "error.json"))
+    write_exit_report(ResumeMe("told."))
+    assert not (tmp_path / "nowhere").exists()
+
+
+# A launcher's new generation supersedes a living owner
+
+
+def test_a_new_generation_takes_over_from_a_living_owner(run: RunDirectory) -> None:
+    with RunLock(run.lock) as old:
+        with pytest.raises(UsageError), RunLock(run.lock):
+            pytest.fail("two writers")
+        with RunLock(run.lock, supersede=True) as new:
+            assert is_held(run.lock)
+            new.check()
+            with pytest.raises(Superseded) as caught:
+                old.check()
+            assert caught.value.exit_code == 75
+            assert new.token != old.token
+            old.__exit__(None, None, None)
+            new.check()
+            assert json.loads(run.lock.read_text())["token"] == new.token
+        assert not run.lock.exists()
+
+
+def test_to_supersede_nobody_is_to_take(run: RunDirectory) -> None:
+    with RunLock(run.lock, supersede=True) as lock:
+        lock.check()

@@ -1,0 +1,205 @@
+"""The number of processes decides who computes what, and nothing else: same samples, and in fixed order same bits."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import rank_harness as ranks
+
+from llmtrain.config.schema import Config
+from llmtrain.training.run import run_training
+from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
+from llmtrain.training.step import Stepper
+
+COMMON: dict[str, Any] = {
+    "trainer__grad_accum_steps": 4,
+    "trainer__eval_batches": 4,
+    "distributed__strategy": "ddp",
+    "distributed__reproducible_reduce": True,
+}
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> MakeConfig:
+    def config(**changes: Any) -> Config:
+        return harness.tiny_config(tmp_path_factory.mktemp("many") / "runs", cache, **{**COMMON, **changes})
+
+    return config
+
+
+_steps: list[dict[str, Any]] = []
+
+
+def watch() -> None:
+    """In a rank: note what every step read and what it made."""
+    before = Stepper.train_step
+
+    def noting(self: Stepper, step: int, lr: float, batches: Any) -> Any:
+        result = before(self, step, lr, batches)
+        digest = state_sha256(model_tensors(self.module), optimizer_tensors(self.module, self.optimizer))
+        samples = [(batch.first_sample, tuple(batch.inputs.reshape(-1).tolist())) for batch in batches]
+        _steps.append({"step": step, "samples": samples, "hash": digest})
+        return result
+
+    Stepper.train_step = noting  # type: ignore[method-assign]
+
+
+Watched = tuple[list[list[dict[str, Any]]], dict[str, Any], Path]
+
+
+def watched(config: Config, count: int, resume: str | None = None) -> Watched:
+    """For each rank its steps; the result; the run's directory."""
+    ended = ranks.train_ranks(config, count, resume, before=watch, after=lambda: list(_steps))
+    root = Path(config.output.root_dir)
+    return ranks.values(ended), harness.read_result(root), root / harness.RUN_ID
+
+
+@pytest.fixture(scope="module")
+def by_size(make: MakeConfig) -> dict[int, Watched]:
+    return {size: watched(make(), size) for size in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_step_has_the_same_bits(by_size: dict[int, Watched], size: int) -> None:
+    (alone,), result, folder = by_size[1]
+    steps, other, other_folder = by_size[size]
+    wanted = [step["hash"] for step in alone]
+    assert len(set(wanted)) == harness.STEPS
+    for rank in range(size):
+        assert [step["hash"] for step in steps[rank]] == wanted, f"rank {rank}"
+    assert harness.train_rows(other_folder) == harness.train_rows(folder), "losses and norms, as float.hex"
+    assert harness.val_rows(other_folder) == harness.val_rows(folder)
+    assert other["state_sha256"] == result["state_sha256"]
+    assert (other["world_size"], result["world_size"]) == (size, 1)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_ranks_together_read_what_one_reads(by_size: dict[int, Watched], size: int) -> None:
+    (alone,), _, _ = by_size[1]
+    steps = by_size[size][0]
+    for number in range(harness.STEPS):
+        shares = [steps[rank][number]["samples"] for rank in range(size)]
+        assert {len(share) for share in shares} == {4 // size}
+        assert [sample for share in shares for sample in share] == alone[number]["samples"], f"step {number}"
+    everything = [first for step in alone for first, _ in step["samples"]]
+    assert everything == [2 * number for number in range(4 * harness.STEPS)], "each sample once, in order"
+
+
+def test_without_the_fixed_order_four_ranks_differ(make: MakeConfig, by_size: dict[int, Watched]) -> None:
+    """Else the first test shows nothing."""
+    plain = ranks.trained(make(distributed__reproducible_reduce=False), 4)
+    assert plain["state_sha256"] != by_size[1][1]["state_sha256"]
+    assert plain["final_train_loss"] == pytest.approx(by_size[1][1]["final_train_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("count", [12, pytest.param(24, marks=pytest.mark.slow)])
+def test_odd_numbers_of_micro_batches(make: MakeConfig, count: int) -> None:
+    changes = {"trainer__grad_accum_steps": count, "trainer__max_steps": 3, "trainer__micro_batch_size": 1}
+    found = [ranks.trained(make(**changes), size)["state_sha256"] for size in (1, 2, 4)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_scale_batch_is_plain_ddp_scripts_way(make: MakeConfig) -> None:
+    """2 micro-batches on each of 2 processes are the step of 4 on one; without it they are half of that."""
+    four = make(trainer__grad_accum_steps=4)
+    scaled = make(trainer__grad_accum_steps=2, trainer__scale_batch=True)
+    unscaled = make(trainer__grad_accum_steps=2)
+    results = [ranks.trained(four, 1), ranks.trained(scaled, 2), ranks.trained(unscaled, 2)]
+    assert results[0]["state_sha256"] == results[1]["state_sha256"]
+    assert results[0]["tokens"] == results[1]["tokens"] == 2 * results[2]["tokens"]
+    assert results[2]["state_sha256"] != results[0]["state_sha256"]
+
+
+def test_a_scaled_run_does_not_go_on_with_another_number(make: MakeConfig) -> None:
+    """It would be another step: refused, not done."""
+    config = make(
+        trainer__grad_accum_steps=2, trainer__scale_batch=True, trainer__max_steps=2, trainer__schedule_steps=4
+    )
+    ranks.trained(config, 2)
+    longer = config.with_values("trainer", max_steps=4)
+    ended = ranks.train_ranks(longer, 4, harness.RUN_ID)
+    assert [end.code for end in ended] == [64] * 4
+    assert all("micro_batches: 4 -> 8" in end.output for end in ended)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "words"),
+    [
+        ({"trainer__grad_accum_steps": 4}, 3, ["cannot share the 4 micro-batches", "1, 2, 4.", "such as 3 or 6"]),
+        ({"trainer__grad_accum_steps": 6}, 4, ["cannot share the 6", "1, 2, 3, 6.", "such as 4 or 8", "scale_batch"]),
+        ({"trainer__grad_accum_steps": 2}, 8, ["cannot share the 2", "1, 2.", "such as 8;", "16 micro-batches"]),
+        ({"trainer__grad_accum_steps": 6}, 3, ["reproducible_reduce needs 1, 2, 4, 8"]),
+        ({"trainer__scale_batch": True}, 3, ["reproducible_reduce needs 1, 2, 4, 8"]),
+    ],
+)
+def test_a_size_that_does_not_fit_is_told_before_any_waiting(
+    make: MakeConfig, changes: dict[str, Any], size: int, words: list[str]
+) -> None:
+    """One rank alone, whose master is nowhere: it must not even look for it."""
+    config = make(**changes)
+    lonely = {"RANK": "1", "WORLD_SIZE": str(size), "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(size)}
+    nowhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
+    started = time.monotonic()
+    (ended,) = ranks.train_ranks(config, 1, env={**lonely, **nowhere})
+    assert time.monotonic() - started < 5
+    assert ended.code == 64, ended.output
+    for word in words:
+        assert word in ended.output
+    assert not Path(config.output.root_dir).exists()
+
+
+def test_a_killed_run_goes_on_with_any_number(make: MakeConfig, by_size: dict[int, Watched]) -> None:
+    """Killed with 4 ranks after step 5, on with 1 to step 6, on with 2 to the end: the bits of the undisturbed run."""
+    config = make()
+    ended = ranks.train_ranks(config, 4, env={"LLMTRAIN_FAULT": "after_optimizer:5:2:kill"})
+    assert ended[2].code == -signal.SIGKILL
+    assert {ended[rank].code for rank in (0, 1, 3)} == {75}, "\n".join(end.output for end in ended)
+    (stopped,) = ranks.train_ranks(config, 1, harness.RUN_ID, env={"LLMTRAIN_FAULT": "after_optimizer:6:0:term"})
+    assert stopped.code == 75
+    assert harness.steps_saved(Path(config.output.root_dir))[-1] == 6
+    steps, result, folder = watched(config, 2, harness.RUN_ID)
+    (alone,), wanted, wanted_folder = by_size[1]
+    assert result["state_sha256"] == wanted["state_sha256"]
+    assert [step["hash"] for step in steps[0]] == [step["hash"] for step in alone[6:]]
+    assert [[step["samples"][0] for step in share] for share in steps] == [
+        [step["samples"][0] for step in alone[6:]],
+        [step["samples"][2] for step in alone[6:]],
+    ]
+    assert harness.train_rows(folder) == harness.train_rows(wanted_folder)
+
+
+def test_only_the_first_rank_writes(make: MakeConfig) -> None:
+    config = make(trainer__max_steps=2, trainer__warmup_steps=1)
+    said = ranks.train_ranks(config, 2)
+    assert [end.value is None for end in said] == [False, True]
+    folder = Path(config.output.root_dir) / harness.RUN_ID
+    assert len(harness.train_rows(folder)) == 2
+    beats = sorted(path.name for path in (folder / "heartbeats").glob("rank-*.json"))
+    assert beats == ["rank-0.json", "rank-1.json"]
+    assert "step_2 in" in said[0].output
+    for end in said[1:]:
+        lines = [line for line in end.output.splitlines() if line.startswith("[")]
+        assert lines == [], "a rank other than 0 speaks only when something is wrong"
+
+
+def test_ranks_with_other_data_are_refused(make: MakeConfig, tmp_path: Path) -> None:
+    """The same path on two machines need not be the same text."""
+    config = make(data__name="text_files", data__files=["~/text.txt"], data__cache_dir="~/cache")
+
+    def body(rank: int) -> Any:
+        home = tmp_path / str(rank)
+        home.mkdir()
+        os.environ["HOME"] = str(home)
+        (home / "text.txt").write_text("".join(f"{number} times {number + rank}\n" for number in range(400)))
+        return run_training(config)
+
+    ended = ranks.start_ranks(2, body).wait()
+    assert [end.code for end in ended] == [64, 64], "\n".join(end.output for end in ended)
+    assert all("data of rank 1 is not that of rank 0" in end.output for end in ended)
+    assert not (Path(config.output.root_dir) / harness.RUN_ID).exists()

@@ -1,0 +1,228 @@
+"""Saving in the loop's time or in the background: the same bytes, the same news when it fails."""
+
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import rank_harness as ranks
+import torch
+from torch import nn
+
+from llmtrain.config.schema import Config
+from llmtrain.distributed.world import World
+from llmtrain.runs.lock import NullLock
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
+from llmtrain.training.saver import Saver
+
+STATE = {"progress": {}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
+
+
+def model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    module = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    module(torch.ones(3)).sum().backward()
+    optimizer.step()
+    return module, optimizer
+
+
+class GatedStore(CheckpointStore):
+    """Writes when it is let, and fails when it is told to."""
+
+    def __init__(self, folder: Path, problem: Exception | None = None, is_open: bool = True) -> None:
+        super().__init__(folder)
+        self.gate, self.problem, self.threads = threading.Event(), problem, []
+        if is_open:
+            self.gate.set()
+
+    def save(self, *arguments: Any, **options: Any) -> None:
+        self.threads.append(threading.current_thread().name)
+        assert self.gate.wait(10)
+        if self.problem:
+            raise self.problem
+        super().save(*arguments, **options)
+
+
+def saver_of(store: CheckpointStore, in_background: bool, keep: int = 2) -> Saver:
+    return Saver(store, NullLock("me"), World(), keep, in_background)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_it_writes_a_whole_checkpoint_and_points_to_it(tmp_path: Path, in_background: bool) -> None:
+    store = GatedStore(tmp_path)
+    saver = saver_of(store, in_background)
+    module, optimizer = model()
+    for step in (1, 2, 3, 4):
+        saver.save(step, module, optimizer, STATE, best_step=1)
+        saver.finish()
+        store.at(step).verify()
+    assert store.steps() == [1, 3, 4], "the two newest and the best"
+    assert (store.pointed("latest"), store.pointed("best")) == (store.at(4), store.at(1))
+    assert torch.equal(store.at(4).tensors("model")["weight"], module.weight)
+    assert set(store.threads) == {"saver" if in_background else "MainThread"}
+
+
+def test_the_loop_goes_on_while_it_is_written_and_does_not_disturb_it(tmp_path: Path) -> None:
+    """What was there when the save began is saved, not what the loop has made of it since."""
+    store = GatedStore(tmp_path, is_open=False)
+    saver = saver_of(store, in_background=True)
+    module, optimizer = model()
+    wanted = module.weight.detach().clone()
+    averages = optimizer.state[module.weight]["exp_avg"].clone()
+    saver.save(1, module, optimizer, STATE, None)
+    module(torch.full((3,), 5.0)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(module.weight, wanted)
+    assert store.steps() == []
+    store.gate.set()
+    saver.finish()
+    assert torch.equal(store.at(1).tensors("model")["weight"], wanted)
+    assert torch.equal(store.at(1).tensors("optimizer")["state.weight.exp_avg"], averages)
+
+
+def test_its_copies_are_made_once(tmp_path: Path) -> None:
+    saver = saver_of(CheckpointStore(tmp_path), in_background=True)
+    module, optimizer = model()
+    saver.save(1, module, optimizer, STATE, None)
+    saver.finish()
+    before = {name: tensor.data_ptr() for name, tensor in saver._copies.items()}
+    assert len(before) == 2 + 2 * 3  # weight and bias; step and two averages each
+    saver.save(2, module, optimizer, STATE, None)
+    saver.finish()
+    assert {name: tensor.data_ptr() for name, tensor in saver._copies.items()} == before
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_failure_is_raised_by_finish_once(tmp_path: Path, in_background: bool) -> None:
+    store = GatedStore(tmp_path, problem=OSError(errno.ENOSPC, "full"))
+    saver = saver_of(store, in_background)
+    module, optimizer = model()
+    saver.save(1, module, optimizer, STATE, None)
+    with pytest.raises(OSError, match="full"):
+        saver.finish()
+    saver.finish()
+    store.problem = None
+    saver.save(1, module, optimizer, STATE, None)
+    saver.finish()
+    store.at(1).verify()
+
+
+# Whole runs
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[..., Config]:
+    def config(**changes: Any) -> Config:
+        return harness.tiny_config(
+            tmp_path_factory.mktemp("saver") / "runs",
+            cache,
+            **{"trainer__eval_batches": 4, "trainer__keep_checkpoints": 9, **changes},
+        )
+
+    return config
+
+
+def tensor_hashes(config: Config) -> dict[str, dict[str, str]]:
+    """{checkpoint: {file of tensors or index: SHA-256}}, as the manifests have them."""
+    found = {}
+    for checkpoint in harness.checkpoints(Path(config.output.root_dir)):
+        checkpoint.verify()
+        files = json.loads((checkpoint.path / "manifest.json").read_text())["files"]
+        found[checkpoint.path.name] = {name: row["sha256"] for name, row in files.items() if name != "state.json"}
+    return found
+
+
+@pytest.mark.parametrize(("strategy", "count"), [("none", 1), ("ddp", 2), ("fsdp", 2)])
+def test_async_save_writes_the_same_bytes(make: Callable[..., Config], strategy: str, count: int) -> None:
+    configs = [
+        make(distributed__strategy=strategy, trainer__async_save=in_background) for in_background in (False, True)
+    ]
+    results = [ranks.train_ranks(config, count) for config in configs]
+    blocking, background = (tensor_hashes(config) for config in configs)
+    assert blocking.keys() == {f"step_{step}" for step in harness.SAVE_STEPS}
+    assert len(blocking["step_8"]) == 2 * count + 1
+    assert background == blocking
+    hashes = {ranks.values(ended)[0]["state_sha256"] for ended in results}
+    assert len(hashes) == 1
+    assert "in the background" in results[1][0].output
+    assert "in the background" not in results[0][0].output
+    states = [
+        json.loads((harness.checkpoints(Path(config.output.root_dir))[-1].path / "state.json").read_text())["progress"]
+        for config in configs
+    ]
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failing_save_is_told_once_and_tried_again(make: Callable[..., Config], count: int, rank: int) -> None:
+    if rank >= count:
+        pytest.skip("there is no such rank")
+    config = make(distributed__strategy="ddp", trainer__async_save=True)
+    ended = ranks.train_ranks(config, count, env={"LLMTRAIN_FAULT": f"save_model_written:4:{rank}:enospc"})
+    result = ranks.values(ended)[0]
+    told = [line for line in ended[0].output.splitlines() if "could not be written" in line]
+    assert len(told) == 1
+    assert "step 4" in told[0]
+    assert "No space left" in told[0]
+    assert harness.steps_saved(Path(config.output.root_dir)) == [2, 6, 8]
+    harness.verify_all(Path(config.output.root_dir))
+    assert result["state_sha256"] == ranks.trained(make(distributed__strategy="ddp"), count)["state_sha256"]
+    folder = Path(config.output.root_dir) / harness.RUN_ID / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["best", "latest", "step_2", "step_6", "step_8"]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_failing_last_save_fails_the_run_on_all_ranks(make: Callable[..., Config], in_background: bool) -> None:
+    config = make(distributed__strategy="ddp", trainer__async_save=in_background)
+    ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "save_model_written:8:1:enospc"})
+    assert [end.code for end in ended] == [65, 65], "\n".join(end.output for end in ended)
+    for end in ended:
+        assert end.error is not None
+        assert end.error[0] == "TrainingStopped"
+        assert "step 8 could not be written" in end.error[1]
+    assert harness.steps_saved(Path(config.output.root_dir)) == [2, 4, 6]
+
+
+def test_the_final_save_is_awaited(make: Callable[..., Config]) -> None:
+    """With a slow disk: when the run says it is finished, its last checkpoint is whole."""
+    config = make(trainer__async_save=True)
+
+    def slow() -> None:
+        before = CheckpointStore.save
+
+        def late(self: CheckpointStore, step: int, *arguments: Any) -> None:
+            time.sleep(0.5 if step == 8 else 0.0)
+            before(self, step, *arguments)
+
+        CheckpointStore.save = late  # type: ignore[method-assign]
+
+    result = ranks.trained(config, 1, before=slow)
+    last = Checkpoint(Path(result["run_dir"]) / "checkpoints" / "step_8")
+    last.verify()
+    assert (last.path.parent / "latest").read_text() == "step_8\n"
+
+
+def test_told_to_stop_it_waits_for_its_save(make: Callable[..., Config]) -> None:
+    config = make(trainer__async_save=True, distributed__strategy="ddp")
+    ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "after_optimizer:5:1:term"})
+    assert [end.code for end in ended] == [75, 75]
+    root = Path(config.output.root_dir)
+    assert harness.steps_saved(root)[-1] == 5
+    harness.verify_all(root)
+
+
+def test_a_run_that_saves_in_the_background_resumes_exactly(make: Callable[..., Config]) -> None:
+    undisturbed, config = make(), make(trainer__async_save=True)
+    wanted = ranks.trained(undisturbed, 1)
+    (killed,) = ranks.train_ranks(config, 1, env={"LLMTRAIN_FAULT": "after_optimizer:7:0:kill"})
+    assert killed.code == -9
+    result = ranks.trained(config, 1, harness.RUN_ID)
+    assert result["resumed_from"] in (4, 6), "the save of step 6 may or may not have been complete"
+    assert result["state_sha256"] == wanted["state_sha256"]

@@ -1,0 +1,393 @@
+"""Tensors in the files of a checkpoint: any split is written, any other split reads it."""
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import numpy as np
+import pytest
+import rank_harness as ranks
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from llmtrain.distributed.channel import Channel
+from llmtrain.errors import CheckpointError
+from llmtrain.training import checkpoint as checkpoint_module
+from llmtrain.training import run as run_module
+from llmtrain.training.checkpoint import INDEX, MANIFEST, Checkpoint, CheckpointStore
+from llmtrain.training.shards import deal, file_name, merge, overlap, read_into, read_whole, shard
+from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
+
+# Boxes
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> tuple[Any, Any]:
+    dims = draw(st.integers(0, 3))
+    sides = st.tuples(*[st.integers(0, 6)] * dims)
+    return (draw(sides), draw(sides)), (draw(sides), draw(sides))
+
+
+@given(boxes())
+def test_overlap_is_what_both_hold(pair: tuple[Any, Any]) -> None:
+    """Against masks drawn on a grid."""
+    masks = []
+    for offset, shape in pair:
+        mask = np.zeros((12,) * len(offset), dtype=bool)
+        mask[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))] = True
+        masks.append(mask)
+    common = overlap(*pair)
+    drawn = np.zeros_like(masks[0])
+    if common is not None:
+        drawn[tuple(slice(o, o + n) for o, n in zip(*common, strict=True))] = True
+        assert drawn.any()
+    assert (drawn == (masks[0] & masks[1])).all()
+
+
+# Who writes what
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 6))
+def test_dealing_is_balanced_and_the_same_everywhere(sizes: list[int], ranks_: int) -> None:
+    tensors = [(f"t{number}", torch.empty(size)) for number, size in enumerate(sizes)]
+    owners = deal(tensors, ranks_)
+    assert deal(tensors[::-1], ranks_) == owners, "the order of asking does not matter"
+    assert owners.keys() == {name for name, _ in tensors}
+    load = [sum(t.numel() for name, t in tensors if owners[name] == rank) for rank in range(ranks_)]
+    assert max(load) - min(load) <= max(sizes, default=0) + len(sizes), "nobody has more than one tensor too many"
+
+
+def test_the_names_of_the_files() -> None:
+    assert file_name("model", 0, 1) == "model.safetensors"
+    assert file_name("model", 1, 4) == "model-00002-of-00004.safetensors"
+
+
+def test_merge_keeps_every_piece() -> None:
+    entry = {"dtype": "float32", "shape": [4, 2]}
+    parts = [
+        {"model": (f"f{rank}", {"w": {**entry, "piece": {"offset": [2 * rank, 0], "shape": [2, 2]}}})}
+        for rank in range(2)
+    ]
+    assert merge(parts)["model"]["w"] == {
+        **entry,
+        "pieces": [
+            {"file": "f0", "offset": [0, 0], "shape": [2, 2]},
+            {"file": "f1", "offset": [2, 0], "shape": [2, 2]},
+        ],
+    }
+
+
+# Any split in, any split out
+
+
+@dataclass
+class Chunk:
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+class Rows:
+    """Some rows of a tensor, with the manners of a sharded one."""
+
+    def __init__(self, whole: torch.Tensor, start: int, end: int) -> None:
+        self.shape, self.dtype, self._whole = whole.shape, whole.dtype, whole
+        self.local = whole[start:end].clone()
+        rest = (0,) * (whole.dim() - 1)
+        self._chunk = Chunk((min(start, len(whole)), *rest), tuple(self.local.shape))
+
+    def __create_chunk_list__(self) -> list[Chunk]:
+        return [self._chunk]
+
+    def to_local(self) -> torch.Tensor:
+        return self.local
+
+    def numel(self) -> int:
+        return self._whole.numel()
+
+
+def cuts(draw: st.DrawFn, length: int, parts: int) -> list[tuple[int, int]]:
+    """Stretches that cover the length; some may be empty."""
+    inner = sorted(draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1)))
+    edges = [0, *inner, length]
+    return list(itertools.pairwise(edges))
+
+
+@st.composite
+def split_tensors(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], int, int, dict[str, Any]]:
+    """Tensors; writers; readers; for each sharded tensor the stretches of the writers and of the readers."""
+    writers, readers = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    whole, stretches = {}, {}
+    for number in range(draw(st.integers(1, 5))):
+        shape = draw(st.lists(st.integers(0 if number else 1, 7), max_size=3))
+        kind = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
+        values = torch.arange(int(np.prod(shape, dtype=int)) or 1, dtype=torch.float32) + 100 * number
+        whole[f"t{number}"] = values[: int(np.prod(shape, dtype=int))].reshape(shape).to(kind)
+        if shape and draw(st.booleans()):
+            stretches[f"t{number}"] = (cuts(draw, shape[0], writers), cuts(draw, shape[0], readers))
+    return whole, writers, readers, stretches
+
+
+@given(split_tensors())
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_split_reads_any_other(tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
+    whole, writers, readers, stretches = case
+    folder = tmp_path_factory.mktemp("split")
+    parts, written = [], 0
+    for rank in range(writers):
+        held = {
+            name: Rows(tensor, *stretches[name][0][rank]) if name in stretches else tensor
+            for name, tensor in whole.items()
+        }
+        mine = shard("model", held, rank, writers)  # type: ignore[arg-type]
+        written += sum(tensor.numel() for tensor in mine.tensors.values())
+        if mine.tensors:
+            save_file(mine.tensors, folder / file_name("model", rank, writers))
+        parts.append({"model": (file_name("model", rank, writers), mine.entries)})
+    assert written == sum(tensor.numel() for tensor in whole.values()), "nothing is written twice, nothing left out"
+    entries = json.loads(json.dumps(merge(parts)))["model"]
+
+    together = read_whole(folder, entries)
+    for name, tensor in whole.items():
+        assert together[name].dtype == tensor.dtype
+        assert torch.equal(together[name], tensor), name
+
+    for rank in range(readers):
+        blank = {name: torch.full_like(tensor, 7) for name, tensor in whole.items()}
+        targets = {
+            name: Rows(blank[name], *stretches[name][1][rank]) if name in stretches else blank[name] for name in whole
+        }
+        read_into(folder, entries, targets)  # type: ignore[arg-type]
+        for name, tensor in whole.items():
+            if name in stretches:
+                start, end = stretches[name][1][rank]
+                assert torch.equal(targets[name].local, tensor[start:end]), name
+            else:
+                assert torch.equal(targets[name], tensor), name
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    tensors = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.tensor(1.0)}
+    mine = shard("model", tensors, 0, 1)
+    save_file(mine.tensors, tmp_path / "model.safetensors")
+    return tmp_path, merge([{"model": ("model.safetensors", mine.entries)}])["model"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "words"),
+    [
+        ({"a": torch.zeros(3, 2)}, KeyError, "not expected \\['b'\\]"),
+        ({"a": torch.zeros(3, 2), "b": torch.zeros(()), "c": torch.zeros(1)}, KeyError, "missing \\['c'\\]"),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(())}, ValueError, "a has shape \\[3, 2\\], not \\[2, 3\\]"),
+    ],
+)
+def test_other_names_or_shapes_are_refused(stored: Any, targets: Any, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        read_into(*stored, targets)
+
+
+def test_a_file_that_is_not_there_or_not_one(stored: tuple[Path, dict[str, Any]]) -> None:
+    folder, entries = stored
+    (folder / "model.safetensors").write_bytes(b"no tensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        read_whole(folder, entries)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        read_whole(folder, entries)
+
+
+# An index made by somebody else: the hashes fit, the content is not to be trusted.
+
+
+@pytest.fixture
+def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
+    """A checkpoint whose index was changed and whose manifest was made to fit."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    groups = [shard(group, {"a": torch.arange(6.0).reshape(3, 2)}, 0, 1) for group in ("model", "optimizer")]
+    state = {"progress": {}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
+    store.save(1, groups, state, "me", lambda: None, Channel())
+    checkpoint = store.at(1)
+    save_file({"a": torch.full((3, 2), 666.0)}, tmp_path / "outside.safetensors")
+    save_file({"a": torch.full((3, 2), 666.0)}, checkpoint.path / "unlisted.safetensors")
+
+    def forge(change: Callable[[dict[str, Any]], None]) -> Checkpoint:
+        index = json.loads((checkpoint.path / INDEX).read_text())
+        change(index["model"]["a"])
+        (checkpoint.path / INDEX).write_text(json.dumps(index))
+        files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
+        files[INDEX] = checkpoint_module._describe(checkpoint.path / INDEX)
+        (checkpoint.path / MANIFEST).write_text(checkpoint_module._manifest_text(files))
+        return checkpoint
+
+    return forge
+
+
+def test_the_forger_makes_whole_checkpoints(forged: Callable[..., Checkpoint]) -> None:
+    checkpoint = forged(lambda _: None)
+    checkpoint.verify()
+    assert checkpoint.tensors("model")["a"].tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def verify_and_read(checkpoint: Checkpoint) -> None:
+    checkpoint.verify()
+    checkpoint.tensors("model")
+
+
+@pytest.mark.parametrize("file", ["../../outside.safetensors", "unlisted.safetensors", "/etc/hostname"])
+def test_an_index_may_name_only_files_of_the_manifest(forged: Callable[..., Checkpoint], file: str) -> None:
+    checkpoint = forged(lambda entry: entry["pieces"][0].update(file=file))
+    with pytest.raises(CheckpointError):
+        verify_and_read(checkpoint)
+
+
+@pytest.mark.xfail(strict=True, reason="the pieces of an index are not checked to cover their tensor, nor its types")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry.update(pieces=[]),
+        lambda entry: entry["pieces"][0].update(offset=[1, 0], shape=[2, 2]),
+        lambda entry: entry["pieces"][0].update(offset=[0, 0], shape=[9, 9]),
+        lambda entry: entry["pieces"][0].update(offset=[0], shape=[3]),
+        lambda entry: entry.update(dtype="load"),
+        lambda entry: entry.update(dtype="no_such"),
+        lambda entry: entry.pop("shape"),
+        lambda entry: entry.update(shape=[3, -2]),
+        lambda entry: entry.update(shape=[10**9, 10**9]),
+    ],
+    ids=["no pieces", "a hole", "beyond", "other dimensions", "function", "unknown dtype", "no shape", "minus", "huge"],
+)
+def test_an_index_that_does_not_fit_is_refused(forged: Callable[..., Checkpoint], change: Any) -> None:
+    """Not read as far as it goes: what is not filled would be whatever was in memory."""
+    checkpoint = forged(change)
+    with pytest.raises(CheckpointError):
+        verify_and_read(checkpoint)
+
+
+# Real runs: written by two ranks of fsdp, read by others.
+
+CHANGES: dict[str, Any] = {
+    "trainer__grad_accum_steps": 4,
+    "trainer__eval_batches": 4,
+    "trainer__schedule_steps": 8,
+    "model__d_model": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Path, dict[str, Any]]:
+    """A run of two ranks of fsdp that ended at step 4, and its result."""
+    root = tmp_path_factory.mktemp("two") / "runs"
+    config = harness.tiny_config(root, cache, distributed__strategy="fsdp", trainer__max_steps=4, **CHANGES)
+    return root, ranks.trained(config, 2)
+
+
+def checkpoint_of(root: Path, step: int = 4) -> Checkpoint:
+    return Checkpoint(root / harness.RUN_ID / "checkpoints" / f"step_{step}")
+
+
+def test_every_rank_writes_its_half(of_two: tuple[Path, dict[str, Any]]) -> None:
+    """No rank could write so little had it put the model together."""
+    folder = checkpoint_of(of_two[0]).path
+    checkpoint_of(of_two[0]).verify()
+    for group in ("model", "optimizer"):
+        held = [load_file(folder / file_name(group, rank, 2)) for rank in range(2)]
+        sizes = [sum(t.numel() * t.element_size() for t in tensors.values()) for tensors in held]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.02)
+        whole = sum(t.numel() * t.element_size() for t in checkpoint_of(of_two[0]).tensors(group).values())
+        assert sum(sizes) == whole
+    assert not list(folder.glob("model.safetensors"))
+
+
+def test_the_hash_does_not_depend_on_the_split(of_two: tuple[Path, dict[str, Any]]) -> None:
+    checkpoint = checkpoint_of(of_two[0])
+    found = state_sha256(checkpoint.tensors("model"), checkpoint.tensors("optimizer"))
+    assert found == of_two[1]["state_sha256"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[str, Any]:
+    config = harness.tiny_config(tmp_path_factory.mktemp("one") / "runs", cache, **CHANGES)
+    return ranks.trained(config, 1)
+
+
+_hashes: list[str] = []
+
+
+def hash_after_restore() -> None:
+    """In a rank: note the hash of what was loaded."""
+    before = run_module.restore
+
+    def noting(resumption: Any, store: Any, module: Any, optimizer: Any, world: Any) -> Any:
+        progress = before(resumption, store, module, optimizer, world)
+        _hashes.append(state_sha256(model_tensors(module), optimizer_tensors(module, optimizer)))
+        return progress
+
+    run_module.restore = noting
+
+
+@pytest.mark.parametrize(("strategy", "count"), [("none", 1), ("fsdp", 1), ("fsdp", 4), ("ddp", 2), ("fsdp", 2)])
+def test_any_number_of_ranks_goes_on(
+    of_two: tuple[Path, dict[str, Any]],
+    undisturbed: dict[str, Any],
+    tmp_path: Path,
+    cache: Path,
+    strategy: str,
+    count: int,
+) -> None:
+    root = harness.copy_root(of_two[0], tmp_path / "runs")
+    config = harness.tiny_config(root, cache, distributed__strategy=strategy, **CHANGES)
+    ended = ranks.train_ranks(config, count, harness.RUN_ID, before=hash_after_restore, after=lambda: list(_hashes))
+    assert ranks.values(ended) == [[of_two[1]["state_sha256"]]] * count, "the tensors are those that were written"
+    result = harness.read_result(root)
+    assert (result["steps"], result["resumed_from"], result["world_size"]) == (8, 4, count)
+    assert result["final_train_loss"] == pytest.approx(undisturbed["final_train_loss"], rel=1e-4)
+    assert result["final_val_loss"] == pytest.approx(undisturbed["final_val_loss"], rel=1e-4)
+    names = {path.name for path in checkpoint_of(root, 8).path.glob("model*")}
+    assert names == {file_name("model", rank, count) for rank in range(count)}
+
+
+def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
+    """A bias of 2 rows cut in 4: two ranks hold nothing of it."""
+    config = harness.tiny_config(
+        tmp_path / "runs", cache, distributed__strategy="fsdp", trainer__max_steps=2, model__n_layers=1, **CHANGES
+    )
+
+    def shrink() -> None:
+        from llmtrain.training import assemble
+
+        before = assemble.build_module
+
+        def build(*arguments: Any) -> Any:
+            module = before(*arguments)
+            module.extra = torch.nn.Parameter(torch.arange(2.0))
+            forward = module.forward
+            module.forward = lambda ids: forward(ids) + module.extra.sum() * 0
+            return module
+
+        assemble.build_module = build
+
+    ended = ranks.train_ranks(config, 4, before=shrink)
+    result = ranks.values(ended)[0]
+    checkpoint = checkpoint_of(tmp_path / "runs", 2)
+    checkpoint.verify()
+    model = checkpoint.tensors("model")
+    assert model["extra"].shape == (2,)
+    assert state_sha256(model, checkpoint.tensors("optimizer")) == result["state_sha256"]
+
+
+def test_another_model_is_refused_by_every_rank(of_two: Any, tmp_path: Path, cache: Path) -> None:
+    root = harness.copy_root(of_two[0], tmp_path / "runs")
+    config = harness.tiny_config(root, cache, distributed__strategy="fsdp", **{**CHANGES, "model__d_model": 32})
+    ended = ranks.train_ranks(config, 2, harness.RUN_ID, allow_config_change=True)
+    assert [end.code for end in ended] == [65, 65]
+    for end in ended:
+        assert end.error is not None
+        assert end.error[0] == "CheckpointError"
+        assert "has shape" in end.error[1]
+    checkpoint_of(root).verify()

@@ -1,0 +1,130 @@
+"""`llmtrain smoke`: learns within a second, says so, and fails when the collectives do not add up."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rank_harness as ranks
+
+from llmtrain.config.load import load_config
+from llmtrain.distributed.wrap import Wrapped
+from llmtrain.training import smoke
+from llmtrain.training.smoke import train_classifier
+
+SMALL: dict[str, Any] = {"epochs": 2, "batch": 32, "samples": 256, "features": 16, "classes": 4, "lr": 3e-3, "seed": 42}
+
+
+def train(count: int, strategy: str = "ddp", before: Any = None, **changes: Any) -> list[ranks.RankEnd]:
+    config = load_config("gpt_smoke", ["run.device=cpu", f"distributed.strategy={strategy}"])
+
+    def body(_: int) -> Any:
+        from llmtrain.logs import setup_logging
+
+        setup_logging(config.logging)
+        if before:
+            before()
+        return train_classifier(config, **{**SMALL, **changes})
+
+    return ranks.start_ranks(count, body).wait()
+
+
+def test_the_defaults_learn(cli) -> None:
+    done = cli("smoke", "--json", "--set", "run.device=cpu")
+    assert done.code == 0, done.err
+    assert done.json["accuracy"] > 0.95
+    assert done.json["final_loss"] < 0.5 * done.json["first_loss"]
+    assert (done.json["world_size"], done.json["device"]) == (1, "cpu")
+
+
+@pytest.mark.parametrize(("count", "strategy"), [(2, "ddp"), (2, "fsdp"), (4, "ddp")])
+def test_several_processes_learn_what_one_learns(count: int, strategy: str) -> None:
+    (alone,) = ranks.values(train(1))
+    first, *others = ranks.values(train(count, strategy))
+    assert others == [None] * (count - 1)
+    for name in ("first_loss", "final_loss"):
+        assert first[name] == pytest.approx(alone[name], rel=1e-4)
+    assert first["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
+    assert first["world_size"] == count
+
+
+def test_it_says_what_it_does(cli) -> None:
+    done = cli("smoke", "--set", "run.device=cpu", "--samples", 512, "--batch", 64)
+    assert done.code == 0
+    assert "accuracy" in done.out
+    lines = done.err.splitlines()
+    for tag, count in (("[DDP] rank 0 of 1", 1), ("[TRAIN] epoch", 6), ("[EPOCH]", 2), ("[DONE] 2 epochs", 1)):
+        assert len([line for line in lines if line.startswith(tag)]) == count, (tag, done.err)
+    steps = [line for line in lines if line.startswith("[TRAIN]")]
+    assert "epoch 1/2 | step 1/8" in steps[0]
+    assert "epoch 2/2 | step 8/8" in steps[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--batch", "0"], "batch"),
+        (["--batch", "300", "--samples", "200"], "--batch 300 is more than --samples 200"),
+        (["--epochs", "0"], "epochs"),
+        (["--samples", "-4"], "samples"),
+        (["--features", "0"], "features"),
+        (["--classes", "1"], "classes"),
+        (["--lr", "0"], "lr"),
+        (["--lr", "fast"], "lr"),
+        (["--seed", "-1"], "seed"),
+        (["--processes", "0"], "processes"),
+        (["--set", "distributed.strategy=magic"], "strategy"),
+    ],
+)
+def test_bad_sizes_are_64(cli, options: list[str], word: str) -> None:
+    done = cli("smoke", "--json", *options)
+    assert done.code == 64
+    assert word in done.json["what"]
+    assert "Traceback" not in done.err
+
+
+def test_a_batch_that_cannot_be_shared() -> None:
+    ended = train(3)
+    assert [end.code for end in ended] == [64] * 3
+    assert all("--batch 32 cannot be shared by 3 processes" in end.output for end in ended)
+
+
+def test_it_fails_when_nothing_is_learned() -> None:
+    """A learning rate of almost nothing stands for gradients that get lost."""
+    ended = train(1, lr=1e-9, epochs=1, seed=3)
+    if ended[0].code == 0:  # the last batch may be a lucky one
+        ended = train(1, lr=1e-9, epochs=1, seed=4)
+    assert ended[0].code == 65, ended[0].output
+    assert "did not fall" in ended[0].output
+    assert "llmtrain doctor" in ended[0].output
+
+
+def test_ranks_that_do_not_add_up_differ() -> None:
+    """Without the exchange of gradients the result is another: what the comparison above would notice."""
+
+    def forget() -> None:
+        smoke.wrap_model = lambda module, *_: Wrapped(module)
+
+    (alone,) = ranks.values(train(1))
+    first, _ = ranks.values(train(2, before=forget))
+    assert first["final_loss"] != pytest.approx(alone["final_loss"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_with_processes_it_prints_one_object(tmp_path: Path) -> None:
+    """Real processes, started by the command itself."""
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrain", "smoke", "--processes", "2", "--json", "--samples", "512", "--epochs", "1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["world_size"] == 2
+    assert done.stderr.count("2 processes, backend gloo") == 1
+    assert done.stderr.count("[DONE]") == 1
