@@ -1,6 +1,7 @@
-"""The commands of the README's tour, run as a new user would: in order, in an empty directory, as processes."""
+"""The commands of the tours, run as a new user would: in order, in an empty directory, as processes."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -13,19 +14,32 @@ def load_tour_tool():
     return module
 
 
-def test_every_command_of_the_tour_works(tmp_path):
+def run_tour(page, folder):
     tool = load_tour_tool()
     ran = 0
-    for match in tool.BLOCK.finditer(tool.tour((ROOT / "README.md").read_text())):
+    for match in tool.BLOCK.finditer(tool.tour((ROOT / page).read_text())):
         for command in tool.commands(match[2]):
-            tool.run(command, tmp_path, expect=int(match[1] or 0))  # exits the test when the code is another
+            tool.run(command, folder, expect=int(match[1] or 0))  # exits the test when the code is another
             ran += 1
-    assert ran >= 14
+    return ran
+
+
+def test_every_command_of_the_tour_works(tmp_path):
+    assert run_tour("README.md", tmp_path) >= 16
     assert (tmp_path / "exported" / "model.safetensors").is_file()
     assert (tmp_path / "my-tokenizer" / "tokenizer.json").is_file()
+
+
+def test_every_command_of_the_guide_to_many_processes_works(tmp_path):
+    assert run_tour("docs/distributed.md", tmp_path) >= 7
+    hashes = [json.loads((tmp_path / "runs" / run / "finished.json").read_text()) for run in ("pair", "single")]
+    assert hashes[0]["state_sha256"] == hashes[1]["state_sha256"]
 
 
 def test_the_tour_shows_every_verb():
     text = (ROOT / "README.md").read_text()
     for verb in ("train", "validate", "print-config", "presets", "generate", "eval", "export", "runs", "tokenizer"):
         assert f"$ llmtrain {verb}" in text, verb
+    guide = (ROOT / "docs" / "distributed.md").read_text()
+    for verb in ("node", "doctor", "smoke", "train"):
+        assert f"$ llmtrain {verb}" in guide, verb

@@ -1,6 +1,6 @@
-"""Run the tour of the README and write the real output under each command.
+"""Run the tours of the README and of the guides, and write the real output under each command.
 
-python tools/readme_tour.py            rewrite README.md
+python tools/readme_tour.py            rewrite them
 """
 
 import re
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```console(?: exit=(\d+))?\n(.*?)```", re.S)
 LONGEST = 24
 WIDEST = 118
+PAGES = ("README.md", "docs/distributed.md")
 
 
 def commands(body: str) -> list[str]:
@@ -43,7 +44,11 @@ def shorten(output: str) -> list[str]:
 
 
 def main() -> None:
-    path = ROOT / "README.md"
+    for page in PAGES:
+        rewrite(ROOT / page)
+
+
+def rewrite(path: Path) -> None:
     text = path.read_text()
     before = tour(text)
     with tempfile.TemporaryDirectory() as name:
