@@ -77,7 +77,7 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
             )
         _join(seat, distributed, device)
         try:
-            world = _introduce(seat, device)
+            world = _introduce(seat, device, distributed.timeout_sec)
             log_table(world)
             yield world
         finally:
@@ -200,9 +200,10 @@ def _join_failed(seat: Seat, what: str, waited: float, join_sec: float) -> JoinE
     return error
 
 
-def _introduce(seat: Seat, device: torch.device) -> World:
+def _introduce(seat: Seat, device: torch.device, timeout_sec: int) -> World:
     size = seat.world_size
-    groups = [dist.new_group(backend="gloo") for _ in range(2)]
+    timeout = timedelta(seconds=timeout_sec + WATCHDOG_MARGIN_SEC)  # a new group does not inherit it
+    groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)]
     return World(
         rank=seat.rank,
         world_size=size,

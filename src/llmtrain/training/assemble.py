@@ -70,6 +70,11 @@ def micro_batches_in_step(config: Config, world_size: int) -> int:
             remedy=f"Set trainer.grad_accum_steps to a multiple of {world_size}, such as {near}; or set "
             f"trainer.scale_batch to true, which makes it {count * world_size} micro-batches, a larger step.",
         )
+    if config.distributed.strategy == "fsdp" and config.trainer.optimizer == "adafactor" and world_size > 1:
+        raise UsageError(
+            "trainer.optimizer adafactor does not work on the sharded tensors of distributed.strategy fsdp.",
+            remedy="Use adamw, whose averages fsdp shards, or distributed.strategy ddp.",
+        )
     if config.distributed.reproducible_reduce and world_size & (world_size - 1):
         raise UsageError(
             f"distributed.reproducible_reduce needs 1, 2, 4, 8, ... processes; there are {world_size}.",

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 from torch import nn
@@ -261,6 +261,8 @@ def _train(
         tracker.finish(status, result)
         if world.is_first and status != "superseded":
             end_generation(run, generation, status, progress.step)
+        if status in ("finished", "stopped"):
+            leave_together(world)
         if status == "finished":
             log(
                 "DONE",
@@ -276,6 +278,12 @@ def begin(config: Config, run: RunDirectory, parts: Parts, world: World, from_st
     clear_heartbeats(run.heartbeats)
     describe_run(config, run, parts.prepared, world)
     return generation
+
+
+def leave_together(world: World) -> None:
+    """A launcher ends the others as soon as one process has ended: rank 0 may still be telling a tracker."""
+    with suppress(Exception):
+        world.control.barrier()
 
 
 def sampling_stop(world: World, stop: StopFlag, watchdog: Watchdog) -> Callable[[], bool]:
