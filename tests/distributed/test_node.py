@@ -51,7 +51,10 @@ def node(folder: Path, *words: object, **env: str) -> Cli:
 
 @pytest.mark.parametrize(
     ("codes", "code"),
-    [("0", 0), ("7", 7), ("75", 75), ("0,0", 0), ("7,7", 7), ("75,75", 75), ("0,7", 7), ("75,65", 65), ("64,0", 64)],
+    [
+        *(("0", 0), ("7", 7), ("75", 75), ("0,0", 0), ("0,7", 7), ("75,75", 75)),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("7,7", 7), ("75,65", 65), ("64,0", 64))),
+    ],
 )
 def test_exit_codes_come_out(tmp_path: Path, codes: str, code: int) -> None:
     count = len(codes.split(","))
@@ -185,13 +188,13 @@ sys.exit(codes[starts - 1])
     ("codes", "restarts", "code", "starts"),
     [
         ("1,0", 2, 0, "01"),
-        ("1,1,1,0", 2, 1, "012"),
+        pytest.param("1,1,1,0", 2, 1, "012", marks=pytest.mark.slow),
         ("64,0", 2, 64, "0"),
-        ("65,0", 2, 65, "0"),
+        pytest.param("65,0", 2, 65, "0", marks=pytest.mark.slow),
         ("75,0", 2, 75, "0"),
-        ("1,75,0", 2, 75, "01"),
+        pytest.param("1,75,0", 2, 75, "01", marks=pytest.mark.slow),
         ("1,0", 0, 1, "0"),
-        ("0", 2, 0, "0"),
+        pytest.param("0", 2, 0, "0", marks=pytest.mark.slow),
     ],
 )
 def test_only_a_crash_is_worth_another_start(tmp_path: Path, codes: str, restarts: int, code: int, starts: str) -> None:

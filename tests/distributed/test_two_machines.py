@@ -78,7 +78,9 @@ def outputs(nodes: list[Cli]) -> str:
     return "\n".join(f"--- node {number}\n{one.out}\n{one.err}" for number, one in enumerate(nodes))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "localhost"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("127.0.0.1", "localhost"))]
+)
 def test_two_nodes_train_as_one_process(tmp_path: Path, cache: Path, golden: str, address: str) -> None:
     """One process a node: each is the node command itself."""
     nodes = two_nodes(tmp_path, "--config", config_file(tmp_path, cache), "--json", address=address)
@@ -92,6 +94,7 @@ def test_two_nodes_train_as_one_process(tmp_path: Path, cache: Path, golden: str
     assert table == [["0", "0", "0"], ["1", "1", "0"]], "rank, node, local rank"
 
 
+@pytest.mark.slow
 def test_the_second_may_come_first(tmp_path: Path, cache: Path, golden: str) -> None:
     path, meeting = config_file(tmp_path, cache), ["--master-addr", "127.0.0.1", "--master-port", free_port()]
     common = ["--nodes", 2, "--config", path, *meeting, "--json"]
@@ -113,6 +116,7 @@ def test_told_to_stop_one_node_both_save_and_go_on_later(tmp_path: Path, cache: 
     assert (result["resumed_from"], result["state_sha256"]) == (3, golden)
 
 
+@pytest.mark.slow
 def test_a_killed_node_makes_the_other_end_with_75(tmp_path: Path, cache: Path, golden: str) -> None:
     path = config_file(tmp_path, cache)
     nodes = two_nodes(tmp_path, "--config", path, env=({}, {"LLMTRAIN_FAULT": "after_optimizer:5:1:kill"}))
@@ -169,9 +173,13 @@ def test_a_torch_script_on_two_nodes(tmp_path: Path, per_node: int, address: str
 # Told to stop while waiting for nodes that never come
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-@pytest.mark.parametrize("rank", [0, 1])
+WAITS = [(0, "static", 2), (1, "static", 1), (0, "c10d", 1), (1, "c10d", 2)]
+MORE_WAITS = [(0, "static", 1), (1, "static", 2), (0, "c10d", 2), (1, "c10d", 1)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "backend", "per_node"), [*WAITS, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE_WAITS)]
+)
 def test_told_to_stop_while_waiting(tmp_path: Path, cache: Path, rank: int, backend: str, per_node: int) -> None:
     alone = start_cli(
         *("node", "--nodes", 2, "--node-rank", rank, "--processes-per-node", per_node, "--rdzv-backend", backend),
@@ -216,8 +224,9 @@ def test_other_commands_told_to_stop_while_waiting(tmp_path: Path, words: list[s
     assert alone.wait(20) == 75, alone.err
 
 
-@pytest.mark.parametrize("per_node", [1, 2])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("rank", "per_node"), [(0, 1), (1, 2), *(pytest.param(*row, marks=pytest.mark.slow) for row in ((0, 2), (1, 1)))]
+)
 def test_nobody_comes(tmp_path: Path, cache: Path, rank: int, per_node: int) -> None:
     alone = start_cli(
         *("node", "--nodes", 2, "--node-rank", rank, "--processes-per-node", per_node, "--json"),

@@ -98,7 +98,8 @@ def test_without_the_fixed_order_four_ranks_differ(make: MakeConfig, by_size: di
     assert plain["final_train_loss"] == pytest.approx(by_size[1][1]["final_train_loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [12, 24])
 def test_odd_numbers_of_micro_batches(make: MakeConfig, count: int) -> None:
     changes = {"trainer__grad_accum_steps": count, "trainer__max_steps": 3, "trainer__micro_batch_size": 1}
     found = [ranks.trained(make(**changes), size)["state_sha256"] for size in (1, 2, 4)]

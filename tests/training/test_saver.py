@@ -138,7 +138,9 @@ def tensor_hashes(config: Config) -> dict[str, dict[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("strategy", "count"), [("none", 1), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "count"), [("none", 1), pytest.param("ddp", 2, marks=pytest.mark.slow), ("fsdp", 2)]
+)
 def test_async_save_writes_the_same_bytes(make: Callable[..., Config], strategy: str, count: int) -> None:
     configs = [
         make(distributed__strategy=strategy, trainer__async_save=in_background) for in_background in (False, True)
@@ -159,11 +161,8 @@ def test_async_save_writes_the_same_bytes(make: Callable[..., Config], strategy:
     assert states[0] == states[1]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("count", "rank"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.slow), (2, 1)])
 def test_a_failing_save_is_told_once_and_tried_again(make: Callable[..., Config], count: int, rank: int) -> None:
-    if rank >= count:
-        pytest.skip("there is no such rank")
     config = make(distributed__strategy="ddp", trainer__async_save=True)
     ended = ranks.train_ranks(config, count, env={"LLMTRAIN_FAULT": f"save_model_written:4:{rank}:enospc"})
     result = ranks.values(ended)[0]
@@ -178,7 +177,7 @@ def test_a_failing_save_is_told_once_and_tried_again(make: Callable[..., Config]
     assert sorted(path.name for path in folder.iterdir()) == ["best", "latest", "step_2", "step_6", "step_8"]
 
 
-@pytest.mark.parametrize("in_background", [False, True])
+@pytest.mark.parametrize("in_background", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_failing_last_save_fails_the_run_on_all_ranks(make: Callable[..., Config], in_background: bool) -> None:
     config = make(distributed__strategy="ddp", trainer__async_save=in_background)
     ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "save_model_written:8:1:enospc"})

@@ -331,7 +331,10 @@ def hash_after_restore() -> None:
     run_module.restore = noting
 
 
-@pytest.mark.parametrize(("strategy", "count"), [("none", 1), ("fsdp", 1), ("fsdp", 4), ("ddp", 2), ("fsdp", 2)])
+@pytest.mark.parametrize(
+    ("strategy", "count"),
+    [("none", 1), ("fsdp", 4), ("ddp", 2), *(pytest.param("fsdp", n, marks=pytest.mark.slow) for n in (1, 2))],
+)
 def test_any_number_of_ranks_goes_on(
     of_two: tuple[Path, dict[str, Any]],
     undisturbed: dict[str, Any],
@@ -352,6 +355,7 @@ def test_any_number_of_ranks_goes_on(
     assert names == {file_name("model", rank, count) for rank in range(count)}
 
 
+@pytest.mark.slow
 def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
     """A bias of 2 rows cut in 4: two ranks hold nothing of it."""
     config = harness.tiny_config(

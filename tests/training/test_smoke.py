@@ -40,7 +40,9 @@ def test_the_defaults_learn(cli) -> None:
     assert (done.json["world_size"], done.json["device"]) == (1, "cpu")
 
 
-@pytest.mark.parametrize(("count", "strategy"), [(2, "ddp"), (2, "fsdp"), (4, "ddp")])
+@pytest.mark.parametrize(
+    ("count", "strategy"), [(2, "ddp"), (2, "fsdp"), pytest.param(4, "ddp", marks=pytest.mark.slow)]
+)
 def test_several_processes_learn_what_one_learns(count: int, strategy: str) -> None:
     (alone,) = ranks.values(train(1))
     first, *others = ranks.values(train(count, strategy))

@@ -17,10 +17,14 @@ class NodeAgent(LocalElasticAgent):
         super().__init__(spec, logs)
         self._grace_sec, self._joining = grace_sec, joining
 
-    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._joining.is_true = True
-        super()._initialize_workers(worker_group)
-        self._joining.is_true = False
+        super()._rendezvous(worker_group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._joining.is_true = False  # from here on there are workers to stop first
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)

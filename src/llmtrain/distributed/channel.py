@@ -3,6 +3,7 @@
 They travel over gloo, on the CPU, so asking never waits for a GPU. In a world of one everything is answered at once.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,7 +132,8 @@ def as_peer_lost(problem: BaseException) -> PeerLost | None:
     if not is_transport:
         return None
     first_line = text.strip().splitlines()[0] if text.strip() else type(problem).__name__
+    words = re.sub(r"^(\[[^]]*\]|\S+\.cc:\d+\]?)\s*", "", first_line)  # not the place in the library's source
     return PeerLost(
-        f"Another process of the run is gone: {first_line[:200]}",
+        f"Another process of the run is gone: {words[:200]}",
         remedy="Its own log says why. Start the run again: it goes on from the newest checkpoint.",
     )

@@ -35,13 +35,18 @@ class Ended:
         return self.report.get("error")
 
 
-def overall(ended: list[Ended]) -> LlmtrainError | None:
-    """One error for all workers: 64 or 65 over a crash over 75. None when every one finished."""
+def overall(ended: list[Ended], was_told: bool = False) -> LlmtrainError | None:
+    """One error for all workers: 64 or 65 over a crash over 75. None when every one finished. `was_told`: the node
+    itself was told to stop, and passed that on."""
     failed = [worker for worker in ended if worker.code]
     if not failed:
         return None
-    # Workers that die of the SIGTERM we send after another's failure are no failure of their own.
-    own = [worker for worker in failed if worker.code != -signal.SIGTERM] or failed
+    if was_told and not any(worker.report for worker in failed) and all(w.code in _PASSED_ON for w in failed):
+        return ResumeMe("Stopped as told.")
+    # Workers that die of the signal we send after another's failure are no failure of their own; nor is one that hung
+    # and had to be killed, which the others have named.
+    silent = {rank for worker in failed for rank in worker.report.get("silent_ranks", [])}
+    own = [w for w in failed if w.code not in _BY_US and not (w.rank in silent and w.code < 0)] or failed
     worst = min(own, key=_severity)
     code = worst.code if worst.code > 0 else 128 - worst.code
     if worst.report:
@@ -59,6 +64,8 @@ def overall(ended: list[Ended]) -> LlmtrainError | None:
     return error
 
 
+_BY_US = (-signal.SIGTERM, -signal.SIGINT)
+_PASSED_ON = (*_BY_US, TOLD)
 _OWN_FIELDS = ("error", "what", "known", "remedy", "exit_code")
 
 
@@ -79,7 +86,7 @@ def _in_words(code: int) -> str:
 
 
 def is_worth_a_restart(ended: list[Ended]) -> bool:
-    failed = [worker for worker in ended if worker.code and worker.code != -signal.SIGTERM]
+    failed = [worker for worker in ended if worker.code and worker.code not in _BY_US]
     if any(worker.code in NO_RESTART_CODES for worker in failed):
         return False
     return not any(worker.code == TOLD and worker.kind != "PeerLost" for worker in failed)

@@ -44,8 +44,8 @@ def run_node(job: NodeJob) -> None:
         if place.nodes > 1 and place.node_rank != 0 and not backend.startswith("etcd"):
             wait_for_master(place.master_addr, place.master_port, job.master_ready_timeout_sec)
         setup_network(place.master_addr)  # the workers inherit it
-        ended = _run_agent(job, backend, joining)
-    error = overall(ended)
+        ended, was_told = _run_agent(job, backend, joining)
+    error = overall(ended, was_told)
     if error is not None:
         raise error
 
@@ -89,7 +89,7 @@ def _ending_while_joining() -> Iterator[Joining]:
         os.close(writing)  # ends the thread
 
 
-def _run_agent(job: NodeJob, backend: str, joining: Joining) -> list[Ended]:
+def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended], bool]:
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -139,9 +139,11 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> list[Ended]:
             agent = NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
         except (DistError, RendezvousError, ValueError, OSError) as problem:
             raise _no_rendezvous(job, backend, problem) from None
+        was_told = False
         try:
             agent.run()
         except SignalException as told:
+            was_told = True
             with suppress(SignalException):  # a second signal while the workers are stopping
                 log("DDP", f"{signal.Signals(told.sigval).name}: the processes of this node have stopped")
         except RendezvousClosedError:
@@ -154,7 +156,7 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> list[Ended]:
             agent.end_all()
             with suppress(Exception):
                 handler.shutdown()
-        return agent.ended()
+        return agent.ended(), was_told
 
 
 def _defaults(place: Place) -> set[str]:

@@ -12,22 +12,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmtrain.runs.atomic import read_json
+from llmtrain.runs.atomic import read_json, write_json
 
 Beat = dict[str, Any]
+_GENERATION = "generation.json"
 
 
 class Heartbeat:
     def __init__(self, folder: Path, rank: int, generation: int) -> None:
         self._path = folder / f"rank-{rank}.json"
+        self._generation = generation
         self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "generation": generation}
         self._beat = 0
 
     def write(self, step: int, progress: int) -> None:
         """Not synced: a beat is worth nothing after a power cut. Storage that fails for a moment is no reason to
-        stop. A newer generation's beat is left alone."""
-        there = read_json(self._path)
-        if isinstance(there, dict) and there.get("generation", 0) > self._fixed["generation"]:
+        stop. Once a newer generation has begun, nothing more is written."""
+        if _current(self._path.parent) > self._generation:
             return
         self._beat += 1
         beat = {**self._fixed, "beat": self._beat, "step": step, "progress": progress, "time": round(time.time(), 3)}
@@ -39,12 +40,22 @@ class Heartbeat:
 
 
 def read_heartbeats(folder: Path) -> dict[int, Beat]:
-    """The last beat of every rank."""
-    beats = (read_json(path) for path in folder.glob("rank-*.json"))
-    return {beat["rank"]: beat for beat in beats if isinstance(beat, dict) and isinstance(beat.get("rank"), int)}
+    """The last beat of every rank of the newest generation."""
+    beats = [beat for path in folder.glob("rank-*.json") if isinstance(beat := read_json(path), dict)]
+    newest = _current(folder)
+    own = (beat for beat in beats if beat.get("generation") == newest or not newest)
+    return {beat["rank"]: beat for beat in own if isinstance(beat.get("rank"), int)}
 
 
-def clear_heartbeats(folder: Path) -> None:
-    """Forget the ranks of an earlier generation: there may be fewer now."""
+def clear_heartbeats(folder: Path, generation: int) -> None:
+    """A new generation begins: forget the ranks of the earlier one, of which there may have been more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / _GENERATION, {"generation": generation})
     for path in folder.glob("rank-*.json"):
         path.unlink(missing_ok=True)
+
+
+def _current(folder: Path) -> int:
+    value = read_json(folder / _GENERATION)
+    number = value.get("generation") if isinstance(value, dict) else None
+    return number if isinstance(number, int) else 0

@@ -35,16 +35,19 @@ class NullLock:
 
 
 class RunLock(NullLock):
-    def __init__(self, path: Path, supersede: bool = False) -> None:
+    def __init__(self, path: Path, supersede: bool = False, wait_sec: float = 0.0) -> None:
         """`supersede`: take the run over even from a living owner, as a launcher does that starts a new generation
-        (the old one may live on a machine that is cut off)."""
+        (the old one may live on a machine that is cut off). `wait_sec`: how long the owner may still seem to live."""
         super().__init__(secrets.token_hex(8))
-        self._path, self._supersede = path, supersede
+        self._path, self._supersede, self._wait_sec = path, supersede, wait_sec
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
 
     def __enter__(self) -> "RunLock":
         # The guard makes look-and-take one act when two start at once.
+        deadline = time.monotonic() + self._wait_sec
+        while self._path.exists() and not self._supersede and is_held(self._path) and time.monotonic() < deadline:
+            time.sleep(0.5)
         try:
             self._take()
         except (OSError, Timeout) as problem:

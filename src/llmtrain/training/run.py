@@ -22,7 +22,7 @@ from llmtrain.runs.atomic import write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
-from llmtrain.runs.lock import NullLock, RunLock
+from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
 from llmtrain.runs.metadata import collect_metadata
 from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, Status, TrackedRun
@@ -73,6 +73,9 @@ def run_training(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag())
         micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
+        done = finished_before(config, resume)
+        if done:
+            return done
         world = stack.enter_context(join_world(config.distributed, config.run))
         stack.enter_context(peer_errors())
         faults.set_rank(world.rank)
@@ -97,10 +100,30 @@ def run_training(
             rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
         if not existing:
-            rank0(run.create)
+            rank0(lambda: create(run))
             lock = take_lock(stack, run, world)
         check_shared(world, run)
         return _train(config, world, run, resumption, parts, lock, stop)
+
+
+def finished_before(config: Config, resume: str | None) -> TrainResult | None:
+    """A finished run needs no other process: a pod that is started again must not wait for those that ended well."""
+    if not is_unattended() or not config.output.run_id or resume != "auto":
+        return None
+    run = find_resumed_run(config, resume)
+    return already_finished(config, Resumption(run, None, False)) if run else None
+
+
+def create(run: RunDirectory) -> None:
+    try:
+        run.create()
+    except UsageError:
+        if not is_unattended():
+            raise
+        raise PeerLost(
+            f"Another start of run '{run.run_id}' has made its directory in the meantime.",
+            remedy="Start it again: it goes on with that run.",
+        ) from None
 
 
 def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
@@ -108,7 +131,9 @@ def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
     own: list[NullLock] = []
 
     def take() -> str:
-        own.append(stack.enter_context(RunLock(run.lock, supersede=is_unattended())))
+        # After a restart the lock may be that of a rank 0 that died on another machine: it is stale in a while.
+        wait_sec = STALE_AFTER_SEC + 5 if is_restart() else 0.0
+        own.append(stack.enter_context(RunLock(run.lock, supersede=is_unattended(), wait_sec=wait_sec)))
         return own[0].token
 
     token = world.control.from_first(take)
@@ -216,48 +241,46 @@ def _train(
             with autocast_for(config, world)():
                 sample = write_sample(parts.module, parts.prepared, config, sampling_stop(world, stop, watchdog))
             peak_memory = max(world.control.gather(peak_memory_bytes(world.device)))
-        if not world.is_first:
-            status = "finished"
-            return None
-        result = {
-            "run_id": run.run_id,
-            "run_dir": str(run.path),
-            "status": "finished",
-            "steps": progress.step,
-            "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
-            "first_train_loss": progress.first_train_loss,
-            "final_train_loss": progress.last_train_loss,
-            "final_val_loss": progress.last_val_loss,
-            "best_val_loss": progress.best_val_loss,
-            "best_step": progress.best_step,
-            "best_checkpoint": str(best.path) if (best := store.pointed("best")) else None,
-            "tokens": progress.tokens,
-            "tokens_per_second": round(throughput.overall, 1),
-            "mfu": throughput.mfu(throughput.overall),
-            "seconds": round(seconds, 2),
-            "parameters": parameters,
-            "world_size": world.world_size,
-            "strategy": config.distributed.strategy,
-            "generation": generation,
-            "device": str(world.device),
-            "threads": config.run.threads,
-            "peak_memory_bytes": peak_memory,
-            "state_sha256": digest,
-            "sample": sample,
-        }
-        lock.check()
-        write_json(run.finished, result)
+            result = {
+                "run_id": run.run_id,
+                "run_dir": str(run.path),
+                "status": "finished",
+                "steps": progress.step,
+                "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
+                **progress.losses(),
+                "best_checkpoint": str(best.path) if (best := store.pointed("best")) else None,
+                "tokens": progress.tokens,
+                "tokens_per_second": round(throughput.overall, 1),
+                "mfu": throughput.mfu(throughput.overall),
+                "seconds": round(seconds, 2),
+                "parameters": parameters,
+                "world_size": world.world_size,
+                "strategy": config.distributed.strategy,
+                "generation": generation,
+                "device": str(world.device),
+                "threads": config.run.threads,
+                "peak_memory_bytes": peak_memory,
+                "state_sha256": digest,
+                "sample": sample,
+            }
+            finished = result
+            # No rank ends with 0 before the run is finished: a platform would not start it again.
+            world.control.from_first(lambda: finish(run, lock, finished))
         status = "finished"
-        return result
-    except Superseded:
-        status = "superseded"
-        raise
+        return result if world.is_first else None
     except ResumeMe as told:
-        status = "failed" if isinstance(told, PeerLost) else "stopped"
-        told.remedy = f"Go on with: llmtrain train --resume {run.path}"
-        told.details = {"run_id": run.run_id, "run_dir": str(run.path), "steps": progress.step}
+        status = "stopped"
+        if isinstance(told, PeerLost):
+            status = "failed"
+        elif isinstance(told, Superseded):
+            status = "superseded"
+        else:
+            told.remedy = f"Go on with: llmtrain train --resume {run.path}"
+        told.details = {**told.details, "run_id": run.run_id, "run_dir": str(run.path), "steps": progress.step}
         raise
     finally:
+        if not still_ours(lock):
+            status = "superseded"  # whatever else went wrong: the run is another's to write about
         tracker.finish(status, result)
         if world.is_first and status != "superseded":
             end_generation(run, generation, status, progress.step)
@@ -272,10 +295,23 @@ def _train(
         setup_logging(config.logging)  # lets go of the run's log file
 
 
+def finish(run: RunDirectory, lock: NullLock, result: TrainResult) -> None:
+    lock.check()
+    write_json(run.finished, result)
+
+
+def still_ours(lock: NullLock) -> bool:
+    try:
+        lock.check()
+    except Superseded:
+        return False
+    return True
+
+
 def begin(config: Config, run: RunDirectory, parts: Parts, world: World, from_step: int) -> int:
     """What rank 0 writes down when a generation of the run begins; its number."""
     generation = begin_generation(run, from_step, world.world_size, is_unattended() or is_restart())
-    clear_heartbeats(run.heartbeats)
+    clear_heartbeats(run.heartbeats, generation)
     describe_run(config, run, parts.prepared, world)
     return generation
 

@@ -37,6 +37,16 @@ class Progress:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    def losses(self) -> dict[str, Any]:
+        """What a result tells of it."""
+        return {
+            "first_train_loss": self.first_train_loss,
+            "final_train_loss": self.last_train_loss,
+            "final_val_loss": self.last_val_loss,
+            "best_val_loss": self.best_val_loss,
+            "best_step": self.best_step,
+        }
+
 
 def model_tensors(module: nn.Module) -> Tensors:
     return cast(Tensors, get_model_state_dict(module))

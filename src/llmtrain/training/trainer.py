@@ -173,6 +173,7 @@ class Trainer:
             if is_best:
                 self.progress.best_val_loss, self.progress.best_step = result.loss, step
             self.progress.last_val_loss, self.progress.evaluated_step = result.loss, step
+            self.lock.check()
             self.tracker.log(
                 step,
                 {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)},
@@ -188,7 +189,7 @@ class Trainer:
 
     def _save(self, stopping: bool) -> None:
         step = self.progress.step
-        self._finish_save(stopping)
+        self._finish_save(is_last_chance=False)
         if step == 0 or self._is_saved():
             return
         with self._pause():  # it has looked at the losses: what follows one that is not a number is never saved
@@ -197,10 +198,11 @@ class Trainer:
             self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
             state = {"progress": self.progress.as_dict(), **self.recorded}
             self.saver.save(step, self.stepper.module, self.stepper.optimizer, state, self.progress.best_step)
-            if stopping or step == self.config.max_steps or not self.config.async_save:
-                self._finish_save(stopping)
+            is_last_chance = stopping or step == self.config.max_steps
+            if is_last_chance or not self.config.async_save:
+                self._finish_save(is_last_chance)
 
-    def _finish_save(self, stopping: bool) -> None:
+    def _finish_save(self, is_last_chance: bool) -> None:
         """Wait for the save that was begun. One that failed is tried again at the next occasion, if there is one."""
         try:
             self.saver.finish()
@@ -208,7 +210,7 @@ class Trainer:
             self.lock.check()  # another owner may have cleared away what was being written
             step, self.saved = self.saved[0], self._saved_before
             what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
-            if self.progress.step == step and (step == self.config.max_steps or stopping):
+            if is_last_chance:
                 raise TrainingStopped(what, remedy="Free some space, then go on with --resume.") from None
             warn("SAVE", f"{what} Training goes on; the next save tries again.")
 

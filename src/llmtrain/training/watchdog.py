@@ -70,28 +70,30 @@ class Watchdog:
                 self._before = {}
 
     def _give_up(self, waiting: float) -> None:
+        silent, words = self._name_the_silent()
         error = PeerLost(
-            f"No progress for {waiting:.0f} s at step {self._step}: {self._name_the_silent()}.",
+            f"No progress for {waiting:.0f} s at step {self._step}: {words}.",
             remedy="Look at that rank's log and machine. Start the run again: it goes on from the newest checkpoint.",
         )
+        error.details = {"silent_ranks": silent}
         log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
         write_exit_report(error)
         os._exit(error.exit_code)  # the main thread is inside a collective and cannot be called back
 
-    def _name_the_silent(self) -> str:
+    def _name_the_silent(self) -> tuple[list[int], str]:
         now = read_heartbeats(self._folder)
         others = [rank for rank in range(self._world.world_size) if rank != self._world.rank]
         silent = [r for r in others if r not in now or now[r].get("beat") == self._before.get(r, {}).get("beat")]
         if silent:
-            return "; ".join(_describe(r, now.get(r), "has gone silent") for r in silent)
+            return silent, "; ".join(_describe(r, now.get(r), "has gone silent") for r in silent)
         least = min(now[r]["progress"] for r in others)
         behind = [r for r in others if now[r]["progress"] == least < self._progress]
         if behind:
-            return "; ".join(_describe(r, now[r], "answers but is stuck") for r in behind)
-        return "every rank answers, none moves"
+            return behind, "; ".join(_describe(r, now[r], "answers but is stuck") for r in behind)
+        return [], "every rank answers, none moves"
 
 
 def _describe(rank: int, beat: Beat | None, what: str) -> str:
     if beat is None:
         return f"rank {rank} {what} (it never wrote a heartbeat)"
-    return f"rank {rank} {what} (pid {beat['pid']} on {beat['host']}, step {beat['step']})"
+    return f"rank {rank} {what} (pid {beat['pid']} on {beat['host']}, last seen at step {beat['step']})"
