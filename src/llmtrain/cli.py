@@ -109,7 +109,9 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
     write_exit_report(error)
     if os.environ.get("LLMTRAIN_WORKER") == "1":
         return error.exit_code  # whoever started this process speaks for all of its processes
-    if "--json" in arguments:
+    # Under torchrun every rank comes here; one object is enough.
+    is_other_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    if "--json" in arguments and not is_other_rank:
         print(json.dumps(error.as_dict(), indent=2))
     print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)
     return error.exit_code

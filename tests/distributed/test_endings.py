@@ -124,7 +124,6 @@ def test_a_worker_without_a_word_is_told_by_its_code(code: int, words: list[str]
         assert word in error.what
 
 
-@pytest.mark.xfail(strict=True, reason="signal.Signals knows no name for a real-time signal: ValueError")
 def test_a_signal_without_a_name() -> None:
     error = overall([Ended(0, -(signal.SIGRTMIN + 3))])
     assert error is not None
@@ -136,10 +135,7 @@ def test_a_signal_without_a_name() -> None:
     [
         {"error": "NoSuchError", "what": "x."},
         {"a": 1},
-        pytest.param(
-            {"error": "nearest", "what": "x."},
-            marks=pytest.mark.xfail(strict=True, reason="any name in llmtrain.errors is called as if it were an error"),
-        ),
+        {"error": "nearest", "what": "x."},
     ],
 )
 def test_a_strange_report(report: dict[str, Any]) -> None:

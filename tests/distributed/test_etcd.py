@@ -90,7 +90,6 @@ def test_two_nodes_train_over_etcd(tmp_path: Path, cache: Path, etcd: str) -> No
 
 
 @pytest.mark.skipif(HAS_MODULE, reason="python-etcd is installed here")
-@pytest.mark.xfail(strict=True, reason="torch's EtcdStubError is an ImportError, which nobody catches: a traceback, 1")
 def test_without_the_package_it_is_a_usage_error(tmp_path: Path) -> None:
     done = start_cli(
         *("node", "--nodes", 2, "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "127.0.0.1:2379", "--", "true"),
@@ -103,10 +102,7 @@ def test_without_the_package_it_is_a_usage_error(tmp_path: Path) -> None:
 @pytest.mark.skipif(not HAS_MODULE, reason="needs the package python-etcd")
 @pytest.mark.parametrize(
     "backend",
-    [
-        "etcd-v2",
-        pytest.param("etcd", marks=pytest.mark.xfail(strict=True, reason="etcd.EtcdException is not caught: 1")),
-    ],
+    ["etcd-v2", "etcd"],
 )
 def test_no_server_there(tmp_path: Path, backend: str) -> None:
     done = start_cli(

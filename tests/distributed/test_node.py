@@ -105,12 +105,7 @@ def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
     ("words", "env", "text"),
     [
         (["--", "no-such-program"], {}, "no-such-program"),
-        pytest.param(
-            ["--processes-per-node", "2", "--", "no-such-program"],
-            {},
-            "no-such-program",
-            marks=pytest.mark.xfail(strict=True, reason="Popen's FileNotFoundError is told as a JoinError, 69"),
-        ),
+        (["--processes-per-node", "2", "--", "no-such-program"], {}, "no-such-program"),
         (["--config", "gpt_smoke", "--", "true"], {}, "--config and --set"),
         (["--set", "run.seed=1", "--", "true"], {}, "--config and --set"),
         (["--smoke", "--", "true"], {}, "one of"),

@@ -122,6 +122,5 @@ def test_a_mistake_under_torchrun_is_told_by_the_workers(mistaken: Any) -> None:
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.xfail(strict=True, reason="cli._report prints the JSON object in every rank")
 def test_a_mistake_under_torchrun_is_one_object(mistaken: Any) -> None:
     assert len(objects(mistaken[1].stdout)) == 1

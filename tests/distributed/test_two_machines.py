@@ -198,17 +198,9 @@ def test_told_to_stop_while_waiting(tmp_path: Path, cache: Path, rank: int, back
 @pytest.mark.parametrize(
     ("words", "per_node"),
     [
-        pytest.param(
-            ["--", "true"],
-            1,
-            marks=pytest.mark.xfail(strict=True, reason="become() waits without a signal handler: -15, not 75"),
-        ),
+        (["--", "true"], 1),
         (["--", "true"], 2),
-        pytest.param(
-            ["--smoke"],
-            1,
-            marks=pytest.mark.xfail(strict=True, reason="smoke waits without a signal handler: -15, not 75"),
-        ),
+        (["--smoke"], 1),
     ],
     ids=["command", "command, 2 processes", "smoke"],
 )
@@ -260,30 +252,16 @@ def test_an_elastic_job_of_one_node(tmp_path: Path) -> None:
     assert (tmp_path / "size-1-rank-0").exists()
 
 
-HANGS = (
-    "torch's shared rendezvous store: a node that is in its second round publishes no MASTER_ADDR, a new one waits for "
-    "it. TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps"
-)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "env",
-    [
-        pytest.param({}, marks=pytest.mark.xfail(strict=True, reason=HANGS)),
-        {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    ],
-    ids=["as it is", "store not shared"],
-)
-def test_a_replaced_node_finds_its_place(tmp_path: Path, env: dict[str, str]) -> None:
+def test_a_replaced_node_finds_its_place(tmp_path: Path) -> None:
     """Node 1 dies with all it ran, as a pod does, and a new one comes in its place."""
     words = ["--max-restarts", 3, "--", sys.executable, "-c", REPLACED]
     meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
-    nodes = [start_cli("node", *meeting, "--node-rank", rank, *words, env=env, cwd=tmp_path) for rank in (0, 1)]
+    nodes = [start_cli("node", *meeting, "--node-rank", rank, *words, cwd=tmp_path) for rank in (0, 1)]
     nodes[0].wait_for(lambda: len(list(tmp_path.glob("first-*"))) == 2)
     nodes[1].end()
     (tmp_path / "crash").touch()
-    new = start_cli("node", *meeting, "--node-rank", 1, *words, env=env, cwd=tmp_path)
+    new = start_cli("node", *meeting, "--node-rank", 1, *words, cwd=tmp_path)
     assert ended([nodes[0], new], 60) == [0, 0], outputs([nodes[0], new])
     assert len(list(tmp_path.glob("second-*"))) == 2
 
@@ -300,7 +278,6 @@ pathlib.Path(f"second-{os.environ['RANK']}").touch()
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason=HANGS)
 def test_an_elastic_job_takes_a_second_node(tmp_path: Path) -> None:
     words = ["node", "--nodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", free_port()]
     words += ["--rdzv-conf", "last_call_timeout=1", "--", sys.executable, "-c", WAITING]

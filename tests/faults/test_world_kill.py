@@ -212,7 +212,6 @@ def test_no_rank_says_finished_before_the_run_is(
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="a process joins the others before it looks whether the run is finished")
 def test_one_rank_of_a_finished_run_is_started_again(
     make_world_config: MakeConfig, root: Path, world_golden: Outcome
 ) -> None:

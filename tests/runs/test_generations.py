@@ -114,9 +114,6 @@ def test_a_damaged_file_is_no_history(run: RunDirectory, content: str) -> None:
     assert begin(run) == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="begin_generation takes last['generation'] without looking: KeyError, ValueError"
-)
 @pytest.mark.parametrize(
     "content", ['[{"generation": "x"}]', '[{"ended": null}]', '[{"generation": 1, "crashes": "x"}]']
 )

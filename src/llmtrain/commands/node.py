@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import socket
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,6 +93,8 @@ def command(
         return
     own_words = options(config, set_ or [], json_)
     if own_command:
+        if shutil.which(own_command[0]) is None:
+            raise UsageError(f"{own_command[0]} cannot be run: there is no such command.")
         run_processes(place, own_command, distributed, max_restarts, grace_sec, is_ours=False)
     elif doctor:
         doctor_command.run_workers(place, worker_command("doctor", *own_words), distributed)
@@ -129,12 +132,15 @@ def seat_alone(place: "Place", always: bool) -> None:
 def become(words: list[str], place: "Place", distributed: "DistributedSection") -> None:
     """Another program in this process's place, after the same checks and waiting; its exit code is ours."""
     from llmtrain.distributed.network import setup_network
+    from llmtrain.distributed.node import ending_while_joining
     from llmtrain.distributed.rendezvous import deadline_sec, wait_for_master
 
     if place.node_rank != 0:
         timeout = deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ)
-        wait_for_master(place.master_addr, place.master_port, timeout)
+        with ending_while_joining():
+            wait_for_master(place.master_addr, place.master_port, timeout)
     setup_network(place.master_addr)
+    os.environ.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")  # scripts under torchrun read them
     try:
         os.execvp(words[0], words)
     except OSError as problem:

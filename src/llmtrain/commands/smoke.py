@@ -36,9 +36,12 @@ def command(
         words = worker_command("smoke", *words, *options(config, set_ or [], json_))
         run_processes(place_here(processes), words, loaded.distributed)
         return
-    from llmtrain.training.smoke import train_classifier
+    from llmtrain.training.shutdown import StopFlag
 
-    result = train_classifier(loaded, epochs, batch, samples, features, classes, lr, seed)
+    with StopFlag():  # nothing is saved: told to stop, it ends at once
+        from llmtrain.training.smoke import train_classifier
+
+        result = train_classifier(loaded, epochs, batch, samples, features, classes, lr, seed)
     if result is not None:
         show(json_, result, _text(result))
 

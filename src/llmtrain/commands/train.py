@@ -69,10 +69,12 @@ def _train_here(
     json_: bool,
 ) -> None:
     """The same in several processes. The run gets its id here: one that is started again must find its run."""
+    from llmtrain.distributed.micro_batches import micro_batches_in_step
     from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import new_run
 
     setup_logging(loaded.logging)
+    micro_batches_in_step(loaded, processes)
     words = ["train", *options(config, overrides, json_)]
     if resume is None:
         run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)

@@ -50,8 +50,9 @@ def overall(ended: list[Ended], was_told: bool = False) -> LlmtrainError | None:
     worst = min(own, key=_severity)
     code = worst.code if worst.code > 0 else 128 - worst.code
     if worst.report:
-        kind: Any = getattr(errors, str(worst.kind), LlmtrainError)
-        kind = errors.UsageError if kind is errors.ConfigError else kind
+        kinds = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, LlmtrainError)}
+        kind: Any = kinds.get(str(worst.kind), LlmtrainError)
+        kind = errors.UsageError if kind is errors.ConfigError else kind  # which is made from a list
         what = str(worst.report.get("what"))
         error: LlmtrainError = kind(what if kind is ResumeMe or len(ended) == 1 else f"rank {worst.rank}: {what}")
         error.known, error.remedy = worst.report.get("known"), worst.report.get("remedy")
@@ -80,7 +81,8 @@ def _severity(worker: Ended) -> tuple[int, int]:
 def _in_words(code: int) -> str:
     if code >= 0:
         return f"crashed with exit code {code}; its output says why"
-    name = signal.Signals(-code).name
+    known = {int(each): each.name for each in signal.Signals}
+    name = known.get(-code, f"signal {-code}")
     hint = " (out of memory?)" if -code == signal.SIGKILL else ""
     return f"was ended by {name}{hint}"
 

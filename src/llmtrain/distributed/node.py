@@ -20,7 +20,7 @@ from llmtrain.distributed.endings import Ended, Joining, overall
 from llmtrain.distributed.identity import Place
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.rendezvous import wait_for_master
-from llmtrain.errors import JoinError, PeerLost, ResumeMe
+from llmtrain.errors import JoinError, PeerLost, ResumeMe, UsageError
 from llmtrain.logs import is_debugging, log
 
 
@@ -40,7 +40,7 @@ def run_node(job: NodeJob) -> None:
     """Run the node's processes to their end. Raises the error that stands for them all when one did not finish."""
     place = job.place
     backend = pick_rendezvous(place, job.max_restarts)
-    with _ending_while_joining() as joining:
+    with ending_while_joining() as joining:
         if place.nodes > 1 and place.node_rank != 0 and not backend.startswith("etcd"):
             wait_for_master(place.master_addr, place.master_port, job.master_ready_timeout_sec)
         setup_network(place.master_addr)  # the workers inherit it
@@ -58,7 +58,7 @@ def pick_rendezvous(place: Place, max_restarts: int) -> str:
 
 
 @contextmanager
-def _ending_while_joining() -> Iterator[Joining]:
+def ending_while_joining() -> Iterator[Joining]:
     """While nodes wait for each other there is nothing to save: a signal ends the process at once, with 75. The
     kernel's end of Python's signal handling writes to a pipe, which a thread reads even while the main one waits."""
     state = Joining()
@@ -101,6 +101,10 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
         logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)  # we speak ourselves
     place = job.place
+    if place.max_nodes > 1:
+        # Else an agent that has met others before does not tell a newcomer where the store is, which then waits for
+        # ever: a replaced pod, or a node that joins an elastic job (torch 2.11 to 2.13).
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     is_static = backend == "static"
     is_alone = place.max_nodes == 1 and "master_port" not in place.sources.keys() - _defaults(place)
     endpoint = place.rdzv_endpoint or f"{place.master_addr}:{0 if is_alone else place.master_port}"
@@ -137,8 +141,15 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
                 local_addr="127.0.0.1" if place.max_nodes == 1 else None,
             )
             agent = NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
-        except (DistError, RendezvousError, ValueError, OSError) as problem:
-            raise _no_rendezvous(job, backend, problem) from None
+        except ImportError as problem:
+            raise UsageError(
+                f"The rendezvous backend {backend} needs a package: {problem}.",
+                remedy="pip install python-etcd, which torch does not bring along; or use c10d.",
+            ) from None
+        except Exception as problem:
+            if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcds(problem):
+                raise _no_rendezvous(job, backend, problem) from None
+            raise
         was_told = False
         try:
             agent.run()
@@ -150,13 +161,19 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
             raise PeerLost(
                 "The other nodes have given the run up.", remedy="The log of the node that gave up first says why."
             ) from None
-        except (DistError, RendezvousError, OSError) as problem:
-            raise _no_rendezvous(job, backend, problem) from None
+        except Exception as problem:
+            if isinstance(problem, DistError | RendezvousError | OSError) or _is_etcds(problem):
+                raise _no_rendezvous(job, backend, problem) from None
+            raise
         finally:
             agent.end_all()
             with suppress(Exception):
                 handler.shutdown()
         return agent.ended(), was_told
+
+
+def _is_etcds(problem: Exception) -> bool:
+    return type(problem).__module__.split(".")[0] == "etcd"
 
 
 def _defaults(place: Place) -> set[str]:

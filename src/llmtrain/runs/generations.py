@@ -18,8 +18,14 @@ _ENDED_WELL = ("finished", "stopped")
 
 
 def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
+    """Rows that can be understood; a damaged file must not keep a run from starting."""
     rows = read_json(run.generations)
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    numbers = ("generation", "from_step", "crashes")
+    return [
+        row
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict) and all(isinstance(row.get(name), int) for name in numbers)
+    ]
 
 
 def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unattended: bool) -> int:
@@ -27,14 +33,14 @@ def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unat
     rows = read_generations(run)
     last = rows[-1] if rows else None
     crashes = 0
-    if last and is_unattended and last.get("ended") not in _ENDED_WELL and from_step <= last.get("from_step", 0):
-        crashes = int(last.get("crashes", 0)) + 1
+    if last and is_unattended and last.get("ended") not in _ENDED_WELL and from_step <= last["from_step"]:
+        crashes = last["crashes"] + 1
     if crashes >= MAX_CRASHES:
         raise TrainingStopped(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
             remedy=f"Look at {run.logs}. When the cause is gone, `llmtrain train --resume {run.path}` goes on.",
         )
-    generation = int(last["generation"]) + 1 if last else 1
+    generation = last["generation"] + 1 if last else 1
     row = {
         "generation": generation,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),

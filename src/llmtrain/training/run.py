@@ -14,6 +14,7 @@ from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.channel import peer_errors
+from llmtrain.distributed.micro_batches import micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.errors import DataError, PeerLost, ResumeMe, Superseded, UsageError
 from llmtrain.logs import log, setup_logging
@@ -32,7 +33,6 @@ from llmtrain.training.assemble import (
     autocast_for,
     build_stepper,
     make_parts,
-    micro_batches_in_step,
     open_trackers,
     set_up_torch,
     settle_threads,

@@ -8,6 +8,7 @@ that all ranks have alike. No tensor is put together for writing, nor for readin
 with its own slice.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def merge(parts: list[dict[str, tuple[str, Index]]]) -> Index:
 
 def read_into(folder: Path, entries: Index, targets: Tensors) -> None:
     """Fill the targets, or this rank's slices of them, from the files of a checkpoint."""
+    _check(folder, entries)
     if entries.keys() != targets.keys():
         missing, extra = sorted(targets.keys() - entries.keys()), sorted(entries.keys() - targets.keys())
         raise KeyError(f"missing {missing[:3]}, not expected {extra[:3]}")
@@ -111,11 +113,26 @@ def read_into(folder: Path, entries: Index, targets: Tensors) -> None:
 
 def read_whole(folder: Path, entries: Index) -> Tensors:
     """Every tensor put together, on the CPU."""
+    _check(folder, entries)
     targets = {
         name: torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"])) for name, entry in entries.items()
     }
     read_into(folder, entries, targets)
     return targets
+
+
+def _check(folder: Path, entries: Index) -> None:
+    """Refuse an index that does not make sense before memory is given out for it."""
+    for name, entry in entries.items():
+        shape, pieces = entry.get("shape"), entry["pieces"]
+        boxes = [shape, *(piece.get(key) for piece in pieces for key in ("offset", "shape"))]
+        is_sized = isinstance(shape, list) and all(
+            isinstance(box, list) and len(box) == len(shape) and all(isinstance(n, int) and n >= 0 for n in box)
+            for box in boxes
+        )
+        covers = is_sized and sum(math.prod(piece["shape"]) for piece in pieces) == math.prod(shape)
+        if not covers or not isinstance(getattr(torch, str(entry.get("dtype")), None), torch.dtype):
+            raise CheckpointError(f"{folder / 'index.json'} is wrong about {name}.")
 
 
 def _read_file(path: Path, requests: list[tuple[str, torch.Tensor, Box, Box]]) -> None:

@@ -40,8 +40,8 @@ def train_classifier(
             order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
             for step in range(steps):
                 chosen = order[step * batch + world.rank * mine :][:mine]
-                logits = wrapped.module(inputs[chosen].to(world.device))
                 with wrapped.micro_step(is_last=True):
+                    logits = wrapped.module(inputs[chosen].to(world.device))
                     loss = F.cross_entropy(logits, labels[chosen].to(world.device), reduction="sum") / batch
                     (loss * wrapped.loss_scale).backward()  # type: ignore[no-untyped-call]
                 wrapped.after_backward()
