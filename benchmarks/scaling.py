@@ -2,7 +2,8 @@
 
     python benchmarks/scaling.py [--rounds 3]
 
-The variants take turns; the median of each is compared. Wanted: 1.8 for DDP.
+The variants take turns; the median of each is compared. Wanted: 1.8 for DDP. Two lone processes at the same time, which
+share nothing, show what the machine can give: cores share caches, memory and power.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SHAPE = {
@@ -37,6 +39,9 @@ VARIANTS = {
 }
 
 
+LONE = "2 lone processes at once"
+
+
 def measure(folder: Path, strategy: str, processes: int, reproducible: str) -> float:
     own = {"distributed.strategy": strategy, "distributed.reproducible_reduce": reproducible}
     sets = {**SHAPE, **own, "output.root_dir": str(folder), "data.cache_dir": str(folder / "cache")}
@@ -51,11 +56,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    found: dict[str, list[float]] = {name: [] for name in [*VARIANTS, LONE]}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(rounds):
             for name, variant in VARIANTS.items():
                 found[name].append(measure(Path(folder), *variant))
+            with ThreadPoolExecutor(2) as pool:
+                both = [pool.submit(measure, Path(folder), *VARIANTS["1 process"]) for _ in range(2)]
+                found[LONE].append(sum(each.result() for each in both))
     base = statistics.median(found["1 process"])
     print(f"{'variant':40} {'tokens/s':>10} {'ratio':>6}")
     for name, rates in found.items():

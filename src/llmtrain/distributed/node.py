@@ -114,7 +114,7 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
         conf["rank"] = place.node_rank
     elif place.node_rank is not None and not backend.startswith("etcd"):
         conf.setdefault("is_host", str(place.node_rank == 0).lower())
-    log("DDP", f"rendezvous {backend} at {endpoint}, {place.processes_per_node} processes here")
+    log("DDP", f"rendezvous {backend} at {endpoint}, processes here: {place.processes_per_node}")
     with tempfile.TemporaryDirectory(prefix="llmtrain-node-") as folder:
         try:
             handler = registry.get_rendezvous_handler(

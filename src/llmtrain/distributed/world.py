@@ -230,7 +230,7 @@ def log_table(world: World) -> None:
             "versions": own_versions(),
         }
     )
-    log("DDP", f"{world.world_size} processes, backend {dist.get_backend()}")
+    log("DDP", f"{world.world_size} process{'es' if world.world_size > 1 else ''}, backend {dist.get_backend()}")
     columns = ("rank", "node", "local_rank", "device", "host", "pid")
     widths = [max(len(c), *(len(str(row[c])) for row in rows)) for c in columns]
     log("DDP", "  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
