@@ -20,7 +20,7 @@ setup: $(STAMP)  ## make .venv with llmtrain and every extra
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "llmtrain needs Python 3.11 or newer; set PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mlflow,hf,k8s,tensorboard,dev]'
+	PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mlflow,hf,k8s,tensorboard,etcd,dev]'
 	touch $(STAMP)
 
 train: setup  ## train a small GPT on Python's own source files; CONFIG=preset or file, ARGS="--set ..."

@@ -1,4 +1,4 @@
-"""Nodes that meet at etcd. Needs the `etcd` program (Debian: etcd-server) and the package python-etcd."""
+"""Nodes that meet at etcd. Needs the `etcd` program (Debian: etcd-server) and the extra etcd."""
 
 import importlib.util
 import json
@@ -66,8 +66,8 @@ pathlib.Path(f"rank-{os.environ['RANK']}-of-{os.environ['WORLD_SIZE']}").write_t
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["etcd-v2", "etcd"])
+@pytest.mark.etcd
+@pytest.mark.parametrize("backend", ["etcd-v2", pytest.param("etcd", marks=pytest.mark.slow)])
 def test_two_nodes_meet_at_etcd(tmp_path: Path, etcd: str, backend: str) -> None:
     words = ["node", "--nodes", 2, "--rdzv-backend", backend, "--rdzv-endpoint", etcd, "--rdzv-id", "job"]
     nodes = [start_cli(*words, "--", sys.executable, "-c", SCRIPT, cwd=tmp_path) for _ in range(2)]
@@ -76,6 +76,7 @@ def test_two_nodes_meet_at_etcd(tmp_path: Path, etcd: str, backend: str) -> None
     assert (tmp_path / "rank-1-of-2").exists()
 
 
+@pytest.mark.etcd
 @pytest.mark.slow
 def test_two_nodes_train_over_etcd(tmp_path: Path, cache: Path, etcd: str) -> None:
     changes = {"trainer__grad_accum_steps": 4, "distributed__reproducible_reduce": True}
@@ -89,8 +90,10 @@ def test_two_nodes_train_over_etcd(tmp_path: Path, cache: Path, etcd: str) -> No
     assert (said["world_size"], said["state_sha256"]) == (2, golden["state_sha256"])
 
 
-@pytest.mark.skipif(HAS_MODULE, reason="python-etcd is installed here")
-def test_without_the_package_it_is_a_usage_error(tmp_path: Path) -> None:
+def test_without_the_package_it_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "etcd.py").write_text("raise ModuleNotFoundError('No module named etcd')")
+    monkeypatch.syspath_prepend(tmp_path / "none")  # the command is forked from this process
     done = start_cli(
         *("node", "--nodes", 2, "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", "127.0.0.1:2379", "--", "true"),
         cwd=tmp_path,

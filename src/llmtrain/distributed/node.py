@@ -144,7 +144,7 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
         except ImportError as problem:
             raise UsageError(
                 f"The rendezvous backend {backend} needs a package: {problem}.",
-                remedy="pip install python-etcd, which torch does not bring along; or use c10d.",
+                remedy="Install the extra: pip install 'llmtrain[etcd]' (it is python-etcd); or use c10d.",
             ) from None
         except Exception as problem:
             if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcds(problem):
