@@ -107,3 +107,23 @@ def test_a_bad_reference(file: Path, tmp_path: Path, reference: str) -> None:
     code, _, stderr = finish(start("--config", str(file), "--resume", reference, cwd=tmp_path))
     assert code in (64, 65), stderr
     assert "Traceback" not in stderr
+
+
+CRASHING = """
+import sys
+import llmtrain.training.run as run
+def crash(*_): raise RuntimeError("a bug")
+run.write_sample = crash
+from llmtrain.cli import main
+main(["train", "--config", sys.argv[1]])
+"""
+
+
+@pytest.mark.slow
+def test_a_crash_with_loader_workers_ends(tmp_path: Path, make_config: MakeConfig) -> None:
+    """The workers are deaf to SIGTERM, with which Python ends what is left at its own end: it waited for ever."""
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(make_config(data__num_workers=2)))
+    done = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "a bug" in done.stderr
