@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 WORLD = ["--processes", "1"]
 FSDP = ["--set", "distributed.strategy=fsdp"]
 
@@ -34,10 +36,13 @@ def settings(**values: object) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--files", nargs="+", required=True)
+    parser.add_argument("--files", nargs="+")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--micro-batch-size", type=int, default=64)
     arguments = parser.parse_args()
+    if not arguments.files or not torch.cuda.is_available():
+        print("needs a GPU and --files: nothing measured")
+        return
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         base = ["--config", "gpt2_124m"]

@@ -36,6 +36,7 @@ def test_every_save_point_of_the_code_is_in_the_sweep() -> None:
         "save_model_written",
         "save_before_manifest",
         "save_before_rename",
+        "save_published",
         "save_after_rename",
         "save_before_prune",
     ]

@@ -29,6 +29,7 @@ STOPS = [
     ("save_model_written", 6, 1),
     ("save_before_manifest", 6, 0),
     ("save_before_rename", 6, 0),
+    ("save_published", 6, 0),
     ("save_after_rename", 6, 0),
     ("save_before_prune", 6, 0),
     ("save_before_rename", 8, 0),

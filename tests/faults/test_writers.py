@@ -107,6 +107,7 @@ STOPS = [
     ("save_model_written", 6),
     ("save_before_manifest", 6),
     ("save_before_rename", 6),
+    ("save_published", 6),
     ("save_after_rename", 6),
     ("save_before_prune", 6),
     ("evaluate", 8),

@@ -21,7 +21,19 @@ if TYPE_CHECKING:
     from llmtrain.distributed.identity import Place
 
 # What a platform says about pods must not be taken for what torchrun says about processes.
-STALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+STALE = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "PET_NNODES",
+    "PET_NODE_RANK",
+    "PET_NPROC_PER_NODE",
+)
 
 
 def command(
@@ -56,6 +68,7 @@ def command(
     from llmtrain.config.load import load_config
     from llmtrain.config.schema import DistributedSection, LoggingSection
     from llmtrain.distributed.identity import Given, find_place
+    from llmtrain.distributed.micro_batches import micro_batches_in_step
     from llmtrain.logs import setup_logging
 
     if sum((bool(own_command), doctor, smoke)) > 1:
@@ -77,6 +90,9 @@ def command(
         rdzv_endpoint=rdzv_endpoint,
     )
     place = find_place(os.environ, given, socket.gethostname(), distributed)
+    if loaded and not doctor and not smoke:
+        for count in range(place.min_nodes, place.max_nodes + 1):  # every size that the job may come to have
+            micro_batches_in_step(loaded, count * place.processes_per_node)
     for what, source in sorted(place.sources.items()):
         log("DDP", f"{what} from {source}", logging.DEBUG)
     os.environ["LLMTRAIN_NODE"] = "1"
@@ -95,13 +111,15 @@ def command(
     if own_command:
         if shutil.which(own_command[0]) is None:
             raise UsageError(f"{own_command[0]} cannot be run: there is no such command.")
-        run_processes(place, own_command, distributed, max_restarts, grace_sec, is_ours=False)
+        with explaining(loaded):
+            run_processes(place, own_command, distributed, max_restarts, grace_sec, is_ours=False)
     elif doctor:
-        doctor_command.run_workers(place, worker_command("doctor", *own_words), distributed)
-    elif smoke:
-        run_processes(place, worker_command("smoke", *own_words), distributed, 0, grace_sec)
+        with explaining(loaded):
+            doctor_command.run_workers(place, worker_command("doctor", *own_words), distributed)
     else:
-        words = worker_command("train", "--resume", "auto", *own_words)
+        words = (
+            worker_command("smoke", *own_words) if smoke else worker_command("train", "--resume", "auto", *own_words)
+        )
         with explaining(loaded):
             run_processes(place, words, distributed, max_restarts, grace_sec)
 

@@ -43,14 +43,14 @@ def place_here(processes: int) -> "Place":
 @contextmanager
 def explaining(config: "Config | None") -> Iterator[None]:
     """A start-up in which the processes do not find each other ends with a look at this machine."""
-    from llmtrain.diagnose.report import explain_failed_start
-
     try:
         yield
     except JoinError as error:
-        # One voice a node: the others would say the same.
-        if config is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-            explain_failed_start(error, config)
+        from llmtrain.config.schema import Config
+        from llmtrain.diagnose.report import explain_failed_start
+
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one voice a node: the others would say the same
+            explain_failed_start(error, config or Config())
         raise
 
 

@@ -240,7 +240,8 @@ class DistributedSection(Section):
     init_method: Annotated[str, Field(pattern=r"^(env://|tcp://[^/:]+:[0-9]+)$")] | None = None
     """Where to meet, as torch.distributed writes it: env:// (the environment says it) or tcp://host:port."""
     timeout_sec: PositiveInt = 1800
-    """Longest a collective may take; then the silent rank is named and the run ends with exit code 75."""
+    """Longest the others may keep a process waiting: in a collective, while one saves, compiles or hashes. Then the
+    silent rank is named and the run ends with exit code 75."""
     join_timeout_sec: PositiveInt = 1800
     """Longest all processes may take to find each other. LLMTRAIN_DIST_TIMEOUT wins over it."""
     master_ready_timeout_sec: PositiveInt = 600

@@ -1,6 +1,6 @@
 """How a step is shared: the arithmetic between the config and the number of processes."""
 
-from llmtrain.config.schema import Config
+from llmtrain.config.schema import Config, DistributedSection
 from llmtrain.errors import UsageError
 
 
@@ -18,13 +18,21 @@ def micro_batches_in_step(config: Config, world_size: int) -> int:
             f"trainer.scale_batch to true, which makes it {count * world_size} micro-batches, a larger step.",
         )
     if config.distributed.strategy == "fsdp" and config.trainer.optimizer == "adafactor" and world_size > 1:
-        raise UsageError(
-            "trainer.optimizer adafactor does not work on the sharded tensors of distributed.strategy fsdp.",
-            remedy="Use adamw, whose averages fsdp shards, or distributed.strategy ddp.",
-        )
-    if config.distributed.reproducible_reduce and world_size & (world_size - 1):
+        raise adafactor_with_fsdp()
+    check_power_of_two(config.distributed, world_size)
+    return count
+
+
+def adafactor_with_fsdp() -> UsageError:
+    return UsageError(
+        "trainer.optimizer adafactor does not work on the sharded tensors of distributed.strategy fsdp.",
+        remedy="Use adamw, whose averages fsdp shards, or distributed.strategy ddp.",
+    )
+
+
+def check_power_of_two(distributed: DistributedSection, world_size: int) -> None:
+    if distributed.reproducible_reduce and world_size & (world_size - 1):
         raise UsageError(
             f"distributed.reproducible_reduce needs 1, 2, 4, 8, ... processes; there are {world_size}.",
             remedy="Start another number of them, or set distributed.reproducible_reduce to false.",
         )
-    return count

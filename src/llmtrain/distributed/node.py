@@ -41,8 +41,10 @@ def run_node(job: NodeJob) -> None:
     place = job.place
     backend = pick_rendezvous(place, job.max_restarts)
     with ending_while_joining() as joining:
-        if place.nodes > 1 and place.node_rank != 0 and not backend.startswith("etcd"):
-            wait_for_master(place.master_addr, place.master_port, job.master_ready_timeout_sec)
+        # Which of the nodes of an elastic job is the master may be for torch to find out: then nobody waits here.
+        if place.nodes > 1 and place.node_rank and not backend.startswith("etcd"):
+            host, port = meeting_point(place)
+            wait_for_master(host, port, job.master_ready_timeout_sec)
         setup_network(place.master_addr)  # the workers inherit it
         ended, was_told = _run_agent(job, backend, joining)
     error = overall(ended, was_told)
@@ -52,9 +54,20 @@ def run_node(job: NodeJob) -> None:
 
 def pick_rendezvous(place: Place, max_restarts: int) -> str:
     """static: fixed nodes, and who dies is started again by the platform. c10d: agents that find each other again."""
+    if place.rdzv_backend == "static" and place.nodes > 1 and max_restarts:
+        raise UsageError(
+            "The rendezvous static cannot meet again after a restart.",
+            remedy="Leave --rdzv-backend out (c10d is then taken), or --max-restarts to the platform.",
+        )
     if place.rdzv_backend:
         return place.rdzv_backend
     return "static" if place.nodes > 1 and not place.is_elastic and not max_restarts else "c10d"
+
+
+def meeting_point(place: Place) -> tuple[str, int]:
+    """Where agents meet: the endpoint where one is named, else the master."""
+    host, _, port = (place.rdzv_endpoint or "").rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() else (place.master_addr, place.master_port)
 
 
 @contextmanager
@@ -141,6 +154,8 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
                 local_addr="127.0.0.1" if place.max_nodes == 1 else None,
             )
             agent = NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
+        except TypeError as problem:
+            raise UsageError(f"--rdzv-conf has a setting that cannot be given: {problem}.") from None
         except ImportError as problem:
             raise UsageError(
                 f"The rendezvous backend {backend} needs a package: {problem}.",
@@ -185,7 +200,7 @@ def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
     what = " ".join(str(problem).split())[:300]
     error = JoinError(
         f"The {place.nodes} nodes did not find each other at {place.master_addr}:{place.master_port} ({backend}) "
-        f"within {job.join_timeout_sec:.0f} s: {what}",
+        f"(deadline {job.join_timeout_sec:.0f} s): {what}",
         remedy="Check that every node has been started with the same --nodes and --master-addr; "
         "`llmtrain node --doctor` looks closer.",
     )

@@ -1,11 +1,13 @@
 """World: the processes of a run, and which of them this one is. Joining it is the part of a start that can hang, so
 every wait in here has a deadline and says what it waits for."""
 
+import logging
 import os
 import platform
 import random
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +27,7 @@ from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.rendezvous import deadline_sec, wait_for_master
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
+from llmtrain.runs.exit_report import write_exit_report
 
 JOIN_ATTEMPTS = 3
 PROGRESS_SEC = 10.0
@@ -64,7 +67,7 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
     seat = seat_here(distributed)
     set_rank(seat.rank, seat.world_size)
     for what, source in sorted(seat.sources.items()):
-        log("DDP", f"{what} from {source}", level=10)
+        log("DDP", f"{what} from {source}", logging.DEBUG)
     device = pick_device(run.device, seat.local_rank, seat.local_world_size)
     try:
         if not seat.is_launched:
@@ -96,14 +99,17 @@ def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> 
     backend = pick_backend(distributed, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    log("DDP", f"joining as rank {seat.rank} of {seat.world_size} at {seat.master_addr}:{seat.master_port}", level=10)
+    where = f"{seat.master_addr}:{seat.master_port}"
+    log("DDP", f"joining as rank {seat.rank} of {seat.world_size} at {where}", logging.DEBUG)
     is_hosted_elsewhere = seat.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if is_hosted_elsewhere:
         wait_for_master(seat.master_addr, seat.master_port, min(ready_sec, join_sec))
     setup_network(seat.master_addr)  # after the wait: before, its name may not resolve
     try:
         store = _connect(seat, started + join_sec)
-        with _stdout_to_stderr():
+        left = started + join_sec - time.monotonic()
+        late = _join_failed(seat, "the processes are there, but do not connect to each other", join_sec, join_sec)
+        with _stdout_to_stderr(), _or_exit(max(10.0, left), late):
             _init_group(seat, store, backend, distributed, device)
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
@@ -122,6 +128,24 @@ def _init_group(seat: Seat, store: Store, backend: str, distributed: Distributed
         device_id=device if backend == "nccl" else None,
     )
     dist.barrier()  # the first collective makes the connections
+
+
+@contextmanager
+def _or_exit(seconds: float, error: JoinError) -> Iterator[None]:
+    """Ends the process when the block, which is C++ and hears no signals, does not end in time."""
+
+    def give_up() -> None:
+        log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
+        write_exit_report(error)
+        os._exit(error.exit_code)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -152,8 +176,8 @@ def _connect(seat: Seat, deadline: float) -> Store:
             warn("DDP", f"connecting failed, trying again ({attempt} of {JOIN_ATTEMPTS}): {what}")
             time.sleep(random.uniform(0.2, 1.0) * attempt)
     shared: Store = PrefixStore("llmtrain", store)
-    shared.set(f"here/{seat.rank}", "1")
-    shared.add("count", 1)
+    if shared.add(f"here/{seat.rank}", 1) == 1:  # a process that was started again while others waited counts once
+        shared.add("count", 1)
     _wait_for_all(shared, seat.world_size, deadline)
     return shared
 

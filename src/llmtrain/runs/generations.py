@@ -14,7 +14,7 @@ from llmtrain.runs.directory import RunDirectory
 
 MAX_CRASHES = 3
 KEPT = 50
-_ENDED_WELL = ("finished", "stopped")
+_NO_CRASH = ("finished", "stopped", "refused")
 
 
 def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unat
     rows = read_generations(run)
     last = rows[-1] if rows else None
     crashes = 0
-    if last and is_unattended and last.get("ended") not in _ENDED_WELL and from_step <= last["from_step"]:
+    if last and is_unattended and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
         crashes = last["crashes"] + 1
     if crashes >= MAX_CRASHES:
         raise TrainingStopped(
@@ -55,8 +55,9 @@ def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unat
 
 
 def end_generation(run: RunDirectory, generation: int, status: str, step: int) -> None:
+    """Say how it ended; the first word stands."""
     rows = read_generations(run)
     for row in rows:
-        if row.get("generation") == generation:
+        if row["generation"] == generation and row.get("ended") is None:
             row.update(ended=status, step=step)
-    write_json(run.generations, rows)
+            write_json(run.generations, rows)

@@ -17,7 +17,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from llmtrain.errors import Superseded, UsageError
+from llmtrain.errors import PeerLost, Superseded, UsageError
 from llmtrain.runs.atomic import read_json, write_json
 
 HEARTBEAT_SEC = 2.0
@@ -51,6 +51,8 @@ class RunLock(NullLock):
         try:
             self._take()
         except (OSError, Timeout) as problem:
+            if self._supersede:  # nobody is there to be told of a mistake: it is tried again
+                raise PeerLost(f"The lock of run '{self._path.parent.name}' cannot be taken: {problem}.") from None
             raise UsageError(
                 f"The lock of run '{self._path.parent.name}' cannot be taken: {problem}.",
                 remedy="Check that you may write to the run directory.",
@@ -82,9 +84,10 @@ class RunLock(NullLock):
     ) -> None:
         self._stop.set()
         self._thread.join(timeout=HEARTBEAT_SEC * 2)
-        owner = read_json(self._path)
-        if owner and owner.get("token") == self.token:
-            self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, Timeout), FileLock(self._path.with_name(".lock.guard"), timeout=5):
+            owner = read_json(self._path)  # under the guard: it may be taken over at this very moment
+            if owner and owner.get("token") == self.token:
+                self._path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SEC):

@@ -14,7 +14,7 @@ from llmtrain.config.schema import Config
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.sampler import derive_seed
-from llmtrain.distributed.micro_batches import micro_batches_in_step
+from llmtrain.distributed.micro_batches import adafactor_with_fsdp, micro_batches_in_step
 from llmtrain.distributed.sources import usable_cores
 from llmtrain.distributed.world import World
 from llmtrain.distributed.wrap import Wrapped, wrap_model
@@ -135,6 +135,8 @@ def wrap(config: Config, world: World, parts: Parts) -> tuple[Wrapped, LossFunct
     """The model as the step calls it, and the loss over it; compiled where that is asked for."""
     loss: LossFunction = parts.adapter.loss
     is_sharded = world.is_joined and config.distributed.strategy == "fsdp"
+    if is_sharded and config.trainer.optimizer == "adafactor":  # in a world of one process, too
+        raise adafactor_with_fsdp()
     if config.trainer.compile and is_sharded:
         for block in parts.adapter.blocks(parts.module):  # what is between the blocks gathers weights: not compiled
             block.compile()

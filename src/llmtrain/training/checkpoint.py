@@ -208,6 +208,7 @@ class CheckpointStore:
         fsync_dir(temporary)
         fault("save_before_rename", step)
         publish()
+        fault("save_published", step)
         _replace(temporary, self.at(step).path, step)
         fsync_dir(self.folder)
         fault("save_after_rename", step)
@@ -307,7 +308,12 @@ def _replace(new: Path, path: Path, step: int) -> None:
         shutil.rmtree(old, ignore_errors=True)
         path.rename(old)
         fault("save_while_replacing", step)
-    new.rename(path)
+    try:
+        new.rename(path)
+    except OSError:
+        if old.exists() and not path.exists():
+            old.rename(path)  # what was there is still a checkpoint
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 

@@ -19,6 +19,7 @@ POINTS = (
     "save_model_written",
     "save_before_manifest",
     "save_before_rename",
+    "save_published",
     "save_while_replacing",
     "save_after_rename",
     "save_before_prune",

@@ -16,10 +16,10 @@ from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.channel import peer_errors
 from llmtrain.distributed.micro_batches import micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
-from llmtrain.errors import DataError, PeerLost, ResumeMe, Superseded, UsageError
-from llmtrain.logs import log, setup_logging
+from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
+from llmtrain.logs import log, set_rank, setup_logging
 from llmtrain.models.base import parameter_count
-from llmtrain.runs.atomic import write_atomic, write_json
+from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
@@ -73,8 +73,8 @@ def run_training(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag())
         micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
-        done = finished_before(config, resume)
-        if done:
+        is_over, done = finished_before(config, resume)
+        if is_over:
             return done
         world = stack.enter_context(join_world(config.distributed, config.run))
         stack.enter_context(peer_errors())
@@ -102,23 +102,29 @@ def run_training(
         if not existing:
             rank0(lambda: create(run))
             lock = take_lock(stack, run, world)
-        check_shared(world, run)
-        return _train(config, world, run, resumption, parts, lock, stop)
+        check_shared(world, run, lock)
+        generation = begin(stack, run, resumption, world, lock)
+        return _train(config, world, run, resumption, parts, lock, stop, generation)
 
 
-def finished_before(config: Config, resume: str | None) -> TrainResult | None:
-    """A finished run needs no other process: a pod that is started again must not wait for those that ended well."""
+def finished_before(config: Config, resume: str | None) -> tuple[bool, TrainResult | None]:
+    """A finished run needs no other process: a pod that is started again must not wait for those that ended well.
+    Rank 0 has the result."""
     if not is_unattended() or not config.output.run_id or resume != "auto":
-        return None
+        return False, None
     run = find_resumed_run(config, resume)
-    return already_finished(config, Resumption(run, None, False)) if run else None
+    seat = seat_here(config.distributed)
+    set_rank(seat.rank, seat.world_size)
+    result = already_finished(config, Resumption(run, None, False)) if run else None
+    set_rank(0, 1)
+    return result is not None, result if seat.rank == 0 else None
 
 
 def create(run: RunDirectory) -> None:
     try:
         run.create()
     except UsageError:
-        if not is_unattended():
+        if not is_unattended() or not run.exists():
             raise
         raise PeerLost(
             f"Another start of run '{run.run_id}' has made its directory in the meantime.",
@@ -158,12 +164,12 @@ def check_alike(world: World, what: str, value: str, remedy: str) -> None:
         raise UsageError(f"The {what} of rank {ranks} is not that of rank 0.", remedy=remedy)
 
 
-def check_shared(world: World, run: RunDirectory) -> None:
+def check_shared(world: World, run: RunDirectory, lock: NullLock) -> None:
     """Every rank writes and reads checkpoints, so all must see one run directory."""
     deadline = time.monotonic() + SEE_SEC
-    while not run.lock.exists() and time.monotonic() < deadline:
+    while not (sees := (read_json(run.lock) or {}).get("token") == lock.token) and time.monotonic() < deadline:
         time.sleep(0.1)  # network storage may be late
-    seen = world.control.gather(run.lock.exists())
+    seen = world.control.gather(sees)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise UsageError(
@@ -180,6 +186,7 @@ def _train(
     parts: Parts,
     lock: NullLock,
     stop: StopFlag,
+    generation: int,
 ) -> TrainResult | None:
     log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
     setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
@@ -187,7 +194,7 @@ def _train(
     wrapped, loss = wrap(config, world, parts)
     optimizer = build_optimizer(parts.module, config.trainer)
     progress = world.control.together(lambda: restore(resumption, store, parts.module, optimizer, world))
-    generation = world.control.from_first(lambda: begin(config, run, parts, world, progress.step))
+    world.control.from_first(lambda: describe_start(config, run, parts, world, generation))
     parameters = parameter_count(parts.module)
     tokens_per_step = config.trainer.micro_batch_size * parts.micro_batches * config.model.block_size
     log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {config.run.threads} threads")
@@ -237,7 +244,9 @@ def _train(
             trainer.fit()
             fault("after_final_save", progress.step)
             seconds = time.perf_counter() - started
-            digest = state_sha256(model_tensors(parts.module), optimizer_tensors(parts.module, optimizer))
+            groups = model_tensors(parts.module), optimizer_tensors(parts.module, optimizer)
+            # Of a sharded model every rank has to give its part; of any other, rank 0 has it all.
+            digest = state_sha256(*groups) if wrapped.is_sharded or world.is_first else ""
             with autocast_for(config, world)():
                 sample = write_sample(parts.module, parts.prepared, config, sampling_stop(world, stop, watchdog))
             peak_memory = max(world.control.gather(peak_memory_bytes(world.device)))
@@ -283,7 +292,8 @@ def _train(
             status = "superseded"  # whatever else went wrong: the run is another's to write about
         tracker.finish(status, result)
         if world.is_first and status != "superseded":
-            end_generation(run, generation, status, progress.step)
+            with suppress(OSError):  # a full disk must not hide what the run ended with
+                end_generation(run, generation, status, progress.step)
         if status in ("finished", "stopped"):
             leave_together(world)
         if status == "finished":
@@ -308,12 +318,35 @@ def still_ours(lock: NullLock) -> bool:
     return True
 
 
-def begin(config: Config, run: RunDirectory, parts: Parts, world: World, from_step: int) -> int:
-    """What rank 0 writes down when a generation of the run begins; its number."""
-    generation = begin_generation(run, from_step, world.world_size, is_unattended() or is_restart())
+def begin(stack: ExitStack, run: RunDirectory, resumption: Resumption | None, world: World, lock: NullLock) -> int:
+    """Number this start of the run. From here on a process that ends without a word has crashed, and that is counted;
+    a start that is told to stop, or refused for a mistake, has not."""
+    from_step = resumption.checkpoint.step if resumption and resumption.checkpoint else 0
+    number = world.control.from_first(
+        lambda: begin_generation(run, from_step, world.world_size, is_unattended() or is_restart())
+    )
+
+    def end(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, LlmtrainError) and error.exit_code == UsageError.exit_code:
+            status = "refused"
+        elif isinstance(error, PeerLost):
+            status = "failed"
+        elif isinstance(error, ResumeMe) or (kind and not issubclass(kind, Exception)):
+            status = "stopped"
+        else:
+            status = "failed" if error else "finished"
+        if still_ours(lock):
+            with suppress(OSError):
+                end_generation(run, number, status, from_step)
+
+    if world.is_first:
+        stack.push(end)
+    return number
+
+
+def describe_start(config: Config, run: RunDirectory, parts: Parts, world: World, generation: int) -> None:
     clear_heartbeats(run.heartbeats, generation)
     describe_run(config, run, parts.prepared, world)
-    return generation
 
 
 def leave_together(world: World) -> None:

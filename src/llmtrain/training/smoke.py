@@ -9,7 +9,8 @@ from torch import nn
 
 from llmtrain.config.schema import Config
 from llmtrain.distributed.channel import peer_errors
-from llmtrain.distributed.world import World, join_world
+from llmtrain.distributed.micro_batches import check_power_of_two
+from llmtrain.distributed.world import World, join_world, seat_here
 from llmtrain.distributed.wrap import wrap_model
 from llmtrain.errors import TrainingStopped, UsageError
 from llmtrain.logs import log
@@ -23,6 +24,7 @@ def train_classifier(
     """Losses and accuracy, on rank 0. It fails when nothing was learned: then the collectives do not add up."""
     if batch > samples:
         raise UsageError(f"--batch {batch} is more than --samples {samples}.")
+    check_power_of_two(config.distributed, seat_here(config.distributed).world_size)
     with join_world(config.distributed, config.run) as world, peer_errors():
         if batch % world.world_size:
             raise UsageError(f"--batch {batch} cannot be shared by {world.world_size} processes.")

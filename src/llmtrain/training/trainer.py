@@ -56,8 +56,10 @@ class Trainer:
         try:
             self._loop()
         except torch.OutOfMemoryError as problem:
+            first, last = self._samples_of(self.progress.step + 1)
             raise TrainingStopped(
-                f"Out of GPU memory after step {self.progress.step}: {str(problem).partition('. Of the')[0]}.",
+                f"Out of GPU memory in step {self.progress.step + 1} (samples {first} to {last}): "
+                f"{str(problem).partition('. Of the')[0]}.",
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
             ) from None
 
@@ -134,15 +136,19 @@ class Trainer:
             if not math.isfinite(loss + grad_norm):
                 what = "loss" if not math.isfinite(loss) else "gradient"
                 value = loss if what == "loss" else grad_norm
-                size = self.config.micro_batch_size * self.micro_batches * self.world.world_size
+                first, last = self._samples_of(step)
                 raise TrainingStopped(
-                    f"The {what} of step {step} is {value}; its samples are {(step - 1) * size} to {step * size - 1}.",
+                    f"The {what} of step {step} is {value}; its samples are {first} to {last}.",
                     remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
                     "--allow-config-change, or look at those samples.",
                 )
             self.progress.last_train_loss = loss
         self._unread.clear()
         return self.progress.last_train_loss or 0.0
+
+    def _samples_of(self, step: int) -> tuple[int, int]:
+        size = self.config.micro_batch_size * self.micro_batches * self.world.world_size
+        return (step - 1) * size, step * size - 1
 
     def _evaluation_due(self) -> bool:
         return self._due(self.config.eval_every_steps) and self.progress.step > self.progress.evaluated_step
@@ -207,7 +213,8 @@ class Trainer:
         try:
             self.saver.finish()
         except OSError as problem:
-            self.lock.check()  # another owner may have cleared away what was being written
+            # Another owner may have cleared away what was being written; then all ranks end as superseded.
+            self.world.control.from_first(self.lock.check)
             step, self.saved = self.saved[0], self._saved_before
             what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
             if is_last_chance:
