@@ -376,3 +376,20 @@ def test_two_network_namespaces(tmp_path: Path, namespaces: list[str], per_node:
     assert json.loads(said[0][0])["world_size"] == 2 * per_node
     assert json.loads(said[0][0])["accuracy"] > 0.9
     assert "GLOO_SOCKET_IFNAME=v" in said[0][1], "found by itself"
+
+
+@pytest.mark.slow
+def test_an_elastic_job_whose_nodes_have_no_rank(tmp_path: Path) -> None:
+    """torch finds out who hosts the meeting: no node may wait for another to open the port first."""
+    words = ["node", "--nodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    words += ["--rdzv-conf", "last_call_timeout=1", "--smoke", "--json"]
+    nodes = [start_cli(*words, cwd=tmp_path) for _ in range(2)]
+    assert ended(nodes, 90) == [0, 0], outputs(nodes)
+    (said,) = [json.loads(one.out) for one in nodes if one.out]
+    assert said["world_size"] == 2
+
+
+def test_an_option_wins_over_the_environment(tmp_path: Path) -> None:
+    alone = start_cli("node", "--nodes", 1, "--smoke", "--json", cwd=tmp_path, env={"NNODES": "2"})
+    assert alone.wait(60) == 0, alone.err
+    assert json.loads(alone.out)["world_size"] == 1

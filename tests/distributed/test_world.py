@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from llmtrain.config.schema import DistributedSection, LoggingSection, RunSection
 from llmtrain.distributed import world as world_module
+from llmtrain.distributed.identity import Seat
 from llmtrain.distributed.world import World, join_world, pick_backend, pick_device
 from llmtrain.errors import UsageError
 from llmtrain.logs import setup_logging
@@ -217,3 +218,17 @@ def _serve(port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     time.sleep(60)
     del store  # kept until here: letting go of it ends the server
+
+
+def test_a_process_that_is_started_again_while_others_wait_counts_once() -> None:
+    """Rank 1 comes twice, rank 2 never: that is not three."""
+    port = ranks.free_port()
+
+    def body(number: int) -> str:
+        seat = Seat(min(number, 1), 3, 0, 1, min(number, 1), "127.0.0.1", port, True, {})
+        with pytest.raises(dist.DistError) as problem:
+            world_module._connect(seat, time.monotonic() + 3)
+        return str(problem.value)
+
+    said = ranks.values(ranks.start_ranks(3, body).wait())
+    assert "1 of 3 processes never came: rank 2" in said[0]
