@@ -1,6 +1,7 @@
 """torch's elastic agent with our rules: what is worth a restart, and every worker's exit code kept."""
 
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,14 @@ class NodeAgent(LocalElasticAgent):
         if self._pcontext is not None:
             self._pcontext.close(death_sig, self._grace_sec)
 
-    def end_all(self) -> None:
-        """No process is left behind, whatever made the agent leave."""
+    def end_all(self, close_meeting: bool) -> None:
+        """No process is left behind, whatever made the agent leave. A closed meeting cannot be joined again: the others
+        need not wait for this node; one that was told to stop may be replaced, and leaves it open."""
         if self._pcontext is not None:
             self._pcontext.close(signal.SIGKILL, timeout=1)
+        with suppress(Exception):
+            if close_meeting:
+                self._rdzv_handler.shutdown()
 
     def ended(self) -> list[Ended]:
         """How every worker of this node ended."""

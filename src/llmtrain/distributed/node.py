@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.distributed.endings import Ended, Joining, overall
 from llmtrain.distributed.identity import Place
@@ -22,6 +22,9 @@ from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.rendezvous import wait_for_master
 from llmtrain.errors import JoinError, PeerLost, ResumeMe, UsageError
 from llmtrain.logs import is_debugging, log
+
+if TYPE_CHECKING:
+    from llmtrain.distributed.agent import NodeAgent
 
 
 @dataclass(frozen=True)
@@ -103,69 +106,14 @@ def ending_while_joining() -> Iterator[Joining]:
 
 
 def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended], bool]:
+    """How every worker ended, and whether the node was told to stop."""
     from torch.distributed import DistError
-    from torch.distributed.elastic.agent.server.api import WorkerSpec
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 
-    from llmtrain.distributed.agent import NodeAgent
-
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
-        logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)  # we speak ourselves
-    place = job.place
-    if place.max_nodes > 1:
-        # Else an agent that has met others before does not tell a newcomer where the store is, which then waits for
-        # ever: a replaced pod, or a node that joins an elastic job (torch 2.11 to 2.13).
-        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    is_static = backend == "static"
-    is_alone = place.max_nodes == 1 and "master_port" not in place.sources.keys() - _defaults(place)
-    endpoint = place.rdzv_endpoint or f"{place.master_addr}:{0 if is_alone else place.master_port}"
-    timeout = int(job.join_timeout_sec)
-    conf: dict[str, Any] = {"timeout": timeout, "join_timeout": timeout, "read_timeout": timeout, **place.rdzv_conf}
-    if is_static:
-        conf["rank"] = place.node_rank
-    elif place.node_rank is not None and not backend.startswith("etcd"):
-        conf.setdefault("is_host", str(place.node_rank == 0).lower())
-    log("DDP", f"rendezvous {backend} at {endpoint}, processes here: {place.processes_per_node}")
+    was_told = False
     with tempfile.TemporaryDirectory(prefix="llmtrain-node-") as folder:
-        try:
-            handler = registry.get_rendezvous_handler(
-                RendezvousParameters(
-                    backend=backend,
-                    endpoint=endpoint,
-                    run_id=place.rdzv_id or "llmtrain",
-                    min_nodes=place.min_nodes,
-                    max_nodes=place.max_nodes,
-                    local_addr="127.0.0.1" if place.max_nodes == 1 else None,
-                    **conf,
-                )
-            )
-            spec = WorkerSpec(
-                role="train",
-                local_world_size=place.processes_per_node,
-                entrypoint=job.command[0],
-                args=tuple(job.command[1:]),
-                rdzv_handler=handler,
-                max_restarts=job.max_restarts,
-                monitor_interval=0.1,
-                master_addr=place.master_addr if is_static else None,
-                master_port=place.master_port if is_static else None,
-                local_addr="127.0.0.1" if place.max_nodes == 1 else None,
-            )
-            agent = NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
-        except TypeError as problem:
-            raise UsageError(f"--rdzv-conf has a setting that cannot be given: {problem}.") from None
-        except ImportError as problem:
-            raise UsageError(
-                f"The rendezvous backend {backend} needs a package: {problem}.",
-                remedy="Install the extra: pip install 'llmtrain[etcd]' (it is python-etcd); or use c10d.",
-            ) from None
-        except Exception as problem:
-            if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcds(problem):
-                raise _no_rendezvous(job, backend, problem) from None
-            raise
-        was_told = False
+        agent = _make_agent(job, backend, joining, folder)
         try:
             agent.run()
         except SignalException as told:
@@ -181,18 +129,84 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
                 raise _no_rendezvous(job, backend, problem) from None
             raise
         finally:
-            agent.end_all()
-            with suppress(Exception):
-                handler.shutdown()
+            agent.end_all(close_meeting=not was_told)
         return agent.ended(), was_told
+
+
+def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "NodeAgent":
+    from torch.distributed import DistError
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    from llmtrain.distributed.agent import NodeAgent
+
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
+        logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)  # we speak ourselves
+    place = job.place
+    is_static, is_alone = backend == "static", place.max_nodes == 1
+    if not is_alone:
+        # Else an agent that has met others before does not tell a newcomer where the store is, which then waits for
+        # ever: a replaced pod, or a node that joins an elastic job (torch 2.11 to 2.13).
+        os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    endpoint = _endpoint(place)
+    log("DDP", f"rendezvous {backend} at {endpoint}, processes here: {place.processes_per_node}")
+    try:
+        handler = registry.get_rendezvous_handler(
+            RendezvousParameters(
+                backend=backend,
+                endpoint=endpoint,
+                run_id=place.rdzv_id or "llmtrain",
+                min_nodes=place.min_nodes,
+                max_nodes=place.max_nodes,
+                local_addr="127.0.0.1" if is_alone else None,
+                **_settings(job, backend),
+            )
+        )
+        spec = WorkerSpec(
+            role="train",
+            local_world_size=place.processes_per_node,
+            entrypoint=job.command[0],
+            args=tuple(job.command[1:]),
+            rdzv_handler=handler,
+            max_restarts=job.max_restarts,
+            monitor_interval=0.1,
+            master_addr=place.master_addr if is_static else None,
+            master_port=place.master_port if is_static else None,
+            local_addr="127.0.0.1" if is_alone else None,
+        )
+        return NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
+    except TypeError as problem:
+        raise UsageError(f"--rdzv-conf has a setting that cannot be given: {problem}.") from None
+    except ImportError as problem:
+        raise UsageError(
+            f"The rendezvous backend {backend} needs a package: {problem}.",
+            remedy="Install the extra: pip install 'llmtrain[etcd]' (it is python-etcd); or use c10d.",
+        ) from None
+    except Exception as problem:
+        if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcds(problem):
+            raise _no_rendezvous(job, backend, problem) from None
+        raise
+
+
+def _endpoint(place: Place) -> str:
+    """Where the agents meet. A node alone takes any free port, unless one was asked for."""
+    is_free = place.max_nodes == 1 and place.sources.get("master_port", "default") == "default"
+    return place.rdzv_endpoint or f"{place.master_addr}:{0 if is_free else place.master_port}"
+
+
+def _settings(job: NodeJob, backend: str) -> dict[str, Any]:
+    place, timeout = job.place, int(job.join_timeout_sec)
+    settings: dict[str, Any] = {"timeout": timeout, "join_timeout": timeout, "read_timeout": timeout}
+    if backend == "c10d" and place.node_rank is not None:
+        settings["is_host"] = str(place.node_rank == 0).lower()
+    settings |= place.rdzv_conf
+    return {**settings, "rank": place.node_rank} if backend == "static" else settings
 
 
 def _is_etcds(problem: Exception) -> bool:
     return type(problem).__module__.split(".")[0] == "etcd"
-
-
-def _defaults(place: Place) -> set[str]:
-    return {name for name, source in place.sources.items() if source == "default"}
 
 
 def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:

@@ -244,34 +244,7 @@ def _train(
             trainer.fit()
             fault("after_final_save", progress.step)
             seconds = time.perf_counter() - started
-            groups = model_tensors(parts.module), optimizer_tensors(parts.module, optimizer)
-            # Of a sharded model every rank has to give its part; of any other, rank 0 has it all.
-            digest = state_sha256(*groups) if wrapped.is_sharded or world.is_first else ""
-            with autocast_for(config, world)():
-                sample = write_sample(parts.module, parts.prepared, config, sampling_stop(world, stop, watchdog))
-            peak_memory = max(world.control.gather(peak_memory_bytes(world.device)))
-            result = {
-                "run_id": run.run_id,
-                "run_dir": str(run.path),
-                "status": "finished",
-                "steps": progress.step,
-                "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
-                **progress.losses(),
-                "best_checkpoint": str(best.path) if (best := store.pointed("best")) else None,
-                "tokens": progress.tokens,
-                "tokens_per_second": round(throughput.overall, 1),
-                "mfu": throughput.mfu(throughput.overall),
-                "seconds": round(seconds, 2),
-                "parameters": parameters,
-                "world_size": world.world_size,
-                "strategy": config.distributed.strategy,
-                "generation": generation,
-                "device": str(world.device),
-                "threads": config.run.threads,
-                "peak_memory_bytes": peak_memory,
-                "state_sha256": digest,
-                "sample": sample,
-            }
+            result = make_result(config, run, resumption, parts, trainer, generation, seconds)
             finished = result
             # No rank ends with 0 before the run is finished: a platform would not start it again.
             world.control.from_first(lambda: finish(run, lock, finished))
@@ -303,6 +276,47 @@ def _train(
                 f"val loss {progress.last_val_loss:.4f}, best {progress.best_val_loss:.4f}",
             )
         setup_logging(config.logging)  # lets go of the run's log file
+
+
+def make_result(
+    config: Config,
+    run: RunDirectory,
+    resumption: Resumption | None,
+    parts: Parts,
+    trainer: Trainer,
+    generation: int,
+    seconds: float,
+) -> TrainResult:
+    """What `train --json` prints. All ranks take part: a sharded model is put together tensor by tensor."""
+    world, progress, throughput = trainer.world, trainer.progress, trainer.throughput
+    groups = model_tensors(parts.module), optimizer_tensors(parts.module, trainer.stepper.optimizer)
+    with autocast_for(config, world)():
+        told_to_stop = sampling_stop(world, trainer.stop, trainer.watchdog)
+        sample = write_sample(parts.module, parts.prepared, config, told_to_stop)
+    best = CheckpointStore(run.checkpoints).pointed("best")
+    return {
+        "run_id": run.run_id,
+        "run_dir": str(run.path),
+        "status": "finished",
+        "steps": progress.step,
+        "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
+        **progress.losses(),
+        "best_checkpoint": str(best.path) if best else None,
+        "tokens": progress.tokens,
+        "tokens_per_second": round(throughput.overall, 1),
+        "mfu": throughput.mfu(throughput.overall),
+        "seconds": round(seconds, 2),
+        "parameters": parameter_count(parts.module),
+        "world_size": world.world_size,
+        "strategy": config.distributed.strategy,
+        "generation": generation,
+        "device": str(world.device),
+        "threads": config.run.threads,
+        "peak_memory_bytes": max(world.control.gather(peak_memory_bytes(world.device))),
+        # Of a sharded model every rank has to give its part; of any other, rank 0 has it all.
+        "state_sha256": state_sha256(*groups) if trainer.stepper.wrapped.is_sharded or world.is_first else "",
+        "sample": sample,
+    }
 
 
 def finish(run: RunDirectory, lock: NullLock, result: TrainResult) -> None:
