@@ -30,12 +30,11 @@ class LlmtrainError(Exception):
         super().__init__(str(self))
 
     def __str__(self) -> str:
-        text = self.what
-        if self.known is not None:
-            text += f" Known: {', '.join(self.known) or 'none'}."
-        if self.remedy:
-            text += f"\n  {self.remedy}"
-        return text
+        return f"{self.what_and_known}\n  {self.remedy}" if self.remedy else self.what_and_known
+
+    @property
+    def what_and_known(self) -> str:
+        return self.what if self.known is None else f"{self.what} Known: {', '.join(self.known) or 'none'}."
 
     def as_dict(self) -> dict[str, object]:
         return {

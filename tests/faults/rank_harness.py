@@ -9,7 +9,6 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -22,6 +21,7 @@ from typing import Any
 import fault_harness as harness
 import torch.distributed.fsdp
 import torch.nn.parallel  # noqa: F401 (before the fork: each child would import it again)
+from fault_harness import free_port
 
 from llmtrain.config.schema import Config, DistributedSection, RunSection
 from llmtrain.distributed.world import World, join_world
@@ -83,12 +83,6 @@ class Ranks:
         value, error = pickle.loads(path.read_bytes()) if path.exists() else (None, None)
         code = os.waitstatus_to_exitcode(self.status[rank])
         return RankEnd(rank, code, value, error, self.output(rank), self.seconds[rank])
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_ranks(count: int, body: Callable[[int], Any], env: dict[str, str] | None = None) -> Ranks:

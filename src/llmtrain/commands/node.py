@@ -13,6 +13,7 @@ from llmtrain.commands import smoke as smoke_command
 from llmtrain.commands import train as train_command
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption
 from llmtrain.commands.processes import explaining, options, run_processes, worker_command
+from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
 from llmtrain.logs import log
 
@@ -21,19 +22,14 @@ if TYPE_CHECKING:
     from llmtrain.distributed.identity import Place
 
 # What a platform says about pods must not be taken for what torchrun says about processes.
-STALE = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NNODES",
-    "NODE_RANK",
-    "NPROC_PER_NODE",
-    "PET_NNODES",
-    "PET_NODE_RANK",
-    "PET_NPROC_PER_NODE",
-)
+STALE = [
+    name
+    for thing in (
+        *("rank", "world_size", "local_rank", "local_world_size", "group_rank"),
+        *("nodes", "node_rank", "processes_per_node"),
+    )
+    for name in NAMES[thing]
+]
 
 
 def command(
@@ -151,12 +147,11 @@ def become(words: list[str], place: "Place", distributed: "DistributedSection") 
     """Another program in this process's place, after the same checks and waiting; its exit code is ours."""
     from llmtrain.distributed.network import setup_network
     from llmtrain.distributed.node import ending_while_joining
-    from llmtrain.distributed.rendezvous import deadline_sec, wait_for_master
+    from llmtrain.distributed.rendezvous import ready_deadline_sec, wait_for_master
 
     if place.node_rank != 0:
-        timeout = deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ)
         with ending_while_joining():
-            wait_for_master(place.master_addr, place.master_port, timeout)
+            wait_for_master(place.master_addr, place.master_port, ready_deadline_sec(distributed, os.environ))
     setup_network(place.master_addr)
     os.environ.update(TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")  # scripts under torchrun read them
     try:

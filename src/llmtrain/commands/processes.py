@@ -64,7 +64,7 @@ def run_processes(
 ) -> None:
     """Run a command in every process of the node, to the end. Raises what stands for them all if one fails."""
     from llmtrain.distributed.node import NodeJob, run_node, share_cores
-    from llmtrain.distributed.rendezvous import deadline_sec
+    from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec
     from llmtrain.distributed.sources import usable_cores
 
     share_cores(place.processes_per_node, usable_cores())
@@ -76,8 +76,8 @@ def run_processes(
                 place,
                 command,
                 max_restarts,
-                deadline_sec("LLMTRAIN_DIST_TIMEOUT", distributed.join_timeout_sec, os.environ),
-                deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ),
+                join_deadline_sec(distributed, os.environ),
+                ready_deadline_sec(distributed, os.environ),
                 grace_sec,
             )
         )

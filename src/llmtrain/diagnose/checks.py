@@ -41,8 +41,7 @@ def failed(name: str, evidence: str, recommendation: str | None) -> Finding:
 
 def failed_by(name: str, error: LlmtrainError) -> Finding:
     """An error of ours as a finding: its remedy is the recommendation."""
-    known = f" Known: {', '.join(error.known)}." if error.known else ""
-    return failed(name, error.what + known, error.remedy)
+    return failed(name, error.what_and_known, error.remedy)
 
 
 def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import llmtrain
 from llmtrain.config.schema import DistributedSection
 from llmtrain.diagnose.checks import Finding, failed, many, passed
-from llmtrain.distributed.identity import Given, find_place, find_seat, validate_environment
+from llmtrain.distributed.identity import Given, find_place, find_seat, has_agents_store, validate_environment
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
 
@@ -55,8 +55,8 @@ def find_spot(environ: Mapping[str, str], distributed: DistributedSection) -> Sp
     try:
         if environ.get("LOCAL_RANK"):
             seat = find_seat(environ, hostname, distributed)
-            is_agents = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's own process has the port
-            master = Master(seat.master_addr, seat.master_port, seat.rank == 0 and not is_agents)
+            is_hosted_here = seat.rank == 0 and not has_agents_store(environ)
+            master = Master(seat.master_addr, seat.master_port, is_hosted_here)
             return Spot(seat.world_size, seat.local_world_size, seat.local_rank, seat.node_rank, master)
         place = find_place(environ, Given(), hostname, distributed)
     except UsageError:

@@ -28,7 +28,7 @@ def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
         return
     total = shutil.disk_usage(SHARED_MEMORY).total
     evidence = f"{SHARED_MEMORY} has {in_bytes(total)}"
-    if total >= least_bytes or not (config.data.num_workers or _uses_gpu(config)):
+    if total >= least_bytes or not (config.data.num_workers or uses_gpu(config)):
         yield passed("shared memory", evidence)
         return
     yield warned(
@@ -43,7 +43,7 @@ def cores(config: Config, processes: int) -> Iterator[Finding]:
     if threads is None:
         share = many(max(1, have // processes), "thread")
         evidence = f"{many(have, 'core')}, {share} for each of {many(processes, 'process')}"
-        if processes <= have or _uses_gpu(config):
+        if processes <= have or uses_gpu(config):
             yield passed("cores", evidence)
         else:
             yield warned("cores", evidence, "Start fewer processes, or raise the CPU limit of the container.")
@@ -92,7 +92,7 @@ def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator
         yield passed("gpu", evidence)
 
 
-def _uses_gpu(config: Config) -> bool:
+def uses_gpu(config: Config) -> bool:
     import torch
 
     return config.run.device != "cpu" and torch.cuda.is_available()

@@ -8,6 +8,7 @@ from pathlib import Path
 from llmtrain import registry
 from llmtrain.config.schema import Config
 from llmtrain.diagnose.checks import Finding, failed, failed_by, in_bytes, passed, warned
+from llmtrain.diagnose.machine import uses_gpu
 from llmtrain.errors import UsageError
 
 # Weight and gradient, 4 bytes each, and the optimizer's: two averages for adamw, next to nothing for adafactor.
@@ -83,7 +84,7 @@ def memory_limit(config: Config) -> tuple[bool, int]:
     """(whether on GPUs, bytes)"""
     import torch
 
-    if config.run.device != "cpu" and torch.cuda.is_available():
+    if uses_gpu(config):
         return True, min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     return False, machine_memory()
 

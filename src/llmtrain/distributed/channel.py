@@ -92,8 +92,7 @@ def _pack(problem: Exception | None) -> _Packed | None:
     if problem is None:
         return None
     if isinstance(problem, LlmtrainError):
-        what = problem.what if problem.known is None else f"{problem.what} Known: {', '.join(problem.known)}."
-        return type(problem).__name__, what, problem.remedy
+        return type(problem).__name__, problem.what_and_known, problem.remedy
     return "OSError", f"{getattr(problem, 'strerror', None) or problem}", None
 
 

@@ -34,7 +34,7 @@ from llmtrain.distributed.sources import (
     size,
 )
 
-__all__ = ["Given", "Place", "Problem", "Seat", "find_place", "find_seat", "validate_environment"]
+__all__ = ["Given", "Place", "Problem", "Seat", "find_place", "find_seat", "has_agents_store", "validate_environment"]
 
 # What torchrun tells a process. What the pod was told besides is about the pod, and torchrun's flags may overrule it.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -54,6 +54,11 @@ class Seat:
     master_port: int
     is_launched: bool  # False: nothing spoke of other processes, this is a world of one
     sources: dict[str, str]
+
+
+def has_agents_store(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher's own process, torchrun's or that of `node`, listens on the master's port; else rank 0."""
+    return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def find_place(environ: Mapping[str, str], given: Given, hostname: str, distributed: DistributedSection) -> Place:

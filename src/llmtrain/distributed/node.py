@@ -20,6 +20,7 @@ from llmtrain.distributed.endings import Ended, Joining, overall
 from llmtrain.distributed.identity import Place
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.rendezvous import wait_for_master
+from llmtrain.distributed.sources import endpoint
 from llmtrain.errors import JoinError, PeerLost, ResumeMe, UsageError
 from llmtrain.logs import is_debugging, log
 
@@ -69,8 +70,7 @@ def pick_rendezvous(place: Place, max_restarts: int) -> str:
 
 def meeting_point(place: Place) -> tuple[str, int]:
     """Where agents meet: the endpoint where one is named, else the master."""
-    host, _, port = (place.rdzv_endpoint or "").rpartition(":")
-    return (host, int(port)) if host and port.isdecimal() else (place.master_addr, place.master_port)
+    return endpoint(place.rdzv_endpoint) if place.rdzv_endpoint else (place.master_addr, place.master_port)
 
 
 @contextmanager
@@ -150,13 +150,13 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
         # Else an agent that has met others before does not tell a newcomer where the store is, which then waits for
         # ever: a replaced pod, or a node that joins an elastic job (torch 2.11 to 2.13).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    endpoint = _endpoint(place)
-    log("DDP", f"rendezvous {backend} at {endpoint}, processes here: {place.processes_per_node}")
+    meeting = _meeting(place)
+    log("DDP", f"rendezvous {backend} at {meeting}, processes here: {place.processes_per_node}")
     try:
         handler = registry.get_rendezvous_handler(
             RendezvousParameters(
                 backend=backend,
-                endpoint=endpoint,
+                endpoint=meeting,
                 run_id=place.rdzv_id or "llmtrain",
                 min_nodes=place.min_nodes,
                 max_nodes=place.max_nodes,
@@ -190,7 +190,7 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
         raise
 
 
-def _endpoint(place: Place) -> str:
+def _meeting(place: Place) -> str:
     """Where the agents meet. A node alone takes any free port, unless one was asked for."""
     is_free = place.max_nodes == 1 and place.sources.get("master_port", "default") == "default"
     return place.rdzv_endpoint or f"{place.master_addr}:{0 if is_free else place.master_port}"

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmtrain.config.schema import DistributedSection
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log
 
@@ -50,6 +51,14 @@ def deadline_sec(name: str, configured: int, environ: Mapping[str, str]) -> floa
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{name} is {text!r}, which is no positive number.", remedy="Set it to seconds, or unset it.")
     return value
+
+
+def join_deadline_sec(distributed: DistributedSection, environ: Mapping[str, str]) -> float:
+    return deadline_sec("LLMTRAIN_DIST_TIMEOUT", distributed.join_timeout_sec, environ)
+
+
+def ready_deadline_sec(distributed: DistributedSection, environ: Mapping[str, str]) -> float:
+    return deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, environ)
 
 
 def wait_for_master(host: str, port: int, timeout_sec: float, *, progress_sec: float = 10.0) -> float:

@@ -22,12 +22,12 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 import llmtrain
 from llmtrain.config.schema import DistributedSection, RunSection
 from llmtrain.distributed.channel import Channel
-from llmtrain.distributed.identity import Seat, find_seat
+from llmtrain.distributed.identity import Seat, find_seat, has_agents_store
 from llmtrain.distributed.network import setup_network
-from llmtrain.distributed.rendezvous import deadline_sec, wait_for_master
+from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec, wait_for_master
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
-from llmtrain.runs.exit_report import write_exit_report
+from llmtrain.runs.exit_report import exit_now
 
 JOIN_ATTEMPTS = 3
 PROGRESS_SEC = 10.0
@@ -94,15 +94,13 @@ def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> 
     """Wait for the master, then for everyone. What fails in passing (a connection reset, a name server restarting) is
     tried again until the deadline."""
     started = time.monotonic()
-    join_sec = deadline_sec("LLMTRAIN_DIST_TIMEOUT", distributed.join_timeout_sec, os.environ)
-    ready_sec = deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, os.environ)
+    join_sec, ready_sec = join_deadline_sec(distributed, os.environ), ready_deadline_sec(distributed, os.environ)
     backend = pick_backend(distributed, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     where = f"{seat.master_addr}:{seat.master_port}"
     log("DDP", f"joining as rank {seat.rank} of {seat.world_size} at {where}", logging.DEBUG)
-    is_hosted_elsewhere = seat.rank != 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if is_hosted_elsewhere:
+    if seat.rank != 0 or has_agents_store(os.environ):
         wait_for_master(seat.master_addr, seat.master_port, min(ready_sec, join_sec))
     setup_network(seat.master_addr)  # after the wait: before, its name may not resolve
     try:
@@ -134,12 +132,7 @@ def _init_group(seat: Seat, store: Store, backend: str, distributed: Distributed
 def _or_exit(seconds: float, error: JoinError) -> Iterator[None]:
     """Ends the process when the block, which is C++ and hears no signals, does not end in time."""
 
-    def give_up() -> None:
-        log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
-        write_exit_report(error)
-        os._exit(error.exit_code)
-
-    timer = threading.Timer(seconds, give_up)
+    timer = threading.Timer(seconds, exit_now, (error,))
     timer.daemon = True
     timer.start()
     try:
@@ -184,7 +177,7 @@ def _connect(seat: Seat, deadline: float) -> Store:
 
 def _open_store(seat: Seat, timeout: timedelta) -> Store:
     """As torch's env:// does it, but without waiting for the others inside C++, where no signal would be heard."""
-    is_agents = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_agents = has_agents_store(os.environ)
     store: Store = TCPStore(
         seat.master_addr,
         seat.master_port,

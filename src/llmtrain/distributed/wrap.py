@@ -106,9 +106,14 @@ def wrap_model(
         return WrappedTree(module, world, micro_batches)
     if not world.is_joined or config.strategy == "none":
         return Wrapped(module)
-    if config.strategy == "fsdp":
+    if is_sharding(config, world):
         return WrappedFSDP(module, blocks(module), world, precision)
     return WrappedDDP(module, world, config)
+
+
+def is_sharding(config: DistributedSection, world: World) -> bool:
+    """Whether each process gets a slice of the model; one that joined nobody keeps it whole."""
+    return world.is_joined and config.strategy == "fsdp"
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,13 +5,22 @@ An exit code cannot say whether 75 means "told to stop" or "a peer was lost", an
 
 import contextlib
 import json
+import logging
 import os
 import time
 from pathlib import Path
 
 from llmtrain.errors import LlmtrainError
+from llmtrain.logs import log
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+
+
+def exit_now(error: LlmtrainError) -> None:
+    """End the process from a thread, with a word: the main thread is inside C++ and cannot be called back."""
+    log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
+    write_exit_report(error)
+    os._exit(error.exit_code)
 
 
 def write_exit_report(error: LlmtrainError) -> None:

@@ -17,7 +17,7 @@ from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.micro_batches import adafactor_with_fsdp, micro_batches_in_step
 from llmtrain.distributed.sources import usable_cores
 from llmtrain.distributed.world import World
-from llmtrain.distributed.wrap import Wrapped, wrap_model
+from llmtrain.distributed.wrap import Wrapped, is_sharding, wrap_model
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.metadata import versions
@@ -120,7 +120,7 @@ def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Modu
     torch.manual_seed(derive_seed(config.run.seed, "init"))
     module = adapter.build()
     # A model to be sharded stays on the CPU: it goes to the GPU a block at a time.
-    return module if world.is_joined and config.distributed.strategy == "fsdp" else module.to(world.device)
+    return module if is_sharding(config.distributed, world) else module.to(world.device)
 
 
 def make_batches(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> tuple[TrainBatches, EvalBatches]:
@@ -134,7 +134,7 @@ def make_batches(config: Config, prepared: PreparedData, adapter: ModelAdapter) 
 def wrap(config: Config, world: World, parts: Parts) -> tuple[Wrapped, LossFunction]:
     """The model as the step calls it, and the loss over it; compiled where that is asked for."""
     loss: LossFunction = parts.adapter.loss
-    is_sharded = world.is_joined and config.distributed.strategy == "fsdp"
+    is_sharded = is_sharding(config.distributed, world)
     if is_sharded and config.trainer.optimizer == "adafactor":  # in a world of one process, too
         raise adafactor_with_fsdp()
     if config.trainer.compile and is_sharded:

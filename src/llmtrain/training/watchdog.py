@@ -4,8 +4,6 @@ A rank that hangs leaves the others inside a collective, where no Python code ru
 fires at distributed.timeout_sec, before the collective library would abort, and names the rank that went silent.
 """
 
-import logging
-import os
 import threading
 import time
 from pathlib import Path
@@ -13,8 +11,7 @@ from types import TracebackType
 
 from llmtrain.distributed.world import World
 from llmtrain.errors import PeerLost
-from llmtrain.logs import log
-from llmtrain.runs.exit_report import write_exit_report
+from llmtrain.runs.exit_report import exit_now
 from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats
 
 BEAT_SEC = 2.0
@@ -76,9 +73,7 @@ class Watchdog:
             remedy="Look at that rank's log and machine. Start the run again: it goes on from the newest checkpoint.",
         )
         error.details = {"silent_ranks": silent}
-        log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
-        write_exit_report(error)
-        os._exit(error.exit_code)  # the main thread is inside a collective and cannot be called back
+        exit_now(error)
 
     def _name_the_silent(self) -> tuple[list[int], str]:
         now = read_heartbeats(self._folder)
