@@ -15,6 +15,7 @@ LAYERS = (
     ("commands",),
     ("training", "diagnose"),
     ("models", "data", "distributed", "tracking"),
+    ("hub",),
     ("runs",),
     ("logs",),
     ("config",),

@@ -12,9 +12,12 @@ import typer
 
 import llmtrain
 from llmtrain.commands import (
+    chat,
     doctor,
     evaluate,
     export,
+    fetch_data,
+    fetch_model,
     generate,
     node,
     presets,
@@ -33,7 +36,7 @@ _ParserError: Any = typer.BadParameter.__mro__[1]
 
 app = typer.Typer(
     name="llmtrain",
-    help="One typed config trains a GPT, and every step of it can be trusted.",
+    help="One typed config trains a GPT or fine-tunes a Hugging Face model, and every step of it can be trusted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -46,8 +49,11 @@ app.command("validate")(validate.command)
 app.command("print-config")(print_config.command)
 app.command("presets")(presets.command)
 app.command("generate")(generate.command)
+app.command("chat")(chat.command)
 app.command("eval")(evaluate.command)
 app.command("export")(export.command)
+app.command("fetch-model")(fetch_model.command)
+app.command("fetch-data")(fetch_data.command)
 app.add_typer(runs.app, name="runs")
 app.add_typer(tokenizer.app, name="tokenizer")
 
@@ -64,7 +70,7 @@ def top(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One typed config trains a GPT, and every step of it can be trusted."""
+    """One typed config trains a GPT or fine-tunes a Hugging Face model, and every step of it can be trusted."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,6 +11,7 @@ from llmtrain.errors import UsageError, nearest
 MODELS = {
     "gpt": "llmtrain.models.gpt:GPTAdapter",
     "dummy_gpt": "llmtrain.models.dummy_gpt:DummyGPTAdapter",
+    "hf_causal_lm": "llmtrain.models.hf_causal_lm:HFCausalLMAdapter",
 }
 
 DATA = {
@@ -18,6 +19,8 @@ DATA = {
     "python_stdlib": "llmtrain.data.python_stdlib:PythonStdlib",
     "text_files": "llmtrain.data.text_files:TextFiles",
     "hf_text": "llmtrain.data.hf_text:HFText",
+    "instruct_jsonl": "llmtrain.data.instruct_jsonl:InstructJsonl",
+    "chat_jsonl": "llmtrain.data.chat_jsonl:ChatJsonl",
 }
 
 TRACKERS = {

@@ -155,7 +155,7 @@ class TestStrictness:
             ("trainer: {max_steps: '5'}", "trainer.max_steps"),
             ("trainer: {max_steps: 5.0}", "trainer.max_steps"),
             ("trainer: {max_steps: true}", "trainer.max_steps"),
-            ("trainer: {max_steps: null}", "trainer.max_steps"),
+            ("trainer: {micro_batch_size: null}", "trainer.micro_batch_size"),
             ("trainer: {lr: '0.1'}", "trainer.lr"),
             ("trainer: {lr: .nan}", "trainer.lr"),
             ("trainer: {lr: .inf}", "trainer.lr"),
@@ -338,7 +338,9 @@ class TestOverrides:
             ("trainr.lr=1", "'trainer'"),
             ("lr=1", "section.field=value"),
             ("trainer.lr", "section.field=value"),
-            ("trainer.lr.x=1", "section.field=value"),
+            ("trainer.lr.x=1", "trainer.lr is not a section"),
+            ("model.lora.x.y=1", "section.field=value"),
+            ("model.lora.rnk=1", "Did you mean 'rank'"),
             ("trainer.lr=[", "not a YAML value"),
             ("schema_version.x=1", "schema_version"),
         ],
@@ -419,5 +421,5 @@ class TestFinding:
 
 def test_differences_name_the_fields() -> None:
     old, new = Config(), Config().with_values("trainer", lr=0.5, max_steps=7)
-    assert differences(old.as_dict(), new.as_dict()) == [("trainer.lr", 3e-4, 0.5), ("trainer.max_steps", 1000, 7)]
+    assert differences(old.as_dict(), new.as_dict()) == [("trainer.lr", 3e-4, 0.5), ("trainer.max_steps", None, 7)]
     assert [may_change(path) for path in ("trainer.lr", "trainer.max_steps", "logging.level")] == [False, True, True]

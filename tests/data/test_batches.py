@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from llmtrain.data.batches import IGNORE, EvalBatches, TrainBatches
+from llmtrain.data.batches import IGNORE
 from llmtrain.data.token_store import TokenStore, _open_tokens
+from llmtrain.data.window_batches import WindowBatches, WindowEvalBatches
 from llmtrain.errors import DataError
 
 VOCAB = 1000
@@ -16,8 +17,8 @@ def store(count: int, path: Path = Path("tokens.bin")) -> TokenStore:
     return TokenStore(path, np.arange(count, dtype=np.uint16))
 
 
-def train_batches(count: int = 500, block: int = 8, size: int = 4, seed: int = 1) -> TrainBatches:
-    return TrainBatches(store(count), block, size, seed, VOCAB)
+def train_batches(count: int = 500, block: int = 8, size: int = 4, seed: int = 1, micro: int = 2) -> WindowBatches:
+    return WindowBatches(store(count), block, size, micro, seed, VOCAB)
 
 
 class TestTraining:
@@ -27,7 +28,8 @@ class TestTraining:
         assert batch.inputs.dtype == batch.targets.dtype == torch.int64
         assert torch.equal(batch.targets, batch.inputs + 1)
         assert torch.equal(batch.inputs[:, 1:], batch.inputs[:, :-1] + 1)
-        assert (batch.target_count, batch.first_sample) == (32, 12)
+        assert (batch.target_count, batch.first_sample, batch.token_count) == (32, 12, 32)
+        assert batch.positions is None
 
     def test_a_batch_is_a_function_of_its_number(self) -> None:
         forward = [train_batches()[n].inputs for n in range(40)]
@@ -48,15 +50,32 @@ class TestTraining:
             assert len(set(epoch.tolist())) == 9
         assert [batches.epoch(n) for n in (0, 2, 3, 8)] == [0, 0, 1, 3]
 
+    def test_the_order_is_that_of_every_earlier_version(self) -> None:
+        """Runs that were begun with an earlier version are resumed: recorded before rows came."""
+        starts = [train_batches(count=81, size=3)[n].inputs[:, 0].tolist() for n in range(4)]
+        assert starts == [[60, 28, 36], [12, 44, 68], [20, 4, 52], [23, 31, 63]]
+
+    @pytest.mark.parametrize(("micro", "epochs", "steps"), [(2, 1, 2), (2, 8, 9), (1, 4, 9), (3, 1, 1)])
+    def test_epochs_in_steps(self, micro: int, epochs: int, steps: int) -> None:
+        batches = train_batches(count=81, block=8, size=4, micro=micro)  # 9 windows an epoch
+        assert batches.steps_in(epochs) == steps
+        assert batches.epoch(steps * micro) >= epochs > batches.epoch((steps - 1) * micro)
+
+    def test_what_a_step_is_made_of(self) -> None:
+        batches = train_batches()  # 2 micro-batches of 4
+        assert batches.samples_of_step(1) == "samples 0 to 7"
+        assert batches.samples_of_step(3) == "samples 16 to 23"
+        assert batches.tokens_in_step == 64
+
     def test_text_of_one_window(self) -> None:
-        batch = TrainBatches(store(9), 8, 3, 0, VOCAB)[5]
+        batch = WindowBatches(store(9), 8, 3, 1, 0, VOCAB)[5]
         assert batch.inputs.tolist() == [list(range(8))] * 3
 
     @pytest.mark.parametrize("workers", [0, 2])
     def test_a_stream_gives_the_numbers_asked_for(self, workers: int, tmp_path: Path) -> None:
         path = tmp_path / "train.bin"
         np.arange(500, dtype=np.uint16).tofile(path)
-        batches = TrainBatches(_open_tokens(path, "<u2"), 8, 4, 1, VOCAB)
+        batches = WindowBatches(_open_tokens(path, "<u2"), 8, 4, 2, 1, VOCAB)
         numbers = range(7, 20)
         streamed = list(batches.stream(numbers, workers, pin_memory=False))
         assert [batch.first_sample for batch in streamed] == [4 * n for n in numbers]
@@ -70,11 +89,11 @@ class TestTraining:
 
     def test_too_little_text(self) -> None:
         with pytest.raises(DataError, match=r"training text has 8 tokens, fewer than model\.block_size 8") as caught:
-            TrainBatches(store(8), 8, 1, 0, VOCAB)
+            WindowBatches(store(8), 8, 1, 1, 0, VOCAB)
         assert "at most 7" in (caught.value.remedy or "")
 
     def test_an_id_outside_the_vocabulary(self) -> None:
-        batches = TrainBatches(store(500), 8, 4, 0, vocab_size=100)
+        batches = WindowBatches(store(500), 8, 4, 1, 0, vocab_size=100)
         with pytest.raises(DataError, match=r"Token id \d+ in tokens.bin is outside the vocabulary of 100"):
             [batches[n] for n in range(10)]
 
@@ -82,7 +101,7 @@ class TestTraining:
 class TestEvaluation:
     @pytest.mark.parametrize(("count", "size"), [(81, 4), (85, 4), (9, 4), (65, 1), (65, 8)])
     def test_every_whole_window_once_in_order(self, count: int, size: int) -> None:
-        batches = list(EvalBatches(store(count), 8, size, VOCAB))
+        batches = list(WindowEvalBatches(store(count), 8, size, VOCAB))
         windows = (count - 1) // 8
         targets = torch.cat([batch.targets for batch in batches])
         real = targets[targets != IGNORE]
@@ -90,15 +109,15 @@ class TestEvaluation:
         assert sum(batch.target_count for batch in batches) == windows * 8
 
     def test_a_short_last_batch_is_filled_with_rows_without_loss(self) -> None:
-        last = list(EvalBatches(store(49), 8, 4, VOCAB))[-1]  # six windows: four, then two
+        last = list(WindowEvalBatches(store(49), 8, 4, VOCAB))[-1]  # six windows: four, then two
         assert last.inputs.shape == last.targets.shape == (4, 8)
         assert (last.targets[2:] == IGNORE).all()
-        assert last.target_count == 16
+        assert (last.target_count, last.token_count) == (16, 16)
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 10, 11])
     def test_a_limit_takes_evenly_spread_batches_always_the_same(self, limit: int) -> None:
         def chosen() -> list[int]:
-            return [batch.first_sample for batch in EvalBatches(store(161), 8, 2, VOCAB, limit)]
+            return [batch.first_sample for batch in WindowEvalBatches(store(161), 8, 2, VOCAB, limit)]
 
         assert chosen() == chosen()
         assert len(chosen()) == len(set(chosen())) == min(limit, 10)
@@ -107,13 +126,13 @@ class TestEvaluation:
 
     def test_length_is_the_number_of_batches(self) -> None:
         for limit in (None, 3):
-            batches = EvalBatches(store(161), 8, 3, VOCAB, limit)
+            batches = WindowEvalBatches(store(161), 8, 3, VOCAB, limit)
             assert len(batches) == len(list(batches))
 
     def test_too_little_text(self) -> None:
         with pytest.raises(DataError, match="validation text has 8 tokens"):
-            EvalBatches(store(8), 8, 1, VOCAB)
+            WindowEvalBatches(store(8), 8, 1, VOCAB)
 
     def test_an_id_outside_the_vocabulary(self) -> None:
         with pytest.raises(DataError, match="outside the vocabulary"):
-            list(EvalBatches(store(100), 8, 1, vocab_size=50))
+            list(WindowEvalBatches(store(100), 8, 1, vocab_size=50))

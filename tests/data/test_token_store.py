@@ -1,3 +1,5 @@
+import hashlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +11,8 @@ import pytest
 
 from llmtrain.data import token_store
 from llmtrain.data.base import Piece, Split
-from llmtrain.data.token_store import StoreFolder, open_or_build, smallest_dtype, write_tokens
+from llmtrain.data.store_folder import StoreFolder, open_or_build
+from llmtrain.data.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
 from llmtrain.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
 from llmtrain.errors import DataError, UsageError
 
@@ -28,18 +31,18 @@ class Source:
         yield from (Piece(text, ends_document=True) for text in self.texts[split])
 
     def open(self, cache: Path, tokenizer: Callable[[], Tokenizer] = ByteTokenizer, **identity: Any) -> StoreFolder:
-        return open_or_build(cache, {"source": identity}, tokenizer, self.pieces, threads=2)
+        return open_or_build(cache, {"source": identity}, tokenizer, text_writer(self.pieces, threads=2))
 
 
 def text_of(folder: StoreFolder, split: Split) -> str:
-    return bytes(folder.open(split).tokens.tolist()).decode()
+    return bytes(TokenStore.open(folder, split).tokens.tolist()).decode()
 
 
 def test_tokens_are_those_of_the_text(tmp_path: Path) -> None:
     folder = Source().open(tmp_path)
     assert text_of(folder, "train") == "some text\n\0for training\0"
     assert text_of(folder, "val") == "held out\0"
-    assert len(folder.open("val")) == 9
+    assert len(TokenStore.open(folder, "val")) == 9
     assert isinstance(folder.tokenizer(), ByteTokenizer)
 
 
@@ -66,6 +69,8 @@ def test_the_fingerprint_is_of_the_tokens(tmp_path: Path) -> None:
     other = Source({**TEXTS, "val": ["held in"]}).open(tmp_path / "c", name="one")
     assert first.fingerprint == same.fingerprint
     assert first.fingerprint != other.fingerprint
+    parts = [hashlib.sha256(text).hexdigest() for text in (b"some text\n\0for training\0", b"held out\0")]
+    assert first.fingerprint == hashlib.sha256("".join(parts).encode()).hexdigest()  # checkpoints keep it
 
 
 def cut_tokens(folder: Path) -> None:
@@ -88,7 +93,12 @@ def cut_tokenizer(folder: Path) -> None:
     (folder / "tokenizer" / "llmtrain_tokenizer.json").write_text("{")
 
 
-@pytest.mark.parametrize("damage", [cut_tokens, lose_tokens, lose_meta, cut_meta, cut_tokenizer])
+def forget_sizes(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "sizes": []}))
+
+
+@pytest.mark.parametrize("damage", [cut_tokens, lose_tokens, lose_meta, cut_meta, cut_tokenizer, forget_sizes])
 def test_a_damaged_store_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     source = Source()
     damage(source.open(tmp_path).path)
@@ -112,7 +122,8 @@ BUILDER = """
 import sys, time
 from pathlib import Path
 from llmtrain.data.base import Piece
-from llmtrain.data.token_store import open_or_build
+from llmtrain.data.store_folder import open_or_build
+from llmtrain.data.token_store import text_writer
 from llmtrain.data.tokenizer import ByteTokenizer
 cache, journal, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def pieces(split):
@@ -123,7 +134,7 @@ def pieces(split):
         yield Piece(f"{split} {number} ", False)
 print("ready", flush=True)
 sys.stdin.readline()
-print(open_or_build(cache, {"x": 1}, ByteTokenizer, pieces, 1).fingerprint)
+print(open_or_build(cache, {"x": 1}, ByteTokenizer, text_writer(pieces, 1)).fingerprint)
 """
 
 
@@ -159,7 +170,7 @@ def test_an_error_while_reading_leaves_nothing(tmp_path: Path) -> None:
         raise DataError("line 5 is bad")
 
     with pytest.raises(DataError, match="line 5 is bad"):
-        open_or_build(tmp_path, {}, ByteTokenizer, pieces, 1)
+        open_or_build(tmp_path, {}, ByteTokenizer, text_writer(pieces, 1))
     assert [path.name for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"] == []
 
 
@@ -197,7 +208,7 @@ def test_more_text_than_is_tokenised_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 def test_tokens_are_mapped_not_loaded(tmp_path: Path) -> None:
-    tokens = Source().open(tmp_path).open("train").tokens
+    tokens = TokenStore.open(Source().open(tmp_path), "train").tokens
     assert not tokens.flags.owndata
     assert not tokens.flags.writeable
 
@@ -210,4 +221,4 @@ def test_ids_take_as_few_bytes_as_they_need(vocab: int, dtype: str) -> None:
 def test_the_tokenizer_is_kept_with_the_tokens(tmp_path: Path) -> None:
     folder = Source().open(tmp_path, lambda: CharTokenizer.from_texts([*TEXTS["train"], *TEXTS["val"]]))
     tokenizer = load_saved_tokenizer(folder.path / "tokenizer")
-    assert tokenizer.decode(folder.open("val").tokens.tolist()) == "held out"
+    assert tokenizer.decode(TokenStore.open(folder, "val").tokens.tolist()) == "held out"

@@ -1,4 +1,3 @@
-import hashlib
 import shutil
 import time
 from pathlib import Path
@@ -26,7 +25,6 @@ from llmtrain.data.tokenizer import (
 from llmtrain.errors import DataError, UsageError
 
 TEXT = "the pod waits for the master, the node resumes the loss. Été, 東京, 😀!\n" * 30
-GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 any_text = st.text(st.characters(codec="utf-8"))
 
 
@@ -189,14 +187,6 @@ class TestGpt2:
         assert "TIKTOKEN_CACHE_DIR" in (caught.value.remedy or "")
         assert caught.value.exit_code == 65
         assert time.monotonic() - started < 60
-
-    @pytest.fixture
-    def gpt2(self, shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> GPT2Tokenizer:
-        for name in ("vocab.bpe", "encoder.json"):
-            key = hashlib.sha1((GPT2_URL + name).encode()).hexdigest()
-            shutil.copy(shared_data / "gpt2-bpe" / name, tmp_path / key)
-        monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-        return GPT2Tokenizer()
 
     @pytest.mark.shared
     def test_known_ids(self, gpt2: GPT2Tokenizer) -> None:

@@ -213,7 +213,7 @@ def test_what_the_need_is_made_of(config: Config, monkeypatch: pytest.MonkeyPatc
     fsdp = cpu.with_values("distributed", strategy="fsdp")
 
     def status(config: Config, parameters: int, world_size: int, processes: int) -> str:
-        (found,) = needs.memory(config, needs.Count(parameters), world_size, processes)
+        (found,) = needs.memory(config, needs.Count(parameters, parameters, 4 * parameters), world_size, processes)
         return found.status
 
     assert status(cpu, 400, 1, 1) == "pass"  # 6,400 bytes

@@ -1,36 +1,70 @@
-"""llmtrain eval: loss and perplexity of a run on any text file."""
+"""llmtrain eval: loss and perplexity of a model on any file."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, CheckpointOption, JsonOption, RootOption, RunOption, show
+from llmtrain.commands.options import (
+    DEFAULT_ROOT,
+    AdapterOption,
+    CheckpointOption,
+    JsonOption,
+    ModelOption,
+    RootOption,
+    RunOption,
+    show,
+)
+
+if TYPE_CHECKING:
+    from llmtrain.training.evaluate import EvalResult
 
 
 def command(
-    run: RunOption,
-    file: Annotated[list[str], typer.Option("--file", "-f", help="Text file or glob. Repeatable.")],
+    file: Annotated[list[str], typer.Option("--file", "-f", help="Text or .jsonl file, or glob. Repeatable.")],
+    run: RunOption = None,
+    adapter: AdapterOption = None,
+    model: ModelOption = None,
     checkpoint: CheckpointOption = "best",
-    batch_size: Annotated[int, typer.Option(min=1)] = 16,
+    batch_size: Annotated[int, typer.Option(min=1)] = 8,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Measure a run's model on text files."""
-    from llmtrain.training.inference import evaluate_files, load_run
+    """Measure a model on files: that of a run, an adapter, or a model directory."""
+    from llmtrain.training.inference import evaluate_files
+    from llmtrain.training.loading import Source, load_model
+    from llmtrain.training.shutdown import StopFlag
 
-    loaded = load_run(root, run, checkpoint, device)
-    result = evaluate_files(loaded, file, batch_size)
+    with StopFlag() as stop:
+        loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
+        stop.enter_loop(saves=False)
+        results = evaluate_files(loaded, file, batch_size, stop=lambda: stop.requested)
+    tuned = results["tuned"]
     value = {
-        "run": loaded.run_id,
+        "run": loaded.label,
         "step": loaded.step,
         "files": file,
-        "loss": result.loss,
-        "perplexity": result.perplexity,
-        "tokens": result.tokens,
+        "loss": tuned.loss,
+        "perplexity": tuned.perplexity,
+        "tokens": tuned.tokens,
+        "base": {"loss": results["base"].loss, "perplexity": results["base"].perplexity} if "base" in results else None,
     }
-    text = (
-        f"{loaded.run_id} at step {loaded.step}: loss {result.loss:.4f}, perplexity {result.perplexity:.3f} "
-        f"over {result.tokens:,} tokens"
-    )
+    at = f" at step {loaded.step}" if loaded.step is not None else ""
+    if "base" in results:
+        text = _side_by_side(f"{loaded.label}{at}", results)
+    else:
+        text = (
+            f"{loaded.label}{at}: loss {tuned.loss:.4f}, perplexity {tuned.perplexity:.3f} over {tuned.tokens:,} tokens"
+        )
     show(json_, value, text)
+
+
+def _side_by_side(label: str, results: "dict[str, EvalResult]") -> str:
+    base, tuned = results["base"], results["tuned"]
+    rows = [
+        (f"{label}, {tuned.tokens:,} tokens", "base", "tuned"),
+        ("loss", f"{base.loss:.4f}", f"{tuned.loss:.4f}"),
+        ("perplexity", f"{base.perplexity:.3f}", f"{tuned.perplexity:.3f}"),
+    ]
+    width = max(len(row[0]) for row in rows)
+    return "\n".join(f"{name:{width}}  {left:>10}  {right:>10}" for name, left, right in rows)

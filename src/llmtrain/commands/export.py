@@ -1,24 +1,40 @@
-"""llmtrain export: a run's model in the format that transformers loads."""
+"""llmtrain export: a trained model in the format that transformers or peft loads."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, CheckpointOption, JsonOption, RootOption, RunOption, show
+from llmtrain.commands.options import (
+    DEFAULT_ROOT,
+    AdapterOption,
+    CheckpointOption,
+    JsonOption,
+    ModelOption,
+    RootOption,
+    RunOption,
+    show,
+)
 
 
 def command(
-    run: RunOption,
     to: Annotated[str, typer.Option("--to", help="Directory to write; it must not exist, or be empty.")],
+    run: RunOption = None,
+    adapter: AdapterOption = None,
+    model: ModelOption = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a LoRA run: write a whole model, with the adapter merged in.")
+    ] = False,
     checkpoint: CheckpointOption = "best",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Write a run's model as a directory that transformers loads as GPT-2, with the tokenizer beside."""
-    from llmtrain.training.inference import export_run, load_run
+    """Write a model as a directory that transformers loads (or peft: a LoRA run without --merge)."""
+    from llmtrain.training.inference import export_model
+    from llmtrain.training.loading import Source, load_model
 
-    loaded = load_run(root, run, checkpoint, "cpu")
-    files = export_run(loaded, Path(to).expanduser())
-    value = {"run": loaded.run_id, "step": loaded.step, "to": to, "files": files}
-    show(json_, value, f"{loaded.run_id} at step {loaded.step} written to {to}: {', '.join(files)}")
+    loaded = load_model(Source(run, adapter, model, checkpoint, root), "cpu")
+    files = export_model(loaded, Path(to).expanduser(), merge)
+    value = {"run": loaded.label, "step": loaded.step, "to": to, "files": files}
+    at = f" at step {loaded.step}" if loaded.step is not None else ""
+    show(json_, value, f"{loaded.label}{at} written to {to}: {', '.join(files)}")

@@ -1,15 +1,30 @@
-"""llmtrain generate: text from a trained run."""
+"""llmtrain generate: text from a trained model."""
 
 from typing import Annotated
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, CheckpointOption, JsonOption, RootOption, RunOption, readable, show
+from llmtrain.commands.options import (
+    DEFAULT_ROOT,
+    AdapterOption,
+    CheckpointOption,
+    JsonOption,
+    ModelOption,
+    RootOption,
+    RunOption,
+    readable,
+    show,
+)
 
 
 def command(
-    run: RunOption,
-    prompt: Annotated[str, typer.Option(help="Text to go on from.")] = "",
+    run: RunOption = None,
+    adapter: AdapterOption = None,
+    model: ModelOption = None,
+    prompt: Annotated[str, typer.Option(help="A question, or text to go on from.")] = "",
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Go on from the prompt as it is, also with a model that answers questions.")
+    ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=1, help="Choose among this many likeliest tokens.")] = 50,
@@ -19,10 +34,16 @@ def command(
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Let a run's model write text."""
-    from llmtrain.training.inference import generate_text, load_run
+    """Let a model write: that of a run, an adapter, or a model directory."""
+    from llmtrain.training.inference import answers_questions, generate_text
+    from llmtrain.training.loading import Source, load_model
+    from llmtrain.training.shutdown import StopFlag
 
-    loaded = load_run(root, run, checkpoint, device)
-    text = generate_text(loaded, prompt, max_new_tokens, temperature, top_k, seed)
-    value = {"run": loaded.run_id, "step": loaded.step, "prompt": prompt, "text": text}
-    show(json_, value, readable(prompt + text))
+    with StopFlag() as stop:
+        loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
+        is_question = bool(prompt) and not raw and answers_questions(loaded)
+        given = [{"role": "user", "content": prompt}] if is_question else prompt
+        stop.enter_loop(saves=False)
+        text = generate_text(loaded, given, max_new_tokens, temperature, top_k, seed, stop=lambda: stop.requested)
+    value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": text}
+    show(json_, value, readable(text if is_question else prompt + text))

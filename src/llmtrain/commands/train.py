@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, ConfigOption, JsonOption, SetOption, readable, show
+from llmtrain.commands.options import (
+    DEFAULT_ROOT,
+    ConfigOption,
+    JsonOption,
+    LocalOnlyOption,
+    ModelDirOption,
+    SetOption,
+    TokenizerDirOption,
+    readable,
+    shorthands,
+    show,
+)
 from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
 from llmtrain.errors import UsageError
 from llmtrain.logs import is_debugging
@@ -31,14 +42,18 @@ def command(
     max_restarts: Annotated[
         int, typer.Option(min=0, help="With --processes: starts after a crash, from the newest checkpoint.")
     ] = 10,
+    model_local_dir: ModelDirOption = None,
+    tokenizer_local_dir: TokenizerDirOption = None,
+    local_files_only: LocalOnlyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Train a model. Without --config: the preset gpt_stdlib."""
     if dry_run and (resume or processes):
         raise UsageError("--dry-run looks at a new run, in one process; it goes with neither --resume nor --processes.")
-    loaded = _load(config, set_ or [], resume)
+    overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
+    loaded = _load(config, overrides, resume)
     if processes:
-        _train_here(loaded, processes, max_restarts, config, set_ or [], resume, allow_config_change, json_)
+        _train_here(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
         return
     from llmtrain.training.shutdown import StopFlag
 
@@ -132,11 +147,18 @@ def _result_text(result: dict[str, Any]) -> str:
 def _dry_run_text(report: dict[str, Any]) -> str:
     return "\n".join(
         [
-            f"model       {report['model']}, {report['parameters']:,} parameters, on {report['device']}",
+            f"model       {report['model']}, {report['parameters']:,} parameters"
+            f"{_trained(report)}, on {report['device']}",
             f"data        {report['train_tokens']:,} training tokens, {report['val_tokens']:,} for validation",
-            f"a step      {report['tokens_per_step']:,} tokens; the whole run reads the data {report['epochs']} times",
+            f"a step      {report['tokens_per_step']:,} tokens; {report['steps']:,} steps read the data "
+            f"{report['epochs']} times",
             f"first loss  {report['loss']:.4f}",
             f"memory      {report['state_bytes'] / 1e6:,.0f} MB for weights, gradients and optimizer; "
             f"{report['peak_memory_bytes'] / 1e6:,.0f} MB at the peak of this forward pass",
         ]
     )
+
+
+def _trained(report: dict[str, Any]) -> str:
+    trained = report["trainable_parameters"]
+    return f" ({trained:,} trained)" if trained < report["parameters"] else ""

@@ -1,6 +1,11 @@
 """llmtrain validate: is this config right? Every problem is listed; nothing is run."""
 
+from typing import TYPE_CHECKING
+
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import TrainerSection
 
 
 def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> None:
@@ -18,5 +23,12 @@ def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOpti
     show(
         json_,
         value,
-        f"{source} is valid: {loaded.model.name} on {loaded.data.name}, {loaded.trainer.max_steps} steps.",
+        f"{source} is valid: {loaded.model.name} on {loaded.data.name}, {_length(loaded.trainer)}.",
     )
+
+
+def _length(trainer: "TrainerSection") -> str:
+    epochs = f"{trainer.max_epochs} epochs" if trainer.max_epochs else ""
+    if trainer.max_steps is None and epochs:
+        return epochs
+    return f"{trainer.steps} steps" + (f" or {epochs}" if epochs else "")

@@ -110,8 +110,8 @@ def parse_value(text: str) -> Any:
 
 
 def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
-    """Lines of sections and of their fields; nothing deeper is ever asked for."""
-    if isinstance(node, yaml.MappingNode) and len(path) < 2:
+    """Lines of sections, of their fields, and of the fields of a section inside a section."""
+    if isinstance(node, yaml.MappingNode) and len(path) < 3:
         for key, value in node.value:
             here = (*path, str(key.value))
             lines[here] = key.start_mark.line + 1

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from llmtrain.config.document import Document, dump_document, parse_value, read_document
-from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section
+from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection
 from llmtrain.errors import ConfigError, UsageError, nearest
 
 DEFAULT_PRESET = "gpt_stdlib"
@@ -93,7 +93,7 @@ def upgrade_v1(values: dict[str, Any]) -> dict[str, Any]:
 
 def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:
     key, equals, value = text.partition("=")
-    if not equals or key.count(".") != 1:
+    if not equals or not 1 <= key.count(".") <= 2:
         problems.append(f"--set {text}: write it as section.field=value, such as trainer.lr=1e-3.")
         return None
     try:
@@ -105,14 +105,20 @@ def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:
 
 def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: list[str]) -> None:
     for key, value in pairs:
-        section, field = key.split(".")
-        target = values.setdefault(section, {})
-        if target is None:
-            target = values[section] = {}
+        *parents, field = key.split(".")
+        kind = SECTIONS.get(parents[0])
+        if len(parents) > 1 and kind and not subsection(kind, parents[1]):
+            problems.append(f"--set {key}: {'.'.join(parents)} is not a section.")
+            continue
+        target: Any = values
+        for name in parents:
+            if isinstance(target, dict):
+                target[name] = {} if target.get(name) is None else target[name]
+                target = target[name]
         if isinstance(target, dict):
             target[field] = value
         else:
-            problems.append(f"--set {key}: {section} is not a section in this document.")
+            problems.append(f"--set {key}: {'.'.join(parents)} is not a section in this document.")
 
 
 def _build_sections(
@@ -135,7 +141,8 @@ def _build_sections(
         section, wrong = _build_section(kind, given)
         for error in wrong:
             path = (name, *(str(part) for part in error["loc"]))
-            where = "--set " if ".".join(path[:2]) in overridden else document.where(path[:2])
+            is_set = any(".".join(path[:depth]) in overridden for depth in (2, 3))
+            where = "--set " if is_set else document.where(path[:3]) or document.where(path[:2])
             problems.append(where + _say(path, error, kind))
         if section:
             bad = {str(error["loc"][0]) for error in wrong if error["loc"]}
@@ -162,8 +169,9 @@ def _build_section(kind: type[Section], given: dict[str, Any]) -> tuple[Section 
 def _say(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str:
     dotted = ".".join(path)
     if error["type"] == "extra_forbidden":
-        known = kind.model_fields
-        return f"{dotted} is unknown.{nearest(path[1], known)} Known: {', '.join(sorted(known))}."
+        fields = subsection(kind, path[1]) if len(path) > 2 else kind
+        known = (fields or kind).model_fields
+        return f"{dotted} is unknown.{nearest(path[-1], known)} Known: {', '.join(sorted(known))}."
     message = error["msg"]
     if path[-1] == "run_id":
         message = "use 2 to 40 lower-case letters, digits and hyphens, starting with a letter"

@@ -4,12 +4,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import SECTIONS, Config
+from llmtrain.config.schema import SECTIONS, Config, Section, subsection
 
 HEADER = """# Config reference
 
 Made from the schema by `llmtrain print-config --reference`; a test keeps it true.
-Every field has a default, so a config names only what it changes. `--set section.field=value` overrides one.
+Every field has a default, so a config names only what it changes. `--set section.field=value` overrides one;
+`--set model.lora.rank=8` one of a section inside a section.
 """
 
 
@@ -22,9 +23,15 @@ def reference_markdown() -> str:
             f"## `{name}`\n\n{_one_line(kind.__doc__)}\n\n| field | type | default | meaning |\n|---|---|---|---|"
         )
         for field, info in kind.model_fields.items():
-            parts.append(f"| `{field}` | {_type(info)} | {_default(info.default)} | {_one_line(info.description)} |")
+            parts.append(_row(field, info))
+            inner = subsection(kind, field)
+            parts += [_row(f"{field}.{name}", below) for name, below in inner.model_fields.items()] if inner else []
         parts.append("")
     return "\n".join(parts)
+
+
+def _row(name: str, info: FieldInfo) -> str:
+    return f"| `{name}` | {_type(info)} | {_default(info.default)} | {_one_line(info.description)} |"
 
 
 def _one_line(text: str | None) -> str:
@@ -50,4 +57,6 @@ def _type_name(kind: Any) -> str:
         return _type_name(get_args(kind)[0])
     if get_args(kind):  # X | None
         return " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None)) + ", or empty"
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return "section"
     return {"str": "text", "int": "integer", "float": "number", "bool": "true / false"}.get(kind.__name__, str(kind))

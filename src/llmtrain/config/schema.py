@@ -5,13 +5,14 @@ Checks that need more than one field are in each section's `problems`, so that a
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from llmtrain import registry
 
 SCHEMA_VERSION = 2
+DEFAULT_STEPS = 1000
 RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
 # Which fields may differ between a run and its resumption: they do not decide the result.
@@ -23,12 +24,23 @@ RESUME_MAY_CHANGE = frozenset(
         "run.threads",
         "run.notes",
         "model.init",
+        "model.path",
+        "model.revision",
+        "model.tokenizer_path",
+        "model.local_files_only",
+        "model.gradient_checkpointing",
         "data.cache_dir",
         "data.num_workers",
         "data.files",
         "data.val_files",
+        "data.train_file",
+        "data.val_file",
         "data.tokenizer",
         "trainer.max_steps",
+        "trainer.max_epochs",
+        "trainer.early_stopping",
+        "trainer.eval_prompts",
+        "trainer.eval_prompt_tokens",
         "trainer.log_every_steps",
         "trainer.eval_every_steps",
         "trainer.save_every_steps",
@@ -39,7 +51,7 @@ RESUME_MAY_CHANGE = frozenset(
         "logging.*",
         "output.*",
     }
-)  # data.files and data.tokenizer are paths: what they hold is compared by its SHA-256 instead.
+)  # Files, tokenizers and base models are paths: what they hold is compared by its SHA-256 instead.
 
 PositiveInt = Annotated[int, Field(gt=0)]
 CountOrZero = Annotated[int, Field(ge=0)]
@@ -48,7 +60,8 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 # One name may be written without the brackets of a list.
-Files = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+Files = Names
 
 # (fields concerned, what is wrong and the remedy)
 Problem = tuple[tuple[str, ...], str]
@@ -80,34 +93,84 @@ class RunSection(Section):
     """Free text, kept with the run."""
 
 
+class LoraSection(Section):
+    """Low-rank adapters (`model.lora`): the base model stays as it is, small matrices beside its layers are trained."""
+
+    rank: PositiveInt = 16
+    """Width of the small matrices."""
+    alpha: Positive = 32.0
+    """Strength of the adapter: it is scaled by alpha / rank."""
+    dropout: Share = 0.0
+    """Dropout before the adapter, in training."""
+    target_modules: Names = []
+    """Layers that get an adapter, by the end of their names, such as q_proj. Empty: all linear layers but the output
+    layer."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(rank) instead, which suits large ranks."""
+    dora: bool = False
+    """Train the length of each weight apart from its direction (DoRA): slower, sometimes better."""
+    quantize: bool = False
+    """Keep the base model in 4 bits (QLoRA). Needs a GPU and the extra `qlora`."""
+
+
 class ModelSection(Section):
     """What is trained."""
 
     name: str = "gpt"
-    """A registered model: `gpt` (GPT-2 architecture) or `dummy_gpt` (one matrix, for smoke tests)."""
+    """A registered model: `gpt` (GPT-2 architecture), `hf_causal_lm` (fine-tunes a Hugging Face model) or `dummy_gpt`
+    (one matrix, for smoke tests)."""
     init: Annotated[str, Field(min_length=1)] = "random"
-    """`random` (GPT-2 initialisation), or a directory in the transformers GPT-2 format to start from."""
+    """`gpt`: `random` (GPT-2 initialisation), or a directory in the transformers GPT-2 format to start from."""
     block_size: PositiveInt = 128
-    """Context length in tokens."""
+    """Context length in tokens; rows of `instruct_jsonl` and `chat_jsonl` are packed to it."""
     d_model: PositiveInt = 128
-    """Width of the residual stream."""
+    """`gpt`: width of the residual stream."""
     n_layers: PositiveInt = 4
-    """Number of transformer blocks."""
+    """`gpt`: number of transformer blocks."""
     n_heads: PositiveInt = 4
-    """Attention heads a block; must divide d_model."""
+    """`gpt`: attention heads a block; must divide d_model."""
     d_ff: PositiveInt | None = None
-    """Width of the feed-forward layer. Empty: 4 x d_model."""
+    """`gpt`: width of the feed-forward layer. Empty: 4 x d_model."""
     dropout: Share = 0.0
-    """Dropout probability."""
+    """`gpt`: dropout probability."""
     tie_embeddings: bool = True
-    """Use the token embedding as the output layer too."""
+    """`gpt`: use the token embedding as the output layer too."""
     vocab_size: PositiveInt | None = None
-    """Size of the vocabulary. Empty: the tokenizer's."""
+    """`gpt`: size of the vocabulary. Empty: the tokenizer's."""
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """`hf_causal_lm`: the model to fine-tune, a directory or a name on the hub. A directory needs no network."""
+    revision: Annotated[str, Field(min_length=1)] | None = None
+    """`hf_causal_lm`: branch, tag or commit of a model on the hub."""
+    tokenizer_path: Annotated[str, Field(min_length=1)] | None = None
+    """`hf_causal_lm`: where its tokenizer is. Empty: with the model."""
+    local_files_only: bool = False
+    """`hf_causal_lm`: never ask the hub; a name must be in its cache already. HF_HUB_OFFLINE=1 does the same."""
+    trust_remote_code: bool = False
+    """`hf_causal_lm`: run Python code that comes with the model. A model on the hub then needs a commit as revision."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """`hf_causal_lm`: how the weights are kept. With LoRA bfloat16 halves the memory of the base (adapters stay
+    float32); trained weights themselves are better kept in float32."""
+    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
+    """`hf_causal_lm`: which implementation of attention transformers uses."""
+    gradient_checkpointing: bool = False
+    """`hf_causal_lm`: compute activations again in the backward pass: less memory, slower."""
+    lora: LoraSection | None = None
+    """`hf_causal_lm`: train low-rank adapters. Empty: all weights are trained. `{}` takes the defaults."""
 
     def problems(self) -> Iterator[Problem]:
         problem = registry.check_name("model.name", self.name, registry.MODELS)
         if problem:
             yield ("name",), problem
+        if self.name == "hf_causal_lm" and not self.path:
+            yield ("name", "path"), "model.path is empty. Name a model directory, or a model on the hub."
+        if self.name != "hf_causal_lm":
+            given = [name for name in ("path", "lora", "tokenizer_path") if getattr(self, name) is not None]
+            if given:
+                fields = " and ".join(f"model.{name}" for name in given)
+                yield (
+                    ("name", *given),
+                    f"{fields} is for model.name hf_causal_lm, not {self.name}. Set model.name, or leave it out.",
+                )
         if self.d_model % self.n_heads:
             fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0 and h <= 4 * self.n_heads]
             yield (
@@ -121,10 +184,36 @@ class DataSection(Section):
     """What it is trained on."""
 
     name: str = "python_stdlib"
-    """A registered dataset: `python_stdlib`, `text_files`, `hf_text` or `dummy_text`."""
-    tokenizer: Annotated[str, Field(min_length=1)] = "byte"
+    """A registered dataset: text (`python_stdlib`, `text_files`, `hf_text`, `dummy_text`), or rows with an answer each
+    (`instruct_jsonl`, `chat_jsonl`)."""
+    tokenizer: Annotated[str, Field(min_length=1)] | None = None
     """`byte`, `char` (every character of the text), `gpt2`, or a Hugging Face tokenizer directory
-    (`llmtrain tokenizer train` makes one)."""
+    (`llmtrain tokenizer train` makes one). Empty: the model's own for `hf_causal_lm`, else `byte`."""
+    train_file: Annotated[str, Field(min_length=1)] | None = None
+    """`instruct_jsonl`, `chat_jsonl`: training rows, one JSON object a line."""
+    val_file: Annotated[str, Field(min_length=1)] | None = None
+    """`instruct_jsonl`, `chat_jsonl`: validation rows. Empty: `val_fraction` of the training rows is held out."""
+    prompt_format: Literal["auto", "chat", "plain"] = "auto"
+    """`instruct_jsonl`: `chat` writes a row as a conversation with the tokenizer's own template, `plain` as headed
+    paragraphs. `auto`: `chat` where the tokenizer has a template."""
+    instruction_field: Annotated[str, Field(min_length=1)] = "instruction"
+    """`instruct_jsonl`: field of a row that says what to do."""
+    input_field: Annotated[str, Field(min_length=1)] = "input"
+    """`instruct_jsonl`: field with the text to do it with; it may be missing or empty."""
+    output_field: Annotated[str, Field(min_length=1)] = "output"
+    """`instruct_jsonl`: field with the answer."""
+    train_on_prompt: bool = False
+    """Rows: let the prompt carry loss too, not only the answer."""
+    packing: bool = True
+    """Rows: put several short rows into one sequence of block_size, none of which sees another. Otherwise rows of
+    similar length are batched together and padded."""
+    add_special_tokens: bool = True
+    """Rows in `plain` format: begin with the tokenizer's own special tokens (a chat template writes its own)."""
+    long_rows: Literal["truncate", "skip", "error"] = "truncate"
+    """Rows longer than block_size: cut at the end and counted, left out and counted, or an error."""
+    bad_rows: Literal["error", "skip"] = "error"
+    """Rows that cannot be used (not JSON, no answer, an answer that lies wholly beyond block_size): an error that
+    names the line, or left out and counted."""
     files: Files = []
     """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet."""
     val_files: Files = []
@@ -132,13 +221,13 @@ class DataSection(Section):
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of the text held out for validation where no validation text is named."""
     dataset_name: str | None = None
-    """`hf_text`: a dataset on the hub, or a directory that the datasets library can load."""
+    """`hf_text` and rows: a dataset on the hub, or a directory that the datasets library can load."""
     dataset_config: str | None = None
-    """`hf_text`: the dataset's configuration, such as wikitext-2-raw-v1."""
+    """With dataset_name: the dataset's configuration, such as wikitext-2-raw-v1."""
     train_split: str = "train"
-    """`hf_text`: the split to train on; slices such as `train[:90%]` work."""
+    """With dataset_name: the split to train on; slices such as `train[:90%]` work."""
     val_split: str = "validation"
-    """`hf_text`: the split to validate on."""
+    """With dataset_name: the split to validate on."""
     text_column: str = "text"
     """`hf_text`: the column that holds the text. Each row is a document; a row that ends with a line break is
     joined with the next one (WikiText is stored so)."""
@@ -157,6 +246,19 @@ class DataSection(Section):
                 ("name", "files", "val_files"),
                 f"data.files is set, but data.name {self.name} reads no files. Set data.name to text_files or hf_text.",
             )
+        is_rows = self.name in ("instruct_jsonl", "chat_jsonl")
+        if is_rows and not self.train_file and not self.dataset_name:
+            yield (
+                ("name", "train_file", "dataset_name"),
+                "data.train_file is empty. Name a file of JSON lines, or a dataset of the hub in data.dataset_name.",
+            )
+        if is_rows and (self.files or self.val_files):
+            yield ("name", "files", "val_files"), f"data.name {self.name} reads data.train_file, not data.files."
+        if not is_rows and (self.train_file or self.val_file):
+            yield (
+                ("name", "train_file", "val_file"),
+                f"data.train_file is for instruct_jsonl and chat_jsonl, not {self.name}. Set data.name, or data.files.",
+            )
         if self.name == "text_files" and not self.files:
             yield ("name", "files"), "data.files is empty. Name at least one text file or glob."
         if self.name == "hf_text" and not self.files and not self.dataset_name:
@@ -169,8 +271,13 @@ class DataSection(Section):
 class TrainerSection(Section):
     """How it is trained. A step is one optimizer step."""
 
-    max_steps: PositiveInt = 1000
-    """Optimizer steps of the whole run."""
+    max_steps: PositiveInt | None = None
+    """Optimizer steps of the whole run. Empty: as many as max_epochs take, or 1000."""
+    max_epochs: PositiveInt | None = None
+    """Passes over the training data. The run ends with max_steps where that comes first. After each epoch the model is
+    evaluated and saved."""
+    early_stopping: PositiveInt | None = None
+    """End the run when so many evaluations in a row brought no lower validation loss."""
     micro_batch_size: PositiveInt = 8
     """Sequences in one forward pass of one process."""
     grad_accum_steps: PositiveInt = 1
@@ -209,6 +316,10 @@ class TrainerSection(Section):
     """Steps between two evaluations. Empty: only at the end."""
     eval_batches: PositiveInt | None = None
     """Validation micro-batches an evaluation reads, always the same ones. Empty: the whole split."""
+    eval_prompts: Names = []
+    """Prompts that the model answers at each evaluation; the answers are kept in the run's samples/."""
+    eval_prompt_tokens: PositiveInt = 64
+    """Longest such answer, in tokens."""
     save_every_steps: PositiveInt | None = 200
     """Steps between two checkpoints. Empty: only at the end and for a new best."""
     async_save: bool = False
@@ -216,10 +327,18 @@ class TrainerSection(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 3
     """Newest checkpoints kept, at least two; the best one is kept besides."""
 
+    @property
+    def steps(self) -> int:
+        """max_steps with its default. Where max_epochs alone is given it is filled in once the data is known."""
+        assert self.max_steps is not None or self.max_epochs is None
+        return self.max_steps or DEFAULT_STEPS
+
     def problems(self) -> Iterator[Problem]:
         if self.min_lr > self.lr:
             yield ("lr", "min_lr"), f"trainer.min_lr {self.min_lr} is above trainer.lr {self.lr}."
-        length = self.schedule_steps or self.max_steps
+        if self.max_steps is None and self.max_epochs is not None and self.schedule_steps is None:
+            return  # the length of the schedule is known once the data is
+        length = self.schedule_steps or self.steps
         if self.schedule != "constant" and self.warmup_steps >= length and length > 1:
             yield (
                 ("max_steps", "schedule_steps", "warmup_steps", "schedule"),
@@ -315,6 +434,8 @@ class OutputSection(Section):
     run_id: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
     """Name of the run's directory: lower-case letters, digits and hyphens, 2 to 40 characters.
     Empty: made from run.name and the time."""
+    layout: Literal["steps", "epochs"] = "steps"
+    """`epochs`: besides checkpoints/, lay out epoch-N/rank-K/ after each epoch and best/ (hard links, no copies)."""
     save_config_copy: bool = True
     """Write the resolved config to config.yaml."""
     save_meta_json: bool = True
@@ -349,6 +470,13 @@ SECTIONS: dict[str, type[Section]] = {
     for name, field in Config.model_fields.items()
     if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 }
+
+
+def subsection(kind: type[Section], field: str) -> type[Section] | None:
+    """The section inside a section that a field holds, such as model.lora; None for any other field."""
+    info = kind.model_fields.get(field)
+    parts = get_args(info.annotation) if info else ()
+    return next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:

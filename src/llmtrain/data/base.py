@@ -1,20 +1,26 @@
 """What the trainer asks of data, and what most datasets need to say: where their text comes from.
 
-A dataset is a class with two methods, `identity` and `pieces`; tokenising, caching, shuffling and batching are
-done here for all of them. Add a row to registry.DATA and it can be named in a config.
+    DataModule          prepare() -> PreparedData
+    ├── TextData        endless text: `identity` and `pieces`
+    └── RowData         rows with an answer each: `identity` and `rows` (rows.py)
+
+Tokenising, caching, shuffling and batching are done for all of them. Add a row to registry.DATA and a dataset can be
+named in a config.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from llmtrain.config.schema import DataSection
-from llmtrain.data.token_store import TokenStore, open_or_build
+from llmtrain.data.row_store import RowStore
+from llmtrain.data.store_folder import SPLITS, Split, open_or_build
+from llmtrain.data.token_store import TokenStore, text_writer
 from llmtrain.data.tokenizer import Tokenizer, load_tokenizer, tokenizer_identity
 
-Split = Literal["train", "val"]
+__all__ = ["DataModule", "Piece", "PreparedData", "Split", "TextData"]
 
 
 class Piece(NamedTuple):
@@ -29,8 +35,8 @@ class PreparedData:
     """Tokenised data: what the trainer reads batches from."""
 
     tokenizer: Tokenizer
-    train: TokenStore
-    val: TokenStore
+    train: TokenStore | RowStore
+    val: TokenStore | RowStore
     fingerprint: str
     """SHA-256 over all tokens: two machines with the same one train on the same data."""
 
@@ -39,10 +45,20 @@ class DataModule(ABC):
     def __init__(self, config: DataSection, seed: int) -> None:
         self.config = config
         self.seed = seed
+        self.tokenizer_spec = config.tokenizer or "byte"
+        self.cache_dir = Path(config.cache_dir).expanduser()
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What decides the text: names, sizes, versions. Cheap, for it is asked at every start."""
+        """What decides the data: names, sizes, versions. Cheap, for it is asked at every start."""
+
+    @abstractmethod
+    def prepare(self, threads: int) -> PreparedData:
+        """Open the tokenised data, making it first where it is not there yet."""
+
+
+class TextData(DataModule):
+    """Text without end: a sample is any window of it."""
 
     @abstractmethod
     def pieces(self, split: Split) -> Iterator[Piece]:
@@ -50,16 +66,14 @@ class DataModule(ABC):
 
     def _texts(self) -> Iterator[str]:
         """Everything: a character that only the validation text has must have an id too."""
-        splits: tuple[Split, Split] = ("train", "val")
-        return (piece.text for split in splits for piece in self.pieces(split))
+        return (piece.text for split in SPLITS for piece in self.pieces(split))
 
     def prepare(self, threads: int) -> PreparedData:
-        """Open the tokenised data, making it first where it is not there yet."""
         folder = open_or_build(
-            Path(self.config.cache_dir).expanduser(),
-            identity={"source": self.identity(), "tokenizer": tokenizer_identity(self.config.tokenizer)},
-            tokenizer=lambda: load_tokenizer(self.config.tokenizer, self._texts()),
-            pieces=self.pieces,
-            threads=threads,
+            self.cache_dir,
+            identity={"source": self.identity(), "tokenizer": tokenizer_identity(self.tokenizer_spec)},
+            tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
+            write=text_writer(self.pieces, threads),
         )
-        return PreparedData(folder.tokenizer(), folder.open("train"), folder.open("val"), folder.fingerprint)
+        train, val = (TokenStore.open(folder, split) for split in SPLITS)
+        return PreparedData(folder.tokenizer(), train, val, folder.fingerprint)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.data.base import DataModule, Piece, Split
+from llmtrain.data.base import Piece, Split, TextData
 
 _SENTENCES = {"train": 4000, "val": 400}
 _SUBJECTS = ("the pod", "a node", "one rank", "the trainer", "my cluster", "every step")
@@ -12,7 +12,7 @@ _VERBS = ("waits for", "resumes", "checks", "restarts", "counts", "forgives")
 _OBJECTS = ("the master", "a checkpoint", "its peers", "the loss", "two tokens", "a late packet")
 
 
-class DummyText(DataModule):
+class DummyText(TextData):
     def identity(self) -> dict[str, Any]:
         return {"kind": "dummy_text", "seed": self.seed, "sentences": _SENTENCES}
 

@@ -5,10 +5,10 @@ is joined with the next one.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from llmtrain.data.base import DataModule, Piece, Split
+from llmtrain.data.base import Piece, Split, TextData
+from llmtrain.data.hf_datasets import load, load_split
 from llmtrain.data.text_reader import expand_files, files_identity
 from llmtrain.errors import DataError
 
@@ -16,7 +16,7 @@ _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json",
 ROWS_AT_ONCE = 1000
 
 
-class HFText(DataModule):
+class HFText(TextData):
     def identity(self) -> dict[str, Any]:
         config = self.config
         identity: dict[str, Any] = {"kind": "hf_text", "column": config.text_column}
@@ -52,20 +52,9 @@ class HFText(DataModule):
                     yield Piece(text, ends_document=not text.endswith("\n"))
 
     def _load(self, split: Split) -> Any:
-        import datasets
-
-        config = self.config
-        datasets.disable_progress_bars()
-        cache = str(Path(config.cache_dir).expanduser() / "datasets")
-        try:
-            if config.files:
-                return self._load_files(datasets, split, cache)
-            name = config.train_split if split == "train" else config.val_split
-            return datasets.load_dataset(config.dataset_name, config.dataset_config, split=name, cache_dir=cache)
-        except DataError:
-            raise
-        except Exception as problem:  # the library raises many kinds, few of them its own
-            raise self._explain(problem) from None
+        if self.config.files:
+            return load(self.config, lambda datasets, cache: self._load_files(datasets, split, cache))
+        return load_split(self.config, split)
 
     def _load_files(self, datasets: Any, split: Split, cache: str) -> Any:
         config = self.config
@@ -87,18 +76,3 @@ class HFText(DataModule):
             return rows
         border = int(len(rows) * (1 - config.val_fraction))
         return rows.select(range(border) if split == "train" else range(border, len(rows)))
-
-    def _explain(self, problem: Exception) -> DataError:
-        cause = problem.__cause__ or problem
-        what = " ".join(str(cause).split())[:300]
-        if self.config.files:
-            return DataError(f"data.files cannot be read by the datasets library: {what}.")
-        if isinstance(problem, ConnectionError) or "offline" in what.lower() or "connect" in what.lower():
-            return DataError(
-                f"Dataset '{self.config.dataset_name}' cannot be reached: {what}.",
-                remedy="Without a network, name local files in data.files, or a directory in data.dataset_name.",
-            )
-        return DataError(
-            f"Dataset '{self.config.dataset_name}' cannot be loaded: {what}.",
-            remedy="Check data.dataset_name, data.dataset_config and the two split names.",
-        )

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmtrain.data.base import DataModule, Piece, Split
+from llmtrain.data.base import Piece, Split, TextData
 from llmtrain.errors import DataError
 
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 
-class PythonStdlib(DataModule):
+class PythonStdlib(TextData):
     def identity(self) -> dict[str, Any]:
         sizes = [[str(path.relative_to(_folder())), path.stat().st_size] for path in _files()]
         digest = hashlib.sha256(repr(sizes).encode()).hexdigest()

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.data.base import DataModule, Piece, Split
+from llmtrain.data.base import Piece, Split, TextData
 from llmtrain.data.text_reader import expand_files, files_identity, read_pieces
 
 
-class TextFiles(DataModule):
+class TextFiles(TextData):
     def identity(self) -> dict[str, Any]:
         config = self.config
         return {

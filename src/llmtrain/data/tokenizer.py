@@ -6,6 +6,7 @@ sampled and evaluated long after its training text is gone.
 
 import hashlib
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,8 @@ Ids = npt.NDArray[np.unsignedinteger[Any]]
 BUILT_IN = ("byte", "char", "gpt2")
 _MOST_WORDS_SEEN = 1_000_000
 DESCRIPTION = "llmtrain_tokenizer.json"
+# Without these transformers would open a saved directory with another template or other special tokens.
+_KEPT_FILES = ("chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
 _END_OF_TEXT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
 
 
@@ -41,6 +44,10 @@ class Tokenizer(ABC):
     def encode_many(self, texts: Sequence[str], threads: int) -> Iterable[Ids]:  # noqa: ARG002
         """As encode, for several texts at once; those that can use several cores."""
         return map(self.encode, texts)
+
+    def prefix_ids(self) -> list[int]:
+        """What the tokenizer itself puts in front of a text for its model (BOS); often nothing."""
+        return []
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +174,12 @@ class HFTokenizer(Tokenizer):
         self.end_of_text = self._find_end_of_text()
         self._seen: dict[str, bytes] = {}
         layout = json.loads(self._tokenizer.to_str())
-        self._may_be_cut = layout["normalizer"] is None and '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
+        self._may_be_cut = (
+            layout["normalizer"] is None
+            and '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
+            # Such a token reaches over the space at which text is cut.
+            and not any(token["rstrip"] or " " in token["content"] for token in layout["added_tokens"])
+        )
 
     def _find_end_of_text(self) -> int | None:
         named = (read_json(self._folder / "tokenizer_config.json") or {}).get("eos_token")
@@ -190,9 +202,9 @@ class HFTokenizer(Tokenizer):
     def _encode_words(self, text: str) -> Ids:
         """As encode, several times faster: a word is looked up when it was seen before, and most were."""
         words = split_words(text)
-        new = list(set(words) - self._seen.keys())
         if len(self._seen) > _MOST_WORDS_SEEN:
-            self._seen, new = {}, list(set(words))
+            self._seen = {}
+        new = [word for word in dict.fromkeys(words) if word not in self._seen]
         for word, encoding in zip(new, self._tokenizer.encode_batch_fast(new, add_special_tokens=False), strict=True):
             self._seen[word] = np.array(encoding.ids, dtype=np.uint32).tobytes()
         return np.frombuffer(b"".join(map(self._seen.__getitem__, words)), dtype=np.uint32)
@@ -200,12 +212,21 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def prefix_ids(self) -> list[int]:
+        plain = self._tokenizer.encode("a", add_special_tokens=False).ids
+        whole = self._tokenizer.encode("a", add_special_tokens=True).ids
+        starts = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+        return list(whole[: next(starts, 0)])
+
     def save(self, folder: Path) -> None:
         super().save(folder)
         self._tokenizer.save(str(folder / "tokenizer.json"))
         settings = read_json(self._folder / "tokenizer_config.json")
         if settings:
             write_json(folder / "tokenizer_config.json", settings)
+        for name in _KEPT_FILES:
+            if (self._folder / name).is_file() and folder.resolve() != self._folder.resolve():
+                shutil.copyfile(self._folder / name, folder / name)
 
 
 def load_tokenizer(spec: str, texts: Iterable[str] = ()) -> Tokenizer:
@@ -274,6 +295,11 @@ def train_bpe(texts: Iterable[str], vocab_size: int, folder: Path) -> HFTokenize
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
     return HFTokenizer(folder)
+
+
+def tokenizer_folder(spec: str) -> Path | None:
+    """The directory that data.tokenizer names; None for a built-in one."""
+    return None if spec in BUILT_IN else _directory(spec)
 
 
 def _directory(spec: str) -> Path:

@@ -9,11 +9,11 @@ from llmtrain import registry
 from llmtrain.config.schema import Config
 from llmtrain.diagnose.checks import Finding, failed, failed_by, in_bytes, passed, warned
 from llmtrain.diagnose.machine import uses_gpu
-from llmtrain.errors import UsageError
+from llmtrain.errors import LlmtrainError
 
-# Weight and gradient, 4 bytes each, and the optimizer's: two averages for adamw, next to nothing for adafactor.
-STATE_BYTES = {"adamw": 16, "adafactor": 8}
-CHECKPOINT_BYTES = {"adamw": 12, "adafactor": 4}  # the same without gradients
+# Of a trained weight, besides itself: its gradient and the optimizer's two averages (adafactor: next to nothing).
+TRAINING_BYTES = {"adamw": 12, "adafactor": 4}
+CHECKPOINT_BYTES = {"adamw": 12, "adafactor": 4}  # the weight and the averages
 CHEAP_VOCABULARIES = {"byte": 256, "gpt2": 50257}
 COMFORTABLE_SHARE = 0.8
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -22,35 +22,43 @@ CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/
 @dataclass(frozen=True)
 class Count:
     parameters: int | None = None
+    trained: int = 0
+    weight_bytes: int = 0
     why_not: str = ""
-    problem: UsageError | None = None
+    problem: LlmtrainError | None = None
     """The config cannot be built at all."""
 
 
 def count_parameters(config: Config) -> Count:
     """On torch's meta device, where tensors have a shape and no content."""
-    vocabulary = config.model.vocab_size or CHEAP_VOCABULARIES.get(config.data.tokenizer)
+    section = config.model.model_copy(update={"init": "random"})  # the size is the same, and no file is read
+    tokenizer = config.data.tokenizer or "byte"
+    vocabulary = CHEAP_VOCABULARIES.get(tokenizer, section.vocab_size)
+    if section.path is not None:
+        vocabulary = 0  # the model has its own
+        if not Path(section.path).expanduser().is_dir():
+            return Count(why_not=f"{section.path} is on the hub, and nothing is downloaded for this")
     if vocabulary is None:
-        return Count(why_not=f"the vocabulary of tokenizer '{config.data.tokenizer}' is known once its text is read")
+        return Count(why_not=f"the vocabulary of tokenizer '{tokenizer}' is known once its text is read")
     import torch
 
-    from llmtrain.models.base import parameter_count
+    from llmtrain.models.base import parameter_count, trainable_count
 
-    section = config.model.model_copy(update={"init": "random"})  # the size is the same, and no file is read
     try:
-        adapter = registry.resolve("model.name", section.name, registry.MODELS)(
-            section, CHEAP_VOCABULARIES.get(config.data.tokenizer, vocabulary)
-        )
+        adapter = registry.resolve("model.name", section.name, registry.MODELS)(section, vocabulary)
         with torch.device("meta"):
-            return Count(parameter_count(adapter.build()))
-    except UsageError as error:
+            module = adapter.build_empty()
+        total, trained = parameter_count(module), trainable_count(module)
+        frozen_bytes = 2 if section.dtype == "bfloat16" else 4
+        return Count(total, trained, weight_bytes=4 * trained + frozen_bytes * (total - trained))
+    except LlmtrainError as error:
         return Count(problem=error)
     except Exception as problem:  # another family's build may not know the meta device
         return Count(why_not=f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
 
 
 def checkpoint_bytes(config: Config, count: Count) -> int | None:
-    return None if count.parameters is None else count.parameters * CHECKPOINT_BYTES[config.trainer.optimizer]
+    return None if count.parameters is None else count.trained * CHECKPOINT_BYTES[config.trainer.optimizer]
 
 
 def memory(config: Config, count: Count, world_size: int, processes: int) -> Iterator[Finding]:
@@ -65,7 +73,7 @@ def memory(config: Config, count: Count, world_size: int, processes: int) -> Ite
         return
     optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
     shares = world_size if strategy == "fsdp" else 1
-    need = count.parameters * STATE_BYTES[optimizer] // shares * (1 if is_gpu else processes)
+    need = (count.weight_bytes + count.trained * TRAINING_BYTES[optimizer]) // shares * (1 if is_gpu else processes)
     evidence = (
         f"{count.parameters:,} parameters need {in_bytes(need)} "
         + (f"in {processes} processes " if processes > 1 and not is_gpu else "")

@@ -28,11 +28,15 @@ class Channel:
         return bool(self.sum(int(flag)))
 
     def sum(self, number: int) -> int:
+        return self.sums([number])[0]
+
+    def sums(self, numbers: list[int]) -> list[int]:
+        """The sum over all ranks of each of some numbers."""
         if self.group is None:
-            return number
-        total = torch.tensor(number, dtype=torch.int64)
-        dist.all_reduce(total, group=self.group)
-        return int(total)
+            return numbers
+        totals = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(totals, group=self.group)
+        return [int(total) for total in totals]
 
     def gather(self, value: T) -> list[T]:
         """The value of every rank, in the order of ranks."""

@@ -1,7 +1,7 @@
 """What the trainer asks of a model family. Add a row to registry.MODELS and it can be named in a config."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,10 +11,18 @@ from torch import nn
 from llmtrain.config.schema import ModelSection
 from llmtrain.errors import UsageError
 
+LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+NextLogits = Callable[[Sequence[int]], torch.Tensor]
+"""Logits of the token that follows; called with the ids so far, one or more longer each time."""
+WriteInto = Callable[[Path], None]
+
 
 class ModelAdapter(ABC):
     """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and knows a few things about it.
     There may be more columns than vocab_size, as long as they are -inf."""
+
+    can_pack = False
+    """Whether several rows in one sequence can be kept apart: the loss takes `positions`, which start anew a row."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
@@ -25,19 +33,62 @@ class ModelAdapter(ABC):
                 remedy="Leave model.vocab_size empty to take the tokenizer's.",
             )
 
+    @classmethod
+    def own_tokenizer(cls, config: ModelSection) -> str:  # noqa: ARG003
+        """What data.tokenizer means where it is empty."""
+        return "byte"
+
     @abstractmethod
     def build(self) -> nn.Module:
         """A new module on the CPU, initialised from torch's global generator (the caller seeds it)."""
 
-    def loss(self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def build_empty(self) -> nn.Module:
+        """The same module with any weights: a checkpoint's are put in, or it is only counted."""
+        return self.build()
+
+    def base_files(self) -> list[Path]:
+        """Files of a model that is built upon and not stored in checkpoints; they decide the result."""
+        return []
+
+    @property
+    def uses_dropout(self) -> bool:
+        return self.config.dropout > 0
+
+    def loss(
+        self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Sum of the cross-entropy over all targets that count. A sum, because what it is divided by, the target
         tokens of a whole step, is known to the trainer only."""
+        assert positions is None or self.can_pack
         logits = module(inputs)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1), reduction="sum")
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The repeated parts of the module, which are sharded and compiled one by one."""
         return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
+
+    def compiled(self, module: nn.Module, by_block: bool) -> LossFunction:
+        """The loss, compiled; `by_block` where what is between the blocks cannot be (it gathers sharded weights)."""
+        if not by_block:
+            return torch.compile(self.loss)
+        for block in self.blocks(module):
+            block.compile()
+        return self.loss
+
+    def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
+        """For writing text. This one looks at the whole context again for each token."""
+
+        def following(ids: Sequence[int]) -> torch.Tensor:
+            device = next(module.parameters()).device
+            logits: torch.Tensor = module(torch.tensor([ids[-block_size:]], device=device))
+            return logits[0, -1]
+
+        return following
+
+    def companion(self, module: nn.Module) -> WriteInto | None:  # noqa: ARG002
+        """What a checkpoint holds besides: a function that writes it into the checkpoint's directory. All ranks call
+        this at once, rank 0 then writes, perhaps in the background."""
+        return None
 
     @abstractmethod
     def flops_per_token(self, module: nn.Module) -> float:
@@ -50,3 +101,7 @@ class ModelAdapter(ABC):
 
 def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def trainable_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)

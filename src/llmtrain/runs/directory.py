@@ -7,6 +7,9 @@ runs/<run_id>/
   logs/            log lines
   tokenizer/       what generate and eval need to read and write text
   checkpoints/     step_N/, and the pointers `latest` and `best`
+  adapter/         of a LoRA run: the best adapter, in peft's own format
+  samples/         answers to trainer.eval_prompts, one file an evaluation
+  epoch-N/ best/   with output.layout epochs: files of those checkpoints
   finished.json    there once the run is complete: its result
   lock             who is writing
   generations.json every start of the run, and how it ended
@@ -55,6 +58,21 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def adapter(self) -> Path:
+        return self.path / "adapter"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def best(self) -> Path:
+        return self.path / "best"
+
+    def epoch(self, number: int) -> Path:
+        return self.path / f"epoch-{number}"
 
     @property
     def finished(self) -> Path:

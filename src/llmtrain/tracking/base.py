@@ -5,6 +5,7 @@ Metric names are the same everywhere: train/loss, train/lr, val/loss, ...
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from llmtrain.config.schema import Config
@@ -38,6 +39,9 @@ class NullTracker:
     def saved(self, step: int) -> None:
         """A checkpoint of this step is about to be published."""
 
+    def samples(self, step: int, path: Path) -> None:
+        """What the model answered to the fixed prompts, in a file."""
+
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         """The run ended; no call follows."""
 
@@ -53,6 +57,9 @@ class Trackers(NullTracker):
 
     def saved(self, step: int) -> None:
         self._each(lambda tracker: tracker.saved(step))
+
+    def samples(self, step: int, path: Path) -> None:
+        self._each(lambda tracker: tracker.samples(step, path))
 
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         self._each(lambda tracker: tracker.finish(status, result))

@@ -11,7 +11,8 @@ from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
 class ConsoleTracker(NullTracker):
     def __init__(self, run: TrackedRun) -> None:
-        self._max_steps = run.config.trainer.max_steps
+        self._max_steps = run.config.trainer.steps
+        self._max_epochs = run.config.trainer.max_epochs
         self._bar: Any = None
         if sys.stderr.isatty() and not run.config.logging.json_output and run.config.logging.level in ("DEBUG", "INFO"):
             self._start_bar(run.resumed_from)
@@ -35,6 +36,16 @@ class ConsoleTracker(NullTracker):
             best = " | best so far" if metrics.get("val/is_best") else ""
             text = f"{of} | val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}{best}"
             log("EVAL", text, fields={"step": step, **metrics})
+            if "epoch/number" in metrics:
+                self._log_epoch(of, metrics, best)
+
+    def _log_epoch(self, of: str, metrics: Metrics, best: str) -> None:
+        log(
+            "EPOCH",
+            f"{metrics['epoch/number']:.0f}/{self._max_epochs} | {of} | train loss {metrics['epoch/train_loss']:.4f} | "
+            f"val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}{best}",
+            fields=metrics,
+        )
 
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:  # noqa: ARG002
         if self._bar is not None:

@@ -48,6 +48,9 @@ class MlflowTracker(NullTracker):
         now = int(time.time() * 1000)
         self._jobs.put(lambda: self._log_batch(step, metrics, now))
 
+    def samples(self, step: int, path: Path) -> None:  # noqa: ARG002
+        self._jobs.put(lambda: self._client.log_artifact(self._run_id, str(path), artifact_path="samples"))
+
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         self._jobs.put(lambda: self._close(status, result))
         self._jobs.put(None)

@@ -11,20 +11,22 @@ from torch import nn
 
 from llmtrain import registry
 from llmtrain.config.schema import Config
-from llmtrain.data.base import PreparedData
+from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
+from llmtrain.data.make_batches import make_batches
 from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.micro_batches import adafactor_with_fsdp, micro_batches_in_step
 from llmtrain.distributed.sources import usable_cores
 from llmtrain.distributed.world import World
 from llmtrain.distributed.wrap import Wrapped, is_sharding, wrap_model
+from llmtrain.errors import UsageError
 from llmtrain.logs import warn
-from llmtrain.models.base import ModelAdapter
+from llmtrain.models.base import LossFunction, ModelAdapter
 from llmtrain.runs.metadata import versions
 from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, TrackedRun, Trackers
 from llmtrain.training.resume import Resumption
-from llmtrain.training.step import LossFunction, Stepper
+from llmtrain.training.step import Stepper
 
 
 @dataclass(frozen=True)
@@ -46,15 +48,46 @@ def make_parts(config: Config, world: World) -> Parts:
     """Data and model. Anything that is wrong with them shows here, before there is a run directory."""
     micro_batches = micro_batches_in_step(config, world.world_size)
     check_trackers(config)
-    data = registry.resolve("data.name", config.data.name, registry.DATA)(config.data, config.run.seed)
     assert config.run.threads
-    prepared: PreparedData = data.prepare(config.run.threads)
+    prepared = build_data(config).prepare(config.run.threads)
     adapter = build_adapter(config, prepared.tokenizer.vocab_size)
-    train_batches, eval_batches = make_batches(config, prepared, adapter)
+    train_batches, eval_batches = make_batches(
+        prepared,
+        config.data,
+        block_size=config.model.block_size,
+        micro_batch_size=config.trainer.micro_batch_size,
+        micro_batches=micro_batches,
+        seed=config.run.seed,
+        vocab_size=adapter.vocab_size,
+        eval_limit=config.trainer.eval_batches,
+        can_pack=adapter.can_pack,
+    )
     train_batches[0]  # a damaged token store shows now
     module = build_module(config, adapter, world)
     recorded = what_decides(config, prepared, adapter, world, micro_batches)
     return Parts(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded)
+
+
+def build_data(config: Config) -> DataModule:
+    """The dataset. Where no tokenizer is named it gets the model's own; the config that is recorded stays as it is."""
+    kind = registry.resolve("model.name", config.model.name, registry.MODELS)
+    tokenizer = config.data.tokenizer or kind.own_tokenizer(config.model)
+    data: DataModule = registry.resolve("data.name", config.data.name, registry.DATA)(
+        config.data.model_copy(update={"tokenizer": tokenizer}), config.run.seed
+    )
+    return data
+
+
+def settle_steps(config: Config, train_batches: TrainBatches) -> Config:
+    """A number of steps, now that it is known how many an epoch takes."""
+    trainer = config.trainer
+    if trainer.max_epochs is None:
+        return config
+    in_epochs = train_batches.steps_in(trainer.max_epochs)
+    settled = config.with_values("trainer", max_steps=min(trainer.max_steps or in_epochs, in_epochs))
+    for _, problem in settled.trainer.problems():
+        raise UsageError(problem)
+    return settled
 
 
 def settle_threads(config: Config, resumption: Resumption | None, world: World) -> Config:
@@ -123,25 +156,14 @@ def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Modu
     return module if is_sharding(config.distributed, world) else module.to(world.device)
 
 
-def make_batches(config: Config, prepared: PreparedData, adapter: ModelAdapter) -> tuple[TrainBatches, EvalBatches]:
-    size, block = config.trainer.micro_batch_size, config.model.block_size
-    return (
-        TrainBatches(prepared.train, block, size, config.run.seed, adapter.vocab_size),
-        EvalBatches(prepared.val, block, size, adapter.vocab_size, config.trainer.eval_batches),
-    )
-
-
 def wrap(config: Config, world: World, parts: Parts) -> tuple[Wrapped, LossFunction]:
     """The model as the step calls it, and the loss over it; compiled where that is asked for."""
     loss: LossFunction = parts.adapter.loss
     is_sharded = is_sharding(config.distributed, world)
     if is_sharded and config.trainer.optimizer == "adafactor":  # in a world of one process, too
         raise adafactor_with_fsdp()
-    if config.trainer.compile and is_sharded:
-        for block in parts.adapter.blocks(parts.module):  # what is between the blocks gathers weights: not compiled
-            block.compile()
-    elif config.trainer.compile:
-        loss = torch.compile(parts.adapter.loss)
+    if config.trainer.compile:
+        loss = parts.adapter.compiled(parts.module, by_block=is_sharded)
     wrapped = wrap_model(
         parts.module,
         parts.adapter.blocks,
@@ -169,7 +191,7 @@ def build_stepper(
         optimizer=optimizer,
         world=world,
         seed=config.run.seed,
-        dropout=config.model.dropout > 0,
+        dropout=parts.adapter.uses_dropout,
         max_grad_norm=config.trainer.max_grad_norm,
         autocast=autocast_for(config, world),
         tick=tick,

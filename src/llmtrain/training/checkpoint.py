@@ -1,6 +1,7 @@
 """Checkpoints: a directory that exists under its name once it is complete, and is checked before it is used.
 
     checkpoints/step_20/   model.safetensors  optimizer.safetensors  index.json  state.json  manifest.json
+                           adapter/  (of a LoRA run: the same weights in peft's own format)
     checkpoints/latest     the name of the newest one;  checkpoints/best  of the best one
 
 Several processes write a file each (model-00001-of-00002.safetensors); index.json says which tensor lies where.
@@ -38,6 +39,7 @@ _FILES = {INDEX, STATE}
 _GROUPS = ("model", "optimizer")
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
 _NAME = re.compile(r"step_(\d+)")
+_FILE_NAME = re.compile(r"(?:adapter/)?[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Checkpoint:
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(f"{path} is damaged: it cannot be read.") from None
         # Written in one canonical form, so any changed byte shows, in the hash or in the form.
-        if text != _manifest_text(files) or not all(re.fullmatch(r"[\w.-]+", name) for name in files):
+        if text != _manifest_text(files) or not all(_FILE_NAME.fullmatch(name) for name in files):
             raise CheckpointError(f"{path} is damaged: its own SHA-256 is wrong.")
         if not files.keys() >= _FILES or not all(_is_entry(entry) for entry in files.values()):
             raise CheckpointError(f"{path} does not list the files of a checkpoint: {', '.join(sorted(_FILES))}.")
@@ -169,6 +171,7 @@ class CheckpointStore:
         owner: str,
         publish: Callable[[], None],
         channel: Channel,
+        companion: Callable[[Path], None] | None = None,
     ) -> None:
         """Write a checkpoint, every rank its own files. `publish` is called on rank 0 just before it gets its name,
         and may refuse by raising. `owner` keeps what two generations are writing apart, should one have been taken for
@@ -178,7 +181,7 @@ class CheckpointStore:
         try:
             channel.from_first(lambda: self._begin(temporary, needed, step))
             parts = channel.gather_results(lambda: _write_shards(temporary, shards, step, channel))
-            channel.from_first(lambda: self._complete(temporary, step, parts, state, publish))
+            channel.from_first(lambda: self._complete(temporary, step, parts, state, publish, companion))
         finally:
             if channel.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -193,10 +196,21 @@ class CheckpointStore:
         fault("save_begin", step)
 
     def _complete(
-        self, temporary: Path, step: int, parts: list["_Written"], state: dict[str, Any], publish: Callable[[], None]
+        self,
+        temporary: Path,
+        step: int,
+        parts: list["_Written"],
+        state: dict[str, Any],
+        publish: Callable[[], None],
+        companion: Callable[[Path], None] | None,
     ) -> None:
         """Index, state and manifest, then the name."""
         files = {name: row for part in parts for name, row in part.files.items()}
+        if companion is not None:
+            companion(temporary)
+            files |= {f"{path.parent.name}/{path.name}": _describe(path) for path in sorted(temporary.glob("*/*"))}
+            for folder in {path.parent for path in temporary.glob("*/*")}:
+                fsync_dir(folder)
         index = merge([part.index for part in parts])
         state = {"format": FORMAT_VERSION, **state}
         for name, value in ((INDEX, index), (STATE, state)):

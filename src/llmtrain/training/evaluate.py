@@ -10,7 +10,7 @@ from torch import nn
 
 from llmtrain.data.batches import EvalBatches
 from llmtrain.distributed.world import World
-from llmtrain.training.step import LossFunction
+from llmtrain.models.base import LossFunction
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def evaluate(
             number = first + world.rank
             batch = batches[number if number < count else first].to(world.device)
             with autocast():
-                mine.append(loss(module, batch.inputs, batch.targets).double())
+                mine.append(loss(module, batch.inputs, batch.targets, batch.positions).double())
             tokens += batch.target_count if number < count else 0
     finally:
         module.train(was_training)

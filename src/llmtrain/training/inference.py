@@ -1,93 +1,130 @@
-"""Using a trained run: its model and tokenizer loaded, sampled, measured, exported."""
+"""Using a trained model: text from it, its loss on files, its weights for other programs."""
 
-from dataclasses import dataclass
+import json
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
 
-from llmtrain.config.document import Document
-from llmtrain.config.load import build_config
-from llmtrain.config.schema import Config
-from llmtrain.data.batches import EvalBatches, check_length
+from llmtrain import registry
+from llmtrain.config.schema import DataSection
+from llmtrain.data.make_batches import make_eval_batches
+from llmtrain.data.prompts import has_chat_template, prompt_text
+from llmtrain.data.row_store import RowStore
 from llmtrain.data.text_reader import expand_files, read_pieces
 from llmtrain.data.token_store import TokenStore, smallest_dtype
-from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer
-from llmtrain.distributed.world import World, pick_device
-from llmtrain.errors import CheckpointError, UsageError
-from llmtrain.models.base import ModelAdapter
-from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.training.assemble import autocast_for, build_adapter
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
+from llmtrain.data.window_batches import check_length
+from llmtrain.distributed.world import World
+from llmtrain.errors import DataError, ResumeMe, UsageError
+from llmtrain.training.assemble import autocast_for
 from llmtrain.training.evaluate import EvalResult, evaluate
+from llmtrain.training.loading import LoadedModel
+from llmtrain.training.outputs import ADAPTER, write_card
 from llmtrain.training.sample import sample_text
 
 LEAST_TEMPERATURE = 0.01
+ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
+Messages = list[dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class LoadedRun:
-    run_id: str
-    step: int
-    config: Config
-    adapter: ModelAdapter
-    module: nn.Module
-    tokenizer: Tokenizer
-    device: torch.device
-
-
-def load_run(root: str, reference: str, checkpoint: str, device: str) -> LoadedRun:
-    """The model of a run at one of its checkpoints, ready for use."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device '{device}' is unknown.", known=("auto", "cpu", "cuda"))
-    run = find_run(root, reference)
-    chosen = _choose(run, checkpoint)
-    chosen.verify()
-    state = chosen.state()
-    config = build_config(Document(str(chosen.path), state["config"]))
-    tokenizer = load_saved_tokenizer(run.tokenizer)
-    # The weights come from the checkpoint, so whatever the run was initialised from need not be there any more.
-    adapter = build_adapter(config.with_values("model", init="random"), tokenizer.vocab_size)
-    module = adapter.build()
-    try:
-        module.load_state_dict(chosen.tensors("model"))
-    except RuntimeError as problem:
-        raise CheckpointError(f"{chosen.path} holds another model: {' '.join(str(problem).split())[:300]}") from None
-    where = pick_device(device)
-    return LoadedRun(run.run_id, chosen.step, config, adapter, module.to(where).eval(), tokenizer, where)
-
-
-def _choose(run: RunDirectory, name: str) -> Checkpoint:
-    store = CheckpointStore(run.checkpoints)
-    if name in ("best", "latest"):
-        found = store.pointed(name) or store.pointed("latest") or store.newest_usable()
-        if found:
-            return found
-        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.")
-    try:
-        return find_checkpoint(run.checkpoints / name)
-    except CheckpointError:
-        known = [f"step_{step}" for step in store.steps()]
-        raise CheckpointError(
-            f"Run '{run.run_id}' has no checkpoint '{name}'.", known=["best", "latest", *known]
-        ) from None
+def answers_questions(loaded: LoadedModel) -> bool:
+    """Whether a prompt is a question to answer, in the form of the training rows, rather than text to go on with."""
+    return loaded.config.data.name in ROW_KINDS and (
+        loaded.step is not None or has_chat_template(loaded.tokenizer_folder)
+    )
 
 
 def generate_text(
-    loaded: LoadedRun, prompt: str, max_new_tokens: int, temperature: float, top_k: int, seed: int
+    loaded: LoadedModel,
+    prompt: str | Messages,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
 ) -> str:
+    """What follows a text, or the answer to a conversation."""
     if temperature != 0 and not LEAST_TEMPERATURE <= temperature < float("inf"):
         raise UsageError(
             f"A temperature of {temperature} cannot be used.", remedy=f"Give 0, or {LEAST_TEMPERATURE} and more."
         )
-    block_size = loaded.config.model.block_size
-    return sample_text(loaded.module, loaded.tokenizer, prompt, max_new_tokens, block_size, temperature, top_k, seed)
+    text = prompt if isinstance(prompt, str) else prompt_text(loaded.config.data, loaded.tokenizer_folder, prompt)
+    world = World(device=loaded.device)
+    with autocast_for(loaded.config, world)():
+        return sample_text(
+            loaded.adapter,
+            loaded.module,
+            loaded.tokenizer,
+            text,
+            max_new_tokens,
+            loaded.config.model.block_size,
+            temperature,
+            top_k,
+            seed,
+            stop,
+        )
 
 
-def evaluate_files(loaded: LoadedRun, patterns: list[str], batch_size: int) -> EvalResult:
-    """Loss over the text of files, in whole windows of the model's context, a document after the other."""
-    files = expand_files(patterns, "--file")
+def evaluate_files(
+    loaded: LoadedModel, patterns: list[str], batch_size: int, stop: Callable[[], bool] = lambda: False
+) -> dict[str, EvalResult]:
+    """Loss over held-out files: `tuned`, and `base` beside it where the model is an adapter on one."""
+    store, data = read_store(loaded, expand_files(patterns, "--file"))
+    batches = make_eval_batches(
+        store,
+        data,
+        block_size=loaded.config.model.block_size,
+        micro_batch_size=batch_size,
+        vocab_size=loaded.adapter.vocab_size,
+        limit=None,
+        can_pack=loaded.adapter.can_pack,
+    )
+    world = World(device=loaded.device)
+
+    def measure() -> EvalResult:
+        result = evaluate(
+            loaded.module, loaded.adapter.loss, batches, world, autocast_for(loaded.config, world), stop=stop
+        )
+        if result is None:
+            raise ResumeMe("Stopped as told, before everything was measured.", remedy="Run the same command again.")
+        return result
+
+    found = {"tuned": measure()}
+    if hasattr(loaded.module, "model") and hasattr(loaded.module.model, "peft_config"):
+        from llmtrain.models.hf_causal_lm import set_adapters
+
+        set_adapters(loaded.module, False)
+        found["base"] = measure()
+        set_adapters(loaded.module, True)
+    return found
+
+
+def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[RowStore | TokenStore, DataSection]:
+    """The tokens of files: of rows where they are JSON lines, else of text in whole windows."""
+    data = loaded.config.data
+    if files[0].suffix != ".jsonl" or (loaded.step is not None and data.name not in ROW_KINDS):
+        return _text_store(loaded, files), data
+    kind = data.name if loaded.step is not None else _kind_of_rows(files[0])
+    data = data.model_copy(update={"name": kind, "tokenizer": str(loaded.tokenizer_folder)})
+    module = registry.resolve("data.name", kind, registry.DATA)(data, loaded.config.run.seed)
+    rows = (row for path in files for row in module.rows_of_file(str(path)))
+    return RowStore.from_rows(rows, loaded.tokenizer, loaded.config.run.threads or 1), data
+
+
+def _kind_of_rows(path: Path) -> str:
+    """By the first line, for a model that no config of ours says it of."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = next((line for line in file if line.strip()), "")
+    try:
+        row = json.loads(first)
+    except ValueError as problem:
+        raise DataError(f"{path}, line 1: not JSON: {problem}.") from None
+    return "chat_jsonl" if isinstance(row, dict) and "messages" in row else "instruct_jsonl"
+
+
+def _text_store(loaded: LoadedModel, files: Sequence[Path]) -> TokenStore:
     dtype = smallest_dtype(loaded.tokenizer.vocab_size)
     parts = []
     for path in files:
@@ -97,20 +134,38 @@ def evaluate_files(loaded: LoadedRun, patterns: list[str], batch_size: int) -> E
                 parts.append(np.array([loaded.tokenizer.end_of_text], dtype))
     store = TokenStore(files[0], np.concatenate(parts))
     check_length(store, loaded.config.model.block_size, "given", may_shrink=False)
-    batches = EvalBatches(store, loaded.config.model.block_size, batch_size, loaded.adapter.vocab_size)
-    world = World(device=loaded.device)
-    result = evaluate(loaded.module, loaded.adapter.loss, batches, world, autocast_for(loaded.config, world))
-    assert result is not None  # nothing told it to stop
-    return result
+    return store
 
 
-def export_run(loaded: LoadedRun, folder: Path) -> list[str]:
-    """Write weights, config and tokenizer; the names of the files."""
+def export_model(loaded: LoadedModel, folder: Path, merge: bool) -> list[str]:
+    """Write weights, config, tokenizer and model card; the names of the files. What a failure leaves is removed."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
+    was_there = folder.exists()
     try:
-        loaded.adapter.export(loaded.module, folder, loaded.tokenizer.end_of_text)
+        folder.mkdir(parents=True, exist_ok=True)
+        companion = None if merge else loaded.adapter.companion(loaded.module)
+        if companion:
+            companion(folder)
+            for path in (folder / ADAPTER).iterdir():
+                path.rename(folder / path.name)
+            (folder / ADAPTER).rmdir()
+        else:
+            loaded.adapter.export(loaded.module, folder, loaded.tokenizer.end_of_text)
         loaded.tokenizer.save(folder)
-    except OSError as problem:
-        raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
+        write_card(folder, loaded.config, loaded.progress, loaded.base_sha256, is_adapter=companion is not None)
+    except BaseException as problem:
+        _empty(folder, and_remove=not was_there)
+        if isinstance(problem, OSError):
+            raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
+        raise
     return sorted(path.name for path in folder.iterdir())
+
+
+def _empty(folder: Path, and_remove: bool) -> None:
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if and_remove:
+        folder.rmdir()

@@ -14,7 +14,7 @@ def lr_at(step: int, config: TrainerSection) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
-    end = config.schedule_steps or config.max_steps
+    end = config.schedule_steps or config.steps
     start = config.warmup_steps
     if config.schedule == "wsd":
         start = max(start, end - max(1, round(config.decay_fraction * end)))

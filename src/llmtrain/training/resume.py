@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.config.schema import Config, TrainerSection, differences, may_change
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.logs import log, warn
@@ -18,6 +18,7 @@ from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_check
 from llmtrain.training.state import Progress, load_tensors
 
 TrainResult = dict[str, Any]
+_RECORDED = ("data_fingerprint", "vocab_size", "micro_batches", "base_sha256")
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,23 @@ def _newest_run(config: Config) -> RunDirectory | None:
 
 
 def already_finished(config: Config, resumption: Resumption) -> TrainResult | None:
-    """The result of a run that is complete; a raised max_steps makes it go on instead."""
+    """The result of a run that is complete; a raised max_steps or max_epochs makes it go on instead."""
     if resumption.is_explicit:
         return None
     result = read_json(resumption.run.finished)
-    if isinstance(result, dict) and result.get("steps", 0) >= config.trainer.max_steps:
+    if not isinstance(result, dict):
+        return None
+    trainer = config.trainer
+    has_all_steps = trainer.max_epochs is None and result.get("steps", 0) >= trainer.steps
+    if has_all_steps or result.get("wanted") == wanted(trainer):
         log("DONE", f"run {resumption.run.run_id} is finished already, at step {result['steps']}")
         return result
     return None
+
+
+def wanted(trainer: TrainerSection) -> dict[str, Any]:
+    """How far the run is to go: kept with the result, to tell whether that is still what is asked for."""
+    return trainer.model_dump(include={"max_steps", "max_epochs", "early_stopping"})
 
 
 def check_config(resumption: Resumption, config: Config, allow_change: bool) -> None:
@@ -103,14 +113,14 @@ def check_config(resumption: Resumption, config: Config, allow_change: bool) -> 
     refuse_changes(checkpoint, [row for row in found if not may_change(row[0])], allow_change)
     trainer = config.trainer
     step = checkpoint.state()["progress"].get("step", 0)
-    if step > trainer.max_steps:
+    if trainer.max_steps is not None and step > trainer.max_steps:
         raise UsageError(
             f"{checkpoint.path} is past trainer.max_steps {trainer.max_steps}.",
             remedy="Raise trainer.max_steps, or resume from an earlier checkpoint.",
         )
-    changed = any(path == "trainer.max_steps" for path, _, _ in found)
+    changed = [path for path, _, _ in found if path in ("trainer.max_steps", "trainer.max_epochs")]
     if changed and trainer.schedule != "constant" and trainer.schedule_steps is None:
-        warn("TRAIN", f"the learning rate now falls until step {trainer.max_steps}: max_steps decides the schedule")
+        warn("TRAIN", f"{changed[0]} has changed, and with it the learning rate: it falls until the new end of the run")
 
 
 def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bool) -> None:
@@ -119,10 +129,10 @@ def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bo
     if checkpoint is None:
         return
     then = checkpoint.state()
-    names = [name for name in ("data_fingerprint", "vocab_size", "micro_batches") if then.get(name) != now[name]]
+    names = [name for name in _RECORDED if then.get(name) != now[name]]
     changed = [(name, then.get(name), now[name]) for name in names]
     if changed:
-        paths = ("data.files", "data.val_files", "data.tokenizer")
+        paths = ("data.files", "data.val_files", "data.train_file", "data.val_file", "data.tokenizer", "model.path")
         changed += [row for row in differences(then["config"], now["config"]) if row[0] in paths]
     refuse_changes(checkpoint, changed, allow_change)
     if then.get("device") not in (None, now["device"]):

@@ -4,22 +4,24 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import MicroBatchNumbers
+from llmtrain.data.row_store import RowStore
 from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.channel import peer_errors
 from llmtrain.distributed.micro_batches import micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
+from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
 from llmtrain.logs import log, set_rank, setup_logging
-from llmtrain.models.base import parameter_count
+from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
+from llmtrain.runs.content_hash import files_sha256
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
@@ -35,12 +37,14 @@ from llmtrain.training.assemble import (
     make_parts,
     open_trackers,
     set_up_torch,
+    settle_steps,
     settle_threads,
     wrap,
 )
 from llmtrain.training.checkpoint import CheckpointStore
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import build_optimizer
+from llmtrain.training.outputs import Outputs
 from llmtrain.training.resume import (
     Resumption,
     TrainResult,
@@ -50,6 +54,7 @@ from llmtrain.training.resume import (
     find_resumed_run,
     find_resumption,
     restore,
+    wanted,
 )
 from llmtrain.training.sample import sample_text
 from llmtrain.training.saver import Saver
@@ -67,7 +72,7 @@ SEE_SEC = 10.0
 def run_training(
     config: Config, resume: str | None = None, allow_config_change: bool = False, stop: StopFlag | None = None
 ) -> TrainResult | None:
-    """Train, or go on training, to trainer.max_steps. Rank 0 gets the result, which is what `train --json` prints.
+    """Train, or go on training, to the end of the run. Rank 0 gets the result, which is what `train --json` prints.
     What has to be decided is decided by rank 0 for all."""
     setup_logging(config.logging)
     with ExitStack() as stack:
@@ -96,6 +101,8 @@ def run_training(
         set_up_torch(config)
         parts = world.control.together(lambda: make_parts(config, world))
         check_alike(world, "data", parts.prepared.fingerprint, "Give every process the same files.")
+        check_alike(world, "base model", base_sizes(parts), "Give every process the same model directory.")
+        parts.recorded["base_sha256"] = rank0(lambda: base_sha256(config, parts))
         if resumption:
             rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
@@ -104,7 +111,18 @@ def run_training(
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
         generation = begin(stack, run, resumption, world, lock)
-        return _train(config, world, run, resumption, parts, lock, stop, generation)
+        settled = settle_steps(config, parts.train_batches)
+        return _train(settled, config, world, run, resumption, parts, lock, stop, generation)
+
+
+def base_sizes(parts: Parts) -> str:
+    return str([(path.name, path.stat().st_size) for path in parts.adapter.base_files()])
+
+
+def base_sha256(config: Config, parts: Parts) -> str | None:
+    """Of the model that is built upon, which checkpoints do not hold."""
+    files = parts.adapter.base_files()
+    return files_sha256(files, Path(config.data.cache_dir).expanduser()) if files else None
 
 
 def finished_before(config: Config, resume: str | None) -> tuple[bool, TrainResult | None]:
@@ -180,6 +198,7 @@ def check_shared(world: World, run: RunDirectory, lock: NullLock) -> None:
 
 def _train(
     config: Config,
+    as_given: Config,
     world: World,
     run: RunDirectory,
     resumption: Resumption | None,
@@ -194,39 +213,41 @@ def _train(
     wrapped, loss = wrap(config, world, parts)
     optimizer = build_optimizer(parts.module, config.trainer)
     progress = world.control.together(lambda: restore(resumption, store, parts.module, optimizer, world))
-    world.control.from_first(lambda: describe_start(config, run, parts, world, generation))
-    parameters = parameter_count(parts.module)
-    tokens_per_step = config.trainer.micro_batch_size * parts.micro_batches * config.model.block_size
+    world.control.from_first(lambda: describe_start(as_given, run, parts, world, generation))
+    parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
+    tokens_per_step = round(parts.train_batches.tokens_in_step)
     log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {config.run.threads} threads")
+    of_them = f" ({trained:,} of them trained, {trained / parameters:.2%})" if trained < parameters else ""
     log(
         "TRAIN",
-        f"run {run.run_id}: {parameters:,} parameters, {len(parts.prepared.train):,} training tokens, "
-        f"{tokens_per_step:,} tokens a step, from step {progress.step} to {config.trainer.max_steps}",
+        f"run {run.run_id}: {parameters:,} parameters{of_them}, {len(parts.prepared.train):,} training tokens, "
+        f"{tokens_per_step:,} tokens a step, from step {progress.step} to {config.trainer.steps}",
     )
     facts = {
         "parameters": parameters,
+        "trainable_parameters": trained,
         "tokens_per_step": tokens_per_step,
+        "steps": config.trainer.steps,
         "device": str(world.device),
         "world_size": world.world_size,
     }
     tracked = TrackedRun(run, config, progress.step, progress.evaluated_step, facts)
     tracker = open_trackers(tracked) if world.is_first else NullTracker()
-    throughput = Throughput(
-        world.device, tokens_per_step, parts.adapter.flops_per_token(parts.module), world.world_size
-    )
+    throughput = Throughput(world.device, parts.adapter.flops_per_token(parts.module), world.world_size)
     watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec)
-    numbers = MicroBatchNumbers(
-        progress.step, config.trainer.max_steps, parts.micro_batches, world.rank, world.world_size
-    )
+    end = max(progress.step, config.trainer.steps)
+    numbers = MicroBatchNumbers(progress.step, end, parts.micro_batches, world.rank, world.world_size)
     batches = parts.train_batches.stream(numbers, config.data.num_workers, world.device.type == "cuda")
     trainer = Trainer(
         config=config.trainer,
         world=world,
         stepper=build_stepper(config, world, parts, wrapped, loss, optimizer, watchdog.tick),
-        train_batches=batches,
+        train_batches=parts.train_batches,
+        stream=batches,
         micro_batches=parts.micro_batches // world.world_size,
         eval_batches=parts.eval_batches,
         saver=Saver(store, lock, world, config.trainer.keep_checkpoints, config.trainer.async_save),
+        outputs=make_outputs(config, run, parts, wrapped, world),
         watchdog=watchdog,
         tracker=tracker,
         progress=progress,
@@ -244,10 +265,10 @@ def _train(
             trainer.fit()
             fault("after_final_save", progress.step)
             seconds = time.perf_counter() - started
-            result = make_result(config, run, resumption, parts, trainer, generation, seconds)
+            result = make_result(config, as_given, run, resumption, parts, trainer, generation, seconds)
             finished = result
             # No rank ends with 0 before the run is finished: a platform would not start it again.
-            world.control.from_first(lambda: finish(run, lock, finished))
+            world.control.from_first(lambda: finish(run, lock, finished, trainer.outputs))
         status = "finished"
         return result if world.is_first else None
     except ResumeMe as told:
@@ -278,8 +299,16 @@ def _train(
         setup_logging(config.logging)  # lets go of the run's log file
 
 
+def make_outputs(config: Config, run: RunDirectory, parts: Parts, wrapped: Wrapped, world: World) -> Outputs:
+    module = wrapped.module if wrapped.is_sharded else parts.module
+    autocast = autocast_for(config, world)
+    base = parts.recorded["base_sha256"]
+    return Outputs(config, run, parts.adapter, module, parts.prepared, world, autocast, base)
+
+
 def make_result(
     config: Config,
+    as_given: Config,
     run: RunDirectory,
     resumption: Resumption | None,
     parts: Parts,
@@ -292,13 +321,16 @@ def make_result(
     groups = model_tensors(parts.module), optimizer_tensors(parts.module, trainer.stepper.optimizer)
     with autocast_for(config, world)():
         told_to_stop = sampling_stop(world, trainer.stop, trainer.watchdog)
-        sample = write_sample(parts.module, parts.prepared, config, told_to_stop)
+        sample = write_sample(trainer.outputs, told_to_stop)
     best = CheckpointStore(run.checkpoints).pointed("best")
     return {
         "run_id": run.run_id,
         "run_dir": str(run.path),
         "status": "finished",
         "steps": progress.step,
+        "epochs": progress.epoch,
+        "stopped_early": trainer.stopped_early,
+        "wanted": wanted(as_given.trainer),
         "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
         **progress.losses(),
         "best_checkpoint": str(best.path) if best else None,
@@ -307,6 +339,8 @@ def make_result(
         "mfu": throughput.mfu(throughput.overall),
         "seconds": round(seconds, 2),
         "parameters": parameter_count(parts.module),
+        "trainable_parameters": trainable_count(parts.module),
+        "base_sha256": parts.recorded["base_sha256"],
         "world_size": world.world_size,
         "strategy": config.distributed.strategy,
         "generation": generation,
@@ -319,8 +353,12 @@ def make_result(
     }
 
 
-def finish(run: RunDirectory, lock: NullLock, result: TrainResult) -> None:
+def finish(run: RunDirectory, lock: NullLock, result: TrainResult, outputs: Outputs) -> None:
     lock.check()
+    best = CheckpointStore(run.checkpoints).pointed("best")
+    if best:
+        with suppress(OSError):  # a run that went back to an earlier checkpoint may have shown a later one
+            outputs.publish_best(best)
     write_json(run.finished, result)
 
 
@@ -390,23 +428,27 @@ def dry_run(config: Config) -> dict[str, Any]:
     parts = make_parts(config, world)
     batch = parts.train_batches[0].to(world.device)
     with autocast_for(config, world)():  # with gradients on: the activations a real step keeps count too
-        loss = parts.adapter.loss(parts.module, batch.inputs, batch.targets).item() / batch.target_count
-    parameters = parameter_count(parts.module)
-    tokens_per_step = batch.target_count * parts.micro_batches
+        total = parts.adapter.loss(parts.module, batch.inputs, batch.targets, batch.positions)
+        loss = total.item() / max(1, batch.target_count)
+    config = settle_steps(config, parts.train_batches)
+    parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
+    weights_bytes = sum(p.numel() * p.element_size() for p in parts.module.parameters())
     return {
         "dry_run": True,
         "model": config.model.name,
         "device": str(world.device),
         "parameters": parameters,
+        "trainable_parameters": trained,
         "vocab_size": parts.adapter.vocab_size,
         "train_tokens": len(parts.prepared.train),
         "val_tokens": len(parts.prepared.val),
         "eval_batches": len(parts.eval_batches),
-        "tokens_per_step": tokens_per_step,
-        "epochs": round(tokens_per_step * config.trainer.max_steps / len(parts.prepared.train), 3),
+        "tokens_per_step": round(parts.train_batches.tokens_in_step),
+        "steps": config.trainer.steps,
+        "epochs": round(config.trainer.steps / parts.train_batches.steps_in(1), 3),
         "loss": loss,
-        # float32 weights and gradients, and AdamW's two averages (Adafactor keeps next to nothing)
-        "state_bytes": (16 if config.trainer.optimizer == "adamw" else 8) * parameters,
+        # weights, and for those that are trained a gradient and AdamW's two averages (Adafactor keeps next to nothing)
+        "state_bytes": weights_bytes + (12 if config.trainer.optimizer == "adamw" else 4) * trained,
         "peak_memory_bytes": peak_memory_bytes(world.device),
     }
 
@@ -422,13 +464,18 @@ def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, worl
         prepared.tokenizer.save(run.tokenizer)
 
 
-def write_sample(module: nn.Module, prepared: PreparedData, config: Config, told_to_stop: Callable[[], bool]) -> str:
+def write_sample(outputs: Outputs, told_to_stop: Callable[[], bool]) -> str:
     """A look at what the model learned, within a few seconds. All ranks do it in step: a sharded model needs all."""
+    config = outputs.config
+    prompts = config.trainer.eval_prompts
+    if isinstance(outputs.prepared.train, RowStore) and not prompts:
+        return ""
     try:
         return sample_text(
-            module,
-            prepared.tokenizer,
-            "",
+            outputs.adapter,
+            outputs.module,
+            outputs.prepared.tokenizer,
+            outputs.written(prompts[0]) if prompts else "",
             SAMPLE_TOKENS,
             config.model.block_size,
             temperature=0.8,

@@ -8,10 +8,12 @@ from torch import nn
 from llmtrain.data.sampler import derive_seed
 from llmtrain.data.tokenizer import Tokenizer
 from llmtrain.errors import UsageError
+from llmtrain.models.base import ModelAdapter
 
 
 @torch.no_grad()
 def sample_ids(
+    adapter: ModelAdapter,
     module: nn.Module,
     prompt: Sequence[int],
     max_new_tokens: int,
@@ -23,16 +25,14 @@ def sample_ids(
     stop: Callable[[], bool] = lambda: False,
 ) -> list[int]:
     """The ids that follow the prompt. Temperature 0 takes the likeliest token each time."""
-    device = next(module.parameters()).device
     generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
     was_training = module.training
     module.eval()
     ids = list(prompt)
+    following = adapter.next_logits(module, block_size)
     try:
         while len(ids) < len(prompt) + max_new_tokens and not stop():
-            window = torch.tensor([ids[-block_size:]], device=device)
-            logits = module(window)[0, -1].float().cpu()
-            ids.append(_choose(logits, temperature, top_k, generator))
+            ids.append(_choose(following(ids).float().cpu(), temperature, top_k, generator))
             if ids[-1] == end:
                 break
     finally:
@@ -58,6 +58,7 @@ def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def sample_text(
+    adapter: ModelAdapter,
     module: nn.Module,
     tokenizer: Tokenizer,
     prompt: str,
@@ -71,6 +72,6 @@ def sample_text(
     """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text."""
     end = tokenizer.end_of_text
     ids = sample_ids(
-        module, prompt_ids(tokenizer, prompt), max_new_tokens, block_size, temperature, top_k, seed, end, stop
+        adapter, module, prompt_ids(tokenizer, prompt), max_new_tokens, block_size, temperature, top_k, seed, end, stop
     )
     return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i != end])

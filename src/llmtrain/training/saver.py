@@ -10,6 +10,7 @@ from torch import nn
 
 from llmtrain.distributed.world import World
 from llmtrain.logs import log, warn
+from llmtrain.models.base import WriteInto
 from llmtrain.runs.lock import NullLock
 from llmtrain.training.checkpoint import CheckpointStore
 from llmtrain.training.faults import fault
@@ -34,20 +35,23 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         state: dict[str, Any],
         best_step: int | None,
+        companion: WriteInto | None = None,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         """Write a checkpoint, or begin to. What goes wrong is raised by `finish`, which has to be called before the
-        next save."""
+        next save. `companion` writes more files into it, `after` is called once it is complete, both by rank 0."""
         started = time.perf_counter()
         groups = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
         shards = [shard(name, tensors, self._world.rank, self._world.world_size) for name, tensors in groups.items()]
         if self._in_background:
             shards = [self._copy(each) for each in shards]
             waited = time.perf_counter() - started
-            write = self._writing(step, shards, state, best_step, f", in the background ({waited:.2f} s to copy)")
+            how = f", in the background ({waited:.2f} s to copy)"
+            write = self._writing(step, shards, state, best_step, companion, after, how)
             self._thread = threading.Thread(target=write, name="saver", daemon=True)
             self._thread.start()
         else:
-            self._writing(step, shards, state, best_step, "")()
+            self._writing(step, shards, state, best_step, companion, after, "")()
 
     def finish(self) -> None:
         """Wait for the save that was begun, and raise what went wrong with it."""
@@ -59,26 +63,34 @@ class Saver:
             raise problem
 
     def _writing(
-        self, step: int, shards: list[Shard], state: dict[str, Any], best_step: int | None, how: str
+        self,
+        step: int,
+        shards: list[Shard],
+        state: dict[str, Any],
+        best_step: int | None,
+        companion: WriteInto | None,
+        after: Callable[[], None],
+        how: str,
     ) -> Callable[[], None]:
         def write() -> None:
             started = time.perf_counter()
             try:
-                self._store.save(step, shards, state, self._lock.token, self._lock.check, self._world.saving)
+                self._store.save(step, shards, state, self._lock.token, self._lock.check, self._world.saving, companion)
                 if self._world.is_first:
-                    self._point_and_prune(step, best_step)
+                    self._point_and_prune(step, best_step, after)
                 log("SAVE", f"step_{step} in {time.perf_counter() - started:.2f} s{how}", fields={"step": step})
             except Exception as problem:
                 self._problem = problem
 
         return write
 
-    def _point_and_prune(self, step: int, best_step: int | None) -> None:
+    def _point_and_prune(self, step: int, best_step: int | None, after: Callable[[], None]) -> None:
         """Housekeeping after a checkpoint is complete; when it fails nothing is lost."""
         self._lock.check()
         try:
             self._store.point("latest", step)
             self._store.point("best", best_step)
+            after()
             fault("save_before_prune", step)
             self._lock.check()
             self._store.prune(self._keep, best_step)

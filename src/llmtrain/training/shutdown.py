@@ -23,11 +23,12 @@ class StopFlag:
     def __init__(self) -> None:
         self.requested = False
         self._in_loop = False
+        self._saves = True
         self._before: dict[int, Any] = {}
 
-    def enter_loop(self) -> None:
+    def enter_loop(self, saves: bool = True) -> None:
         """From here on the loop looks at `requested` by itself."""
-        self._in_loop = True
+        self._in_loop, self._saves = True, saves
 
     def __enter__(self) -> "StopFlag":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -48,6 +49,6 @@ class StopFlag:
             raise KeyboardInterrupt
         self.requested = True
         name = signal.Signals(number).name
-        warn("TRAIN", f"{name}: {'saving and ' if self._in_loop else ''}stopping")
+        warn("TRAIN", f"{name}: {'saving and ' if self._in_loop and self._saves else ''}stopping")
         if not self._in_loop:
             raise _StopNow

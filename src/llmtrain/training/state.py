@@ -9,9 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
-    get_model_state_dict,
     get_optimizer_state_dict,
-    set_model_state_dict,
     set_optimizer_state_dict,
 )
 
@@ -33,6 +31,11 @@ class Progress:
     last_val_loss: float | None = None
     best_val_loss: float | None = None
     best_step: int | None = None
+    evaluations_since_best: int = 0
+    epoch: int = 0
+    """Whole passes over the training data so far."""
+    epoch_loss_sum: float = 0.0
+    epoch_steps: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,7 +52,17 @@ class Progress:
 
 
 def model_tensors(module: nn.Module) -> Tensors:
-    return cast(Tensors, get_model_state_dict(module))
+    """What training changes. Frozen weights are another's, recorded by their hash; a tied matrix is there once."""
+    state = module.state_dict(keep_vars=True)
+    is_partly_frozen = not all(parameter.requires_grad for parameter in module.parameters())
+    found: Tensors = {}
+    seen: set[int] = set()
+    for name, tensor in state.items():
+        if (is_partly_frozen and not tensor.requires_grad) or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        found[name] = tensor.detach()
+    return found
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
@@ -61,9 +74,7 @@ def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Te
 
 def load_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, read: Callable[[str, Tensors], None]) -> None:
     """Put stored tensors into model and optimizer; `read` fills the tensors of a group (`model`, `optimizer`)."""
-    model = model_tensors(module)
-    read("model", model)
-    set_model_state_dict(module, cast(dict[str, Any], model))
+    read("model", model_tensors(module))  # into the weights themselves
     # Asking for it makes the averages, which are not there before the first step; settings are as they are now.
     flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
     read("optimizer", {name: value for name, value in flat.items() if name.startswith("state.")})

@@ -11,10 +11,9 @@ from llmtrain.data.batches import Batch
 from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.world import World
 from llmtrain.distributed.wrap import Wrapped, whole
+from llmtrain.models.base import LossFunction
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import set_lr
-
-LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -24,6 +23,8 @@ class StepResult:
     grad_norm: torch.Tensor
     target_count: int
     """Target tokens of the step, on all ranks."""
+    token_count: int
+    """Tokens the model read in the step, on all ranks, padding not counted."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class Stepper:
 
     def train_step(self, step: int, lr: float, batches: Sequence[Batch]) -> StepResult:
         """The step's gradient is the mean over all its target tokens, on whatever rank and micro-batch they are."""
-        target_count = self.world.control.sum(sum(batch.target_count for batch in batches))
+        counts = [sum(batch.target_count for batch in batches), sum(batch.token_count for batch in batches)]
+        target_count, token_count = self.world.control.sums(counts)
         first_micro = self.world.rank * len(batches)
         losses = []
         for index, batch in enumerate(batches):
@@ -54,7 +56,8 @@ class Stepper:
             on_device = batch.to(self.world.device)
             with self.wrapped.micro_step(is_last=index == len(batches) - 1):
                 with self.autocast():
-                    loss = self.loss(self.wrapped.module, on_device.inputs, on_device.targets) / target_count
+                    total = self.loss(self.wrapped.module, on_device.inputs, on_device.targets, on_device.positions)
+                    loss = total / target_count
                 if fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
                 (loss * self.wrapped.loss_scale).backward()  # type: ignore[no-untyped-call]
@@ -63,9 +66,10 @@ class Stepper:
         self.wrapped.finish_gradients()
         fault("after_backward", step + 1)
         limit = self.max_grad_norm or float("inf")
-        grad_norm = whole(nn.utils.clip_grad_norm_(self.module.parameters(), limit, foreach=True))
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        grad_norm = whole(nn.utils.clip_grad_norm_(trained, limit, foreach=True))
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         fault("after_optimizer", step + 1)
-        return StepResult(torch.stack(losses), grad_norm, target_count)
+        return StepResult(torch.stack(losses), grad_norm, target_count, token_count)

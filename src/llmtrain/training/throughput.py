@@ -23,36 +23,37 @@ _PEAK_FLOPS = {
 class Throughput:
     """A stopwatch over the steps; evaluation and saving stop it."""
 
-    def __init__(self, device: torch.device, tokens_per_step: int, flops_per_token: float, world_size: int) -> None:
-        self._device, self._tokens_per_step, self._flops = device, tokens_per_step, flops_per_token
+    def __init__(self, device: torch.device, flops_per_token: float, world_size: int) -> None:
+        self._device, self._flops = device, flops_per_token
         peak = peak_flops(device)
         self._peak = peak * world_size if peak else None
         self._mark = time.perf_counter()
-        self._steps = self._total_steps = 0
+        self._steps = self._tokens = self._total_tokens = 0
         self._total_seconds = 0.0
 
     def restart(self) -> None:
         """Begin anew after a pause, or after the first step, which warms up."""
-        self._mark, self._steps = time.perf_counter(), 0
+        self._mark, self._steps, self._tokens = time.perf_counter(), 0, 0
 
-    def count_step(self) -> None:
+    def count_step(self, tokens: int) -> None:
         self._steps += 1
+        self._tokens += tokens
 
     def read(self) -> tuple[float, float] | None:
         """(tokens a second, seconds a step) since the last reading, None when no step was counted. The caller has
         waited for the device."""
         now = time.perf_counter()
-        seconds, steps = now - self._mark, self._steps
+        seconds, steps, tokens = now - self._mark, self._steps, self._tokens
         if not steps:
             return None
         self._total_seconds += seconds
-        self._total_steps += steps
-        self._mark, self._steps = now, 0
-        return steps * self._tokens_per_step / seconds, seconds / steps
+        self._total_tokens += tokens
+        self._mark, self._steps, self._tokens = now, 0, 0
+        return tokens / seconds, seconds / steps
 
     @property
     def overall(self) -> float:
-        return self._total_steps * self._tokens_per_step / self._total_seconds if self._total_seconds else 0.0
+        return self._total_tokens / self._total_seconds if self._total_seconds else 0.0
 
     def mfu(self, tokens_per_second: float) -> float | None:
         """Model-FLOPs utilisation: the share of the GPU's peak spent on the model; None where the peak is unknown."""

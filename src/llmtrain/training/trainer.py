@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from llmtrain.config.schema import TrainerSection
-from llmtrain.data.batches import Batch, EvalBatches
+from llmtrain.data.batches import Batch, EvalBatches, TrainBatches
 from llmtrain.distributed.world import World
 from llmtrain.errors import ResumeMe, TrainingStopped
 from llmtrain.logs import warn
@@ -18,6 +18,7 @@ from llmtrain.tracking.base import Metrics, NullTracker
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.faults import fault
 from llmtrain.training.optim import lr_at
+from llmtrain.training.outputs import Outputs
 from llmtrain.training.saver import Saver
 from llmtrain.training.shutdown import StopFlag
 from llmtrain.training.state import Progress
@@ -31,12 +32,14 @@ class Trainer:
     config: TrainerSection
     world: World
     stepper: Stepper
-    train_batches: Iterator[Batch]
+    train_batches: TrainBatches
+    stream: Iterator[Batch]
     """This rank's micro-batches, in order."""
     micro_batches: int
     """How many of them make this rank's part of a step."""
     eval_batches: EvalBatches
     saver: Saver
+    outputs: Outputs
     watchdog: Watchdog
     tracker: NullTracker
     progress: Progress
@@ -52,13 +55,13 @@ class Trainer:
     _unread: list[tuple[int, StepResult]] = field(default_factory=list)
 
     def fit(self) -> None:
-        """Train to max_steps. Raises ResumeMe when told to stop."""
+        """Train to the last step. Raises ResumeMe when told to stop."""
         try:
             self._loop()
         except torch.OutOfMemoryError as problem:
-            first, last = self._samples_of(self.progress.step + 1)
             raise TrainingStopped(
-                f"Out of GPU memory in step {self.progress.step + 1} (samples {first} to {last}): "
+                f"Out of GPU memory in step {self.progress.step + 1} "
+                f"({self.train_batches.samples_of_step(self.progress.step)}): "
                 f"{str(problem).partition('. Of the')[0]}.",
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
             ) from None
@@ -73,9 +76,17 @@ class Trainer:
             if self._told_to_stop():
                 self._save(stopping=True)
                 raise ResumeMe(f"Stopped at step {self.progress.step} as told.")
-            if self.progress.step >= self.config.max_steps:
+            if self._is_over():
                 return
             self._train_step()
+
+    def _is_over(self) -> bool:
+        return self.progress.step >= self.config.steps or self.stopped_early
+
+    @property
+    def stopped_early(self) -> bool:
+        patience = self.config.early_stopping
+        return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _told_to_stop(self) -> bool:
         """Whether any rank was told to: all save the same step and leave together."""
@@ -84,11 +95,13 @@ class Trainer:
 
     def _train_step(self) -> None:
         step = self.progress.step
-        batches = [next(self.train_batches) for _ in range(self.micro_batches)]
+        batches = [next(self.stream) for _ in range(self.micro_batches)]
         result = self.stepper.train_step(step, lr_at(step, self.config), batches)
         self.progress.step += 1
         self.progress.tokens += result.target_count
-        self.throughput.count_step()
+        while self.train_batches.steps_in(self.progress.epoch + 1) <= self.progress.step:
+            self.progress.epoch += 1
+        self.throughput.count_step(result.token_count)
         self._unread.append((self.progress.step, result))
         if self._is_cold:
             # The first step of a process warms up (and compiles): it is no part of the speed.
@@ -109,12 +122,13 @@ class Trainer:
             "train/lr": lr_at(step - 1, self.config),
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.progress.tokens,
+            "train/epoch": self._epochs(),
         }
         speed = self.throughput.read()
         if speed:
             rate, seconds = speed
             metrics["train/tokens_per_second"] = rate
-            metrics["train/seconds_left"] = (self.config.max_steps - step) * seconds
+            metrics["train/seconds_left"] = (self.config.steps - step) * seconds
             mfu = self.throughput.mfu(rate)
             if mfu is not None:
                 metrics["train/mfu"] = mfu
@@ -136,27 +150,37 @@ class Trainer:
             if not math.isfinite(loss + grad_norm):
                 what = "loss" if not math.isfinite(loss) else "gradient"
                 value = loss if what == "loss" else grad_norm
-                first, last = self._samples_of(step)
                 raise TrainingStopped(
-                    f"The {what} of step {step} is {value}; its samples are {first} to {last}.",
+                    f"The {what} of step {step} is {value}; it saw {self.train_batches.samples_of_step(step - 1)}.",
                     remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
                     "--allow-config-change, or look at those samples.",
                 )
             self.progress.last_train_loss = loss
+            if self.config.max_epochs:
+                self.progress.epoch_loss_sum += loss
+                self.progress.epoch_steps += 1
         self._unread.clear()
         return self.progress.last_train_loss or 0.0
 
-    def _samples_of(self, step: int) -> tuple[int, int]:
-        size = self.config.micro_batch_size * self.micro_batches * self.world.world_size
-        return (step - 1) * size, step * size - 1
+    def _epochs(self) -> float:
+        """Passes over the data so far, with the share of the one under way."""
+        done = self.progress.epoch
+        start, end = (self.train_batches.steps_in(epoch) for epoch in (done, done + 1))
+        return done + (self.progress.step - start) / max(1, end - start)
+
+    def _ended_epoch(self) -> int | None:
+        """The number of the epoch that ended with this step, in a run that counts them."""
+        epoch = self.progress.epoch
+        is_end = epoch > 0 and self.train_batches.steps_in(epoch) == self.progress.step
+        return epoch if is_end and self.config.max_epochs else None
 
     def _evaluation_due(self) -> bool:
         return self._due(self.config.eval_every_steps) and self.progress.step > self.progress.evaluated_step
 
     def _due(self, every: int | None) -> bool:
-        """Whether this step is the last, or one of every so many."""
+        """Whether this step is the last, the last of an epoch, or one of every so many."""
         step = self.progress.step
-        return step == self.config.max_steps or (every is not None and step % every == 0)
+        return self._is_over() or self._ended_epoch() is not None or (every is not None and step % every == 0)
 
     def _evaluate(self) -> None:
         with self._pause():
@@ -174,16 +198,30 @@ class Trainer:
                 return  # told to stop: done again when the run goes on
             if not math.isfinite(result.loss):
                 raise TrainingStopped(f"The validation loss after step {step} is {result.loss}.")
-            best = self.progress.best_val_loss
-            is_best = best is None or result.loss < best
+            answers = self.outputs.answer_prompts(self._told_to_stop)
+            if answers is None:
+                return
+            progress = self.progress
+            is_best = progress.best_val_loss is None or result.loss < progress.best_val_loss
             if is_best:
-                self.progress.best_val_loss, self.progress.best_step = result.loss, step
-            self.progress.last_val_loss, self.progress.evaluated_step = result.loss, step
+                progress.best_val_loss, progress.best_step, progress.evaluations_since_best = result.loss, step, 0
+            else:
+                progress.evaluations_since_best += 1
+            progress.last_val_loss, progress.evaluated_step = result.loss, step
             self.lock.check()
-            self.tracker.log(
-                step,
-                {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)},
-            )
+            metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)}
+            self.tracker.log(step, {**metrics, **self._epoch_metrics()})
+            if answers and self.world.is_first:
+                self.tracker.samples(step, self.outputs.keep_answers(step, answers))
+
+    def _epoch_metrics(self) -> Metrics:
+        epoch = self._ended_epoch()
+        if epoch is None:
+            return {}
+        progress = self.progress
+        loss = progress.epoch_loss_sum / max(1, progress.epoch_steps)
+        progress.epoch_loss_sum, progress.epoch_steps = 0.0, 0
+        return {"epoch/number": epoch, "epoch/train_loss": loss}
 
     def _save_due(self) -> bool:
         step = self.progress.step
@@ -203,8 +241,11 @@ class Trainer:
             self.tracker.saved(step)
             self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
             state = {"progress": self.progress.as_dict(), **self.recorded}
-            self.saver.save(step, self.stepper.module, self.stepper.optimizer, state, self.progress.best_step)
-            is_last_chance = stopping or step == self.config.max_steps
+            companion, after = self.outputs.with_checkpoint(self.progress, self._ended_epoch())
+            self.saver.save(
+                step, self.stepper.module, self.stepper.optimizer, state, self.progress.best_step, companion, after
+            )
+            is_last_chance = stopping or self._is_over()
             if is_last_chance or not self.config.async_save:
                 self._finish_save(is_last_chance)
 

@@ -1,0 +1,74 @@
+"""llmtrain chat: talk with a trained model."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.commands.options import (
+    DEFAULT_ROOT,
+    AdapterOption,
+    CheckpointOption,
+    JsonOption,
+    ModelOption,
+    RootOption,
+    RunOption,
+    readable,
+    show,
+)
+
+if TYPE_CHECKING:
+    from llmtrain.training.inference import Messages
+
+
+def command(
+    run: RunOption = None,
+    adapter: AdapterOption = None,
+    model: ModelOption = None,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 300,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the likeliest token.")] = 0.7,
+    top_k: Annotated[int, typer.Option(min=1, help="Choose among this many likeliest tokens.")] = 50,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    checkpoint: CheckpointOption = "best",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    root: RootOption = DEFAULT_ROOT,
+    json_: JsonOption = False,
+) -> None:
+    """Talk with a model, a line at a time; an empty line or Ctrl-D ends it."""
+    from llmtrain.training.inference import generate_text
+    from llmtrain.training.loading import Source, load_model
+    from llmtrain.training.shutdown import StopFlag
+
+    loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
+
+    def answer(messages: "Messages") -> str:
+        with StopFlag() as stop:  # Ctrl-C ends the answer, not the conversation
+            stop.enter_loop(saves=False)
+            return generate_text(
+                loaded, messages, max_new_tokens, temperature, top_k, seed, stop=lambda: stop.requested
+            )
+
+    if sys.stdin.isatty():
+        print(f"{loaded.label}: an empty line ends the conversation.", file=sys.stderr)
+    messages: Messages = [] if system is None else [{"role": "system", "content": system}]
+    converse(answer, messages, is_quiet=json_)
+    if json_:
+        show(True, {"run": loaded.label, "step": loaded.step, "messages": messages}, "")
+
+
+def converse(answer: Callable[["Messages"], str], messages: "Messages", is_quiet: bool) -> None:
+    """A line from standard input, an answer to standard output, in turn; the messages grow."""
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "").strip()
+        except EOFError:
+            return
+        if not line:
+            return
+        messages.append({"role": "user", "content": line})
+        text = answer(messages).strip()
+        messages.append({"role": "assistant", "content": text})
+        if not is_quiet:
+            print(readable(text), flush=True)

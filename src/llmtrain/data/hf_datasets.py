@@ -1,0 +1,53 @@
+"""Loading by the datasets library, with its many errors told as ours."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmtrain.config.schema import DataSection
+from llmtrain.data.store_folder import Split
+from llmtrain.errors import DataError
+
+
+def load_split(config: DataSection, split: Split) -> Any:
+    """A split of data.dataset_name."""
+    from llmtrain.hub import hub_token
+
+    name = config.train_split if split == "train" else config.val_split
+    token = hub_token()
+    return load(
+        config,
+        lambda datasets, cache: datasets.load_dataset(
+            config.dataset_name, config.dataset_config, split=name, cache_dir=cache, token=token
+        ),
+    )
+
+
+def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
+    """What `read(datasets, cache directory)` returns."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return read(datasets, str(Path(config.cache_dir).expanduser() / "datasets"))
+    except DataError:
+        raise
+    except Exception as problem:  # the library raises many kinds, few of them its own
+        raise _explain(config, problem) from None
+
+
+def _explain(config: DataSection, problem: Exception) -> DataError:
+    cause = problem.__cause__ or problem
+    what = " ".join(str(cause).split())[:300]
+    if config.files:
+        return DataError(f"data.files cannot be read by the datasets library: {what}.")
+    if isinstance(problem, ConnectionError) or "offline" in what.lower() or "connect" in what.lower():
+        field = "data.files" if config.name == "hf_text" else "data.train_file"
+        return DataError(
+            f"Dataset '{config.dataset_name}' cannot be reached: {what}.",
+            remedy=f"Without a network, name local files in {field}, or a directory in data.dataset_name.",
+        )
+    return DataError(
+        f"Dataset '{config.dataset_name}' cannot be loaded: {what}.",
+        remedy="Check data.dataset_name, data.dataset_config and the two split names.",
+    )

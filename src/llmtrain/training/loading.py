@@ -1,0 +1,168 @@
+"""A trained model, ready for use: of a run, of a peft adapter, or of a plain model directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmtrain.config.document import Document
+from llmtrain.config.load import build_config
+from llmtrain.config.schema import Config
+from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer, load_tokenizer
+from llmtrain.distributed.world import pick_device
+from llmtrain.errors import CheckpointError, DataError, UsageError
+from llmtrain.models.base import ModelAdapter
+from llmtrain.runs.atomic import read_json
+from llmtrain.runs.content_hash import files_sha256
+from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.training.assemble import build_adapter
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
+
+LONGEST_CONTEXT = 4096  # of a model that no config of ours gives a block_size
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the user named: a run, or an adapter and its base, or a base alone. `model` beside a run or an adapter says
+    where its base model is now."""
+
+    run: str | None = None
+    adapter: str | None = None
+    model: str | None = None
+    checkpoint: str = "best"
+    root: str = "runs"
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    label: str
+    step: int | None
+    config: Config
+    adapter: ModelAdapter
+    module: nn.Module
+    tokenizer: Tokenizer
+    tokenizer_folder: Path | None
+    """Where its chat template may be."""
+    device: torch.device
+    progress: dict[str, Any]
+    base_sha256: str | None = None
+
+
+def load_model(source: Source, device: str) -> LoadedModel:
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--device '{device}' is unknown.", known=("auto", "cpu", "cuda"))
+    if source.run and source.adapter:
+        raise UsageError("--run and --adapter are two models.", remedy="Give one of them.")
+    if source.run:
+        return _load_run(source, pick_device(device))
+    if source.adapter or source.model:
+        return _load_directory(source, pick_device(device))
+    raise UsageError("No model is named.", remedy="Give --run, --adapter or --model.")
+
+
+def _load_run(source: Source, device: torch.device) -> LoadedModel:
+    assert source.run
+    run = find_run(source.root, source.run)
+    chosen = choose_checkpoint(run, source.checkpoint)
+    chosen.verify()
+    state = chosen.state()
+    config = build_config(Document(str(chosen.path), state["config"]))
+    tokenizer = load_saved_tokenizer(run.tokenizer)
+    # The weights come from the checkpoint, so whatever the run was initialised from need not be there any more.
+    config = config.with_values("model", init="random", gradient_checkpointing=False)
+    if source.model:
+        config = config.with_values("model", path=source.model, revision=None)
+    adapter = build_adapter(config, tokenizer.vocab_size)
+    module = _fill(adapter, config, chosen, state.get("base_sha256"))
+    return LoadedModel(
+        label=run.run_id,
+        step=chosen.step,
+        config=config,
+        adapter=adapter,
+        module=module.to(device).eval(),
+        tokenizer=tokenizer,
+        tokenizer_folder=run.tokenizer,
+        device=device,
+        progress=state["progress"],
+        base_sha256=state.get("base_sha256"),
+    )
+
+
+def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, base_sha256: str | None) -> nn.Module:
+    """The module with a checkpoint's weights in it; of a LoRA run they are the adapters, beside the base model's."""
+    if config.model.lora and base_sha256:
+        found = files_sha256(adapter.base_files(), Path(config.data.cache_dir).expanduser())
+        if found != base_sha256:
+            raise DataError(
+                f"{config.model.path} is not the base model of this run: its SHA-256 is {found[:16]}..., "
+                f"not {base_sha256[:16]}...",
+                remedy="Give the directory of the base model it was trained on with --model.",
+            )
+    module = adapter.build() if config.model.lora else adapter.build_empty()
+    stored = checkpoint.tensors("model")
+    try:
+        missing, unexpected = module.load_state_dict(stored, strict=False)
+    except RuntimeError as problem:
+        raise CheckpointError(
+            f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}"
+        ) from None
+    own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    wrong = [*(name for name in missing if name in own), *unexpected]
+    if wrong:
+        raise CheckpointError(f"{checkpoint.path} holds another model: {', '.join(wrong[:3])} differ.")
+    return module
+
+
+def _load_directory(source: Source, device: torch.device) -> LoadedModel:
+    from llmtrain.models.hf_causal_lm import CausalLM, HFCausalLMAdapter
+    from llmtrain.models.hf_files import read_weights
+    from llmtrain.models.lora import ADAPTER_CONFIG, is_adapter, load_adapter
+
+    base = source.model
+    if source.adapter:
+        folder = Path(source.adapter).expanduser()
+        if not is_adapter(folder):
+            raise UsageError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}.")
+        base = base or (read_json(folder / ADAPTER_CONFIG) or {}).get("base_model_name_or_path")
+    if not base:
+        raise DataError(f"{source.adapter} does not say what model it belongs to.", remedy="Give it with --model.")
+    document = {"model": {"name": "hf_causal_lm", "path": base}, "data": {"name": "instruct_jsonl", "train_file": "-"}}
+    config = build_config(Document("--model", document))
+    folder_of_tokenizer = HFCausalLMAdapter.own_tokenizer(config.model)
+    tokenizer = load_tokenizer(folder_of_tokenizer)
+    adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
+    longest = getattr(adapter.hf_config, "max_position_embeddings", None) or LONGEST_CONTEXT
+    config = config.with_values("model", block_size=min(longest, LONGEST_CONTEXT))
+    adapter.config = config.model
+    model = read_weights(adapter.folder, adapter.hf_config, config.model)
+    if source.adapter:
+        model = load_adapter(model, Path(source.adapter).expanduser())
+    return LoadedModel(
+        label=str(source.adapter or base),
+        step=None,
+        config=config,
+        adapter=adapter,
+        module=CausalLM(model).to(device).eval(),
+        tokenizer=tokenizer,
+        tokenizer_folder=Path(folder_of_tokenizer),
+        device=device,
+        progress={},
+    )
+
+
+def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
+    store = CheckpointStore(run.checkpoints)
+    if name in ("best", "latest"):
+        found = store.pointed(name) or store.pointed("latest") or store.newest_usable()
+        if found:
+            return found
+        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.")
+    try:
+        return find_checkpoint(run.checkpoints / name)
+    except CheckpointError:
+        known = [f"step_{step}" for step in store.steps()]
+        raise CheckpointError(
+            f"Run '{run.run_id}' has no checkpoint '{name}'.", known=["best", "latest", *known]
+        ) from None

@@ -1,0 +1,73 @@
+"""The README.md beside an adapter or an exported model: where it comes from and how good it was."""
+
+from typing import Any
+
+import yaml
+
+from llmtrain.config.schema import Config
+
+_DECISIVE = {
+    "model": ("block_size", "dtype", "lora"),
+    "data": ("packing", "train_on_prompt", "prompt_format"),
+    "trainer": ("max_steps", "max_epochs", "micro_batch_size", "grad_accum_steps", "optimizer", "lr", "schedule"),
+    "run": ("seed",),
+}
+
+
+def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool) -> str:
+    """From a run's config and its progress at the checkpoint the weights are from."""
+    base = config.model.path
+    head = {
+        **({"base_model": base} if base else {}),
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["llmtrain", *(["lora"] if config.model.lora else [])],
+    }
+    rows = [
+        ("steps", progress.get("step")),
+        ("epochs", progress.get("epoch")),
+        ("target tokens seen", progress.get("tokens")),
+        ("training loss, first step", progress.get("first_train_loss")),
+        ("training loss, last step", progress.get("last_train_loss")),
+        ("validation loss", progress.get("last_val_loss")),
+        ("best validation loss", progress.get("best_val_loss")),
+    ]
+    parts = [
+        "---",
+        yaml.safe_dump(head, sort_keys=False).strip(),
+        "---",
+        f"# {config.run.name}",
+        "",
+        _origin(config, base_sha256),
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {_number(value)} |" for name, value in rows if value is not None),
+        "",
+        "## Config",
+        "",
+        "```yaml",
+        yaml.safe_dump(_decisive(config), sort_keys=False).strip(),
+        "```",
+        *([] if config.run.notes is None else ["", config.run.notes]),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _origin(config: Config, base_sha256: str | None) -> str:
+    data = config.data
+    source = data.train_file or data.dataset_name or ", ".join(data.files) or data.name
+    how = "Low-rank adapters (LoRA)" if config.model.lora else "All weights"
+    if not config.model.path:
+        return f"A `{config.model.name}` model trained from scratch on `{source}` by llmtrain."
+    sha = f" (SHA-256 of its files `{base_sha256}`)" if base_sha256 else ""
+    return f"{how} of `{config.model.path}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
+
+
+def _decisive(config: Config) -> dict[str, Any]:
+    values = config.as_dict()
+    return {section: {name: values[section][name] for name in names} for section, names in _DECISIVE.items()}
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"

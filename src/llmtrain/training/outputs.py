@@ -1,0 +1,162 @@
+"""What a run leaves for people besides checkpoints and metrics: answers to fixed prompts, the best adapter, a model
+card, and directories named after epochs."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from llmtrain.config.schema import Config
+from llmtrain.data.base import PreparedData
+from llmtrain.data.prompts import prompt_text
+from llmtrain.data.row_store import RowStore
+from llmtrain.distributed.world import World
+from llmtrain.models.base import ModelAdapter, WriteInto
+from llmtrain.runs.atomic import write_atomic, write_json
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
+from llmtrain.training.model_card import model_card
+from llmtrain.training.sample import sample_text
+from llmtrain.training.state import Progress
+
+ADAPTER = "adapter"
+CARD = "README.md"
+_OF_RANK = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    config: Config
+    run: RunDirectory
+    adapter: ModelAdapter
+    module: nn.Module
+    prepared: PreparedData
+    world: World
+    autocast: Callable[[], AbstractContextManager[None]]
+    base_sha256: str | None
+
+    def answer_prompts(self, stop: Callable[[], bool]) -> list[dict[str, str]] | None:
+        """What the model says to each of trainer.eval_prompts, always the likeliest token; None when told to stop.
+        All ranks do it in step: a sharded model needs all."""
+        trainer = self.config.trainer
+        told = False
+
+        def is_told() -> bool:
+            nonlocal told
+            told = told or stop()
+            return told
+
+        answers = []
+        for prompt in trainer.eval_prompts:
+            with self.autocast():
+                text = sample_text(
+                    self.adapter,
+                    self.module,
+                    self.prepared.tokenizer,
+                    self.written(prompt),
+                    trainer.eval_prompt_tokens,
+                    self.config.model.block_size,
+                    temperature=0,
+                    top_k=None,
+                    seed=self.config.run.seed,
+                    stop=is_told,
+                )
+            if told:
+                return None
+            answers.append({"prompt": prompt, "answer": text})
+        return answers
+
+    def written(self, prompt: str) -> str:
+        """A prompt in the form the training rows have; text has none."""
+        if not isinstance(self.prepared.train, RowStore):
+            return prompt
+        return prompt_text(self.config.data, self.run.tokenizer, [{"role": "user", "content": prompt}])
+
+    def keep_answers(self, step: int, answers: list[dict[str, str]]) -> Path:
+        self.run.samples.mkdir(exist_ok=True)
+        path = self.run.samples / f"step_{step}.json"
+        write_json(path, answers)
+        return path
+
+    def with_checkpoint(self, progress: Progress, epoch: int | None) -> tuple[WriteInto | None, Callable[[], None]]:
+        """What to write into the checkpoint of this moment, and what to do once it is complete."""
+        write_weights = self.adapter.companion(self.module)
+        card = model_card(self.config, asdict(progress), self.base_sha256, is_adapter=True)
+
+        def write(folder: Path) -> None:
+            assert write_weights is not None
+            write_weights(folder)
+            (folder / ADAPTER / CARD).write_text(card, encoding="utf-8")
+
+        is_best = progress.best_step == progress.step
+        return write if write_weights else None, lambda: self._lay_out(progress.step, epoch, is_best)
+
+    def _lay_out(self, step: int, epoch: int | None, is_best: bool) -> None:
+        checkpoint = CheckpointStore(self.run.checkpoints).at(step)
+        if is_best:
+            self.publish_best(checkpoint)
+        if self.config.output.layout == "epochs" and epoch is not None:
+            replace_folder(self.run.epoch(epoch), lambda folder: _link_by_rank(checkpoint, folder))
+
+    def publish_best(self, checkpoint: Checkpoint) -> None:
+        """adapter/ (a copy: people edit such files) and best/ of the run directory."""
+        if (checkpoint.path / ADAPTER).is_dir():
+            replace_folder(self.run.adapter, lambda folder: _copy(checkpoint.path / ADAPTER, folder))
+        if self.config.output.layout == "epochs":
+            replace_folder(self.run.best, lambda folder: _link(checkpoint.path, folder))
+
+
+def write_card(
+    folder: Path, config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool
+) -> None:
+    write_atomic(folder / CARD, model_card(config, progress, base_sha256, is_adapter))
+
+
+def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """A directory that is filled under another name first, and takes the place of the one before."""
+    fresh, old = (target.with_name(f".{word}-{target.name}") for word in ("new", "old"))
+    for path in (fresh, old):
+        shutil.rmtree(path, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        fill(fresh)
+        if target.exists():
+            target.rename(old)
+        fresh.rename(target)
+    finally:
+        for path in (fresh, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _copy(source: Path, folder: Path) -> None:
+    for path in source.iterdir():
+        shutil.copyfile(path, folder / path.name)
+
+
+def _link(source: Path, folder: Path) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            _link_file(path, folder / path.relative_to(source))
+
+
+def _link_by_rank(checkpoint: Checkpoint, folder: Path) -> None:
+    """rank-K/ holds what rank K wrote; what there is once is in rank-0/."""
+    for path in checkpoint.path.rglob("*"):
+        if path.is_file():
+            match = _OF_RANK.search(path.name)
+            rank = int(match[1]) - 1 if match else 0
+            _link_file(path, folder / f"rank-{rank}" / path.relative_to(checkpoint.path))
+
+
+def _link_file(path: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(path, target)
+    except OSError:  # some network storage knows no hard links
+        shutil.copyfile(path, target)

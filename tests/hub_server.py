@@ -1,0 +1,210 @@
+"""A Hugging Face hub of our own on 127.0.0.1: the few endpoints that huggingface_hub calls to look at a repository and
+to download it. It notes every request, and fails on demand."""
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+API = re.compile(
+    r"/api/(?P<kind>model|dataset)s/(?P<name>[^/]+/[^/]+)(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+))?"
+)
+RESOLVE = re.compile(r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+
+
+@dataclass
+class Repo:
+    files: dict[str, bytes]
+    kind: str = "model"
+    token: str | None = None
+    """Who may read it; None: everybody."""
+    gated: bool = False
+    """Everybody may look at it, as on the real hub; the files are for those with the token."""
+    history: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    """Earlier commits."""
+
+    @property
+    def commit(self) -> str:
+        content = json.dumps({name: file_id(data) for name, data in self.files.items()}, sort_keys=True)
+        return hashlib.sha1(content.encode()).hexdigest()
+
+    def change(self, changes: dict[str, bytes | None]) -> None:
+        """A new commit on main; None removes a file."""
+        self.history[self.commit] = self.files
+        merged = {**self.files, **changes}
+        self.files = {name: data for name, data in merged.items() if data is not None}
+
+    def at(self, revision: str | None) -> "Repo | None":
+        """The repository as it was."""
+        if revision in (None, "main", self.commit):
+            return self
+        return Repo(self.history[revision]) if revision in self.history else None
+
+
+@dataclass(frozen=True)
+class Request:
+    method: str
+    path: str
+    token: str | None
+    range: str | None
+
+
+@dataclass
+class FakeHub:
+    url: str = ""
+    repos: dict[str, Repo] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    breaks: dict[str, int] = field(default_factory=dict)
+    """File -> after how many bytes the connection ends; once."""
+    stuck: dict[str, int] = field(default_factory=dict)
+    """File -> after how many bytes nothing comes any more, until `go_on` is set."""
+    refused_tokens: set[str] = field(default_factory=set)
+    failing_heads: set[str] = field(default_factory=set)
+    """Files that the hub says nothing about (403, which the library does not ask again after)."""
+    go_on: threading.Event = field(default_factory=threading.Event)
+    is_stuck: threading.Event = field(default_factory=threading.Event)
+
+    def gets(self, file: str) -> int:
+        """How often the content of a file was asked for."""
+        return sum(r.method == "GET" and r.path.endswith(f"/{file}") and "/resolve/" in r.path for r in self.requests)
+
+    @property
+    def tokens(self) -> set[str | None]:
+        return {request.token for request in self.requests}
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """For a process that is to talk to this hub and to nothing else; the library reads it when imported."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HOME": str(home),
+            "NO_PROXY": "127.0.0.1",
+        }
+
+
+def file_id(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        header = self.headers.get("Authorization")
+        token = header.removeprefix("Bearer ") if header else None
+        self.hub.requests.append(Request(self.command, path, token, self.headers.get("Range")))
+        is_file = "/resolve/" in path
+        match = (RESOLVE if is_file else API).fullmatch(path)
+        if token in self.hub.refused_tokens:
+            return self._refuse(401, None, "Invalid credentials in Authorization header")
+        repo = self.hub.repos.get(match["name"]) if match else None
+        kind = ("dataset" if match["kind"] else "model") if match and is_file else match and match["kind"]
+        if match is None or repo is None or repo.kind != kind:
+            return self._refuse(404, "RepoNotFound", "Repository not found")
+        if repo.token is not None and token != repo.token:
+            if not repo.gated:
+                return self._refuse(401, "RepoNotFound", "Repository not found")
+            if is_file:
+                # The real hub does not say the token again; a careless proxy might.
+                return self._refuse(403, "GatedRepo", f"Access is restricted for {token}")
+        repo = repo.at(match["revision"])
+        if repo is None:
+            return self._refuse(404, "RevisionNotFound", "Invalid rev id")
+        if is_file:
+            return self._file(repo, match["file"])
+        return self._json(_tree(repo) if match["verb"] == "tree" else _info(match["name"], repo))
+
+    def _refuse(self, status: int, code: str | None, message: str) -> None:
+        headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
+        self._send(status, json.dumps({"error": message}).encode(), headers)
+
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, repo: Repo, name: str) -> None:
+        if self.command == "HEAD" and name in self.hub.failing_heads:
+            return self._refuse(403, None, "not now")
+        if name not in repo.files:
+            return self._refuse(404, "EntryNotFound", "Entry not found")
+        data = repo.files[name]
+        headers = {"ETag": f'"{file_id(data)}"', "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        if asked:
+            start = int(asked[1])
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            return self._send(206, data[start:], headers, name)
+        return self._send(200, data, headers, name)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], name: str = "") -> None:
+        self.send_response(status)
+        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if name in self.hub.breaks:
+            body = body[: self.hub.breaks.pop(name)]
+            self.close_connection = True
+        elif name in self.hub.stuck:
+            border = self.hub.stuck.pop(name)
+            self.wfile.write(body[:border])
+            self.wfile.flush()
+            self.hub.is_stuck.set()
+            self.hub.go_on.wait(60)
+            body = body[border:]
+        self.wfile.write(body)
+
+
+def _info(name: str, repo: Repo) -> dict[str, Any]:
+    return {"id": name, "sha": repo.commit, "siblings": [{"rfilename": file} for file in repo.files]}
+
+
+def _tree(repo: Repo) -> list[dict[str, Any]]:
+    rows = []
+    for name, data in repo.files.items():
+        row: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": file_id(data)[:40]}
+        if name.endswith(".safetensors"):
+            row["lfs"] = {"oid": file_id(data), "size": len(data), "pointerSize": 130}
+        rows.append(row)
+    return rows
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that was killed in the middle is part of the tests."""
+
+
+@contextmanager
+def serve() -> Iterator[FakeHub]:
+    hub = FakeHub()
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.go_on.set()
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,495 @@
+"""The hub, played by a server of our own. The library reads its settings when imported, so each call is a process."""
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtrain import hub as ours
+from llmtrain.errors import DataError, UsageError
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hub_server import FakeHub, Repo, serve
+
+TOKEN = "hf_CanaryHubToken9f3"
+NAME = "somebody/tiny-model"
+COMMANDS = """
+import sys, typer
+from llmtrain import cli
+from llmtrain.commands import fetch_data, fetch_model
+cli.app = typer.Typer(pretty_exceptions_enable=False)
+cli.app.command("fetch-model")(fetch_model.command)
+cli.app.command("fetch-data")(fetch_data.command)
+cli.main()
+"""
+FIND = """
+import json, os, sys
+from llmtrain.errors import LlmtrainError
+from llmtrain.hub import find_model
+if "late" in sys.argv:
+    import huggingface_hub.constants
+    os.environ["HF_HUB_OFFLINE"] = "1"
+try:
+    found = {"path": str(find_model(sys.argv[1], sys.argv[2] or None, False, code="code" in sys.argv))}
+except LlmtrainError as error:
+    found = error.as_dict()
+print(json.dumps({**found, "imported": "huggingface_hub" in sys.modules}))
+"""
+
+
+@dataclass
+class Place:
+    """A fake hub and a directory to download to."""
+
+    hub: FakeHub
+    folder: Path
+    to: Path
+    unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *ours.TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
+
+    def start(self, script: str, *arguments: str, **env: str) -> "subprocess.Popen[str]":
+        kept = {name: value for name, value in os.environ.items() if name not in self.unset}
+        return subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            env={**kept, **self.hub.environment(self.folder / "hf-home"), **env},
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def fetch(self, *more: str, name: str = NAME, verb: str = "fetch-model", **env: str) -> "Ended":
+        return Ended.of(self.start(COMMANDS, verb, name, "--to", str(self.to), *more, **env))
+
+    def find(self, path: str, *, revision: str = "", more: tuple[str, ...] = (), **env: str) -> dict[str, Any]:
+        ended = Ended.of(self.start(FIND, path, revision, *more, **env))
+        assert ended.code == 0, ended.err
+        return ended.json
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @classmethod
+    def of(cls, process: "subprocess.Popen[str]") -> "Ended":
+        out, err = process.communicate(timeout=60)
+        return cls(process.returncode, out, err)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        value = json.loads(self.out)
+        assert isinstance(value, dict)
+        return value
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with serve() as server:
+        server.repos[NAME] = Repo(
+            {
+                "config.json": b'{"model_type": "tiny"}',
+                "model.safetensors": b"weights" * 1000,
+                "tokenizer.json": b"{}",
+                "modeling_tiny.py": b"raise SystemExit('never run')",
+                "pytorch_model.bin": b"a pickle",
+                "original/params.json": b"{}",
+                "README.md": b"# Tiny",
+            }
+        )
+        yield Place(server, tmp_path, tmp_path / "volume" / "model")
+
+
+def fetched(folder: Path) -> set[str]:
+    """Files of the repository, without anybody's notes."""
+    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return {str(path) for path in paths if not path.parts[0].startswith(".")}
+
+
+def hits(folder: Path, canary: str) -> list[Path]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if canary.encode() in path.read_bytes() or canary in path.name]
+
+
+# Downloading.
+
+
+def test_what_is_fetched_and_the_second_time_nothing(place: Place) -> None:
+    first = place.fetch("--json")
+    assert first.code == 0, first.err
+    assert first.err.count("\n") == 1, "one line says what is downloaded, and no progress bar is in it"
+    commit = place.hub.repos[NAME].commit
+    assert first.json == {
+        "repo": NAME,
+        "revision": "main",
+        "commit": commit,
+        "to": str(place.to),
+        "files": 3,
+        "bytes": 22 + 7000 + 2,
+        "downloaded": True,
+    }
+    assert fetched(place.to) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert (place.to / "model.safetensors").read_bytes() == b"weights" * 1000
+    marker = json.loads((place.to / ours.MARKER).read_text())
+    assert marker["commit"] == commit
+    assert marker["files"]["config.json"]["bytes"] == 22
+    assert not (place.to / ours.PARTIAL).exists()
+
+    place.hub.requests.clear()
+    second = place.fetch("--json")
+    assert (second.code, second.json["downloaded"]) == (0, False), second.err
+    assert "complete already" in second.err
+    by_commit = place.fetch("--revision", commit)
+    assert by_commit.code == 0, by_commit.err
+    assert place.hub.requests == []
+
+
+def test_code_comes_only_when_asked_for(place: Place) -> None:
+    assert place.fetch("--json").code == 0
+    assert "modeling_tiny.py" not in fetched(place.to)
+    assert place.fetch("--code").code == 0
+    assert "modeling_tiny.py" in fetched(place.to)
+    assert place.hub.gets("model.safetensors") == 1
+    place.hub.requests.clear()
+    assert place.fetch().code == 0
+    assert place.hub.requests == []
+
+
+def test_a_dataset_comes_whole(place: Place) -> None:
+    files = {"train.jsonl": b'{"a": 1}\n', "original/part.bin": b"0", ".llmtrain-fetch.json": b"{}"}
+    place.hub.repos["somebody/rows"] = Repo(files, kind="dataset")
+    ended = place.fetch(name="somebody/rows", verb="fetch-data")
+    assert ended.code == 0, ended.err
+    assert "2 files" in ended.out
+    assert fetched(place.to) == {"train.jsonl", "original/part.bin"}
+    ended = place.fetch(name="somebody/rows")
+    assert ended.code == 64
+    assert "holds dataset 'somebody/rows' already" in ended.err
+
+
+@pytest.mark.parametrize("variable", ours.TOKEN_VARIABLES)
+def test_each_token_variable_reaches_the_hub(place: Place, variable: str) -> None:
+    place.hub.repos[NAME].token = TOKEN
+    ended = place.fetch(**{variable: f" {TOKEN}\n"})
+    assert ended.code == 0, ended.err
+    assert place.hub.tokens == {TOKEN}
+
+
+def test_the_token_is_written_nowhere(place: Place) -> None:
+    """The variable has white space around the token, so that only our own care keeps it out of messages."""
+    gated = "somebody/gated-model"
+    place.hub.repos[gated] = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
+    env = {"HUGGINGFACE_HUB_TOKEN": f" {TOKEN} ", "HF_DEBUG": "1"}
+    good = place.fetch("--json", **env)
+    assert good.code == 0, good.err
+    ends = [good]
+    for name in (gated, "somebody/missing", f"no--name/{TOKEN}"):
+        place.to = place.folder / "volume" / str(len(ends))
+        ends += [place.fetch("--json", name=name, **env)]
+        assert ends[-1].code == 64, ends[-1].err
+        assert ends[-1].json["error"] == "UsageError"
+    assert "***" in ends[-1].err
+    assert TOKEN in place.hub.tokens
+    assert [text for ended in ends for text in (ended.out, ended.err) if TOKEN in text] == []
+    assert hits(place.folder, TOKEN) == []
+    assert hits(place.folder, "weights")
+
+
+def test_a_file_that_breaks_off_is_continued(place: Place) -> None:
+    """The library keeps whole pieces of 10 MB."""
+    data = os.urandom(1 << 16) * 352
+    place.hub.repos[NAME].files["model.safetensors"] = data
+    place.hub.breaks["model.safetensors"] = 21 << 20
+    ended = place.fetch()
+    assert ended.code == 0, ended.err
+    ranges = [r.range for r in place.hub.requests if r.method == "GET" and r.path.endswith("model.safetensors")]
+    assert ranges == [None, f"bytes={20 << 20}-"]
+    assert (place.to / "model.safetensors").read_bytes() == data
+
+
+def test_a_killed_download_keeps_what_was_whole(place: Place) -> None:
+    place.hub.stuck["model.safetensors"] = 3000
+    process = place.start(COMMANDS, "fetch-model", NAME, "--to", str(place.to))
+    try:
+        assert place.hub.is_stuck.wait(30)
+        wait_for(lambda: (place.to / "config.json").exists() and (place.to / "tokenizer.json").exists())
+        time.sleep(0.3)  # the library's own note about them comes after the files
+    finally:
+        process.kill()
+        Ended.of(process)
+        place.hub.go_on.set()
+    assert not (place.to / ours.MARKER).exists()
+    other = place.fetch(name="somebody/other")
+    assert "holds model 'somebody/tiny-model' already" in other.err
+    pieces = list(place.to.rglob("*.incomplete"))
+    assert pieces
+    for piece in pieces:
+        os.utime(piece, (1, 1))
+    ended = place.fetch()
+    assert ended.code == 0, ended.err
+    assert [place.hub.gets(name) for name in ("config.json", "tokenizer.json", "model.safetensors")] == [1, 1, 2]
+    assert (place.to / "model.safetensors").read_bytes() == b"weights" * 1000
+    assert list(place.to.rglob("*.incomplete")) == []
+
+
+def wait_for(is_so: Callable[[], bool], limit_sec: float = 30.0) -> None:
+    deadline = time.monotonic() + limit_sec
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+
+
+def test_two_at_once_download_once(place: Place) -> None:
+    place.hub.stuck["model.safetensors"] = 10
+    arguments = ("fetch-model", NAME, "--to", str(place.to), "--json")
+    both = [place.start(COMMANDS, *arguments)]
+    assert place.hub.is_stuck.wait(30)
+    both += [place.start(COMMANDS, *arguments)]
+    time.sleep(2.5)
+    place.hub.go_on.set()
+    first, second = (Ended.of(process) for process in both)
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert (first.json["downloaded"], second.json["downloaded"]) == (True, False)
+    assert f"waiting for another process that is downloading into {place.to}" in second.err
+    assert [place.hub.gets(name) for name in fetched(place.to)] == [1, 1, 1]
+
+
+def test_a_damaged_file_is_fetched_again(place: Place) -> None:
+    """With its old time, so that the library alone would not see it; and at the old commit, since main has moved."""
+    assert place.fetch().code == 0
+    weights = place.to / "model.safetensors"
+    then = weights.stat().st_mtime
+    weights.write_bytes(b"weigh")
+    os.utime(weights, (then, then))
+    commit = place.hub.repos[NAME].commit
+    place.hub.repos[NAME].change({"model.safetensors": b"others"})
+    ended = place.fetch("--json")
+    assert ended.code == 0, ended.err
+    assert (ended.json["downloaded"], ended.json["commit"]) == (True, commit)
+    assert weights.read_bytes() == b"weights" * 1000
+    assert [place.hub.gets(name) for name in ("config.json", "model.safetensors")] == [1, 2]
+    (place.to / "config.json").unlink()
+    assert place.fetch().code == 0
+    assert place.hub.gets("config.json") == 2
+
+
+def test_again_follows_the_branch_and_drops_old_files(place: Place) -> None:
+    assert place.fetch().code == 0
+    split = {"model.safetensors": None, "model-00001-of-00001.safetensors": b"weights"}
+    place.hub.repos[NAME].change({"config.json": b'{"model_type": "TINY"}', **split})
+    assert place.fetch("--json").json["downloaded"] is False
+    ended = place.fetch("--again", "--json")
+    assert ended.json["commit"] == place.hub.repos[NAME].commit
+    assert (place.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
+    assert fetched(place.to) == {"config.json", "model-00001-of-00001.safetensors", "tokenizer.json"}
+    assert place.hub.gets("tokenizer.json") == 1
+    other = place.fetch("--revision", "v2")
+    assert other.code == 64
+    assert "holds 'somebody/tiny-model' at revision 'main', not 'v2'" in other.err
+
+
+def test_a_file_the_hub_cannot_answer_for_is_not_taken_as_new(place: Place) -> None:
+    """The library would keep the old file, of the same size, with a warning."""
+    assert place.fetch().code == 0
+    place.hub.repos[NAME].change({"config.json": b'{"model_type": "TINY"}'})
+    place.hub.failing_heads.add("config.json")
+    ended = place.fetch("--again")
+    assert ended.code == 65, ended.err
+    assert "the hub answers 403" in ended.err
+    assert not (place.to / ours.MARKER).exists()
+    place.hub.failing_heads.clear()
+    assert place.fetch().code == 0
+    assert (place.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
+
+
+def test_folders_that_are_not_ours(place: Place) -> None:
+    place.to.mkdir(parents=True)
+    (place.to / "thesis.tex").write_text("all of it")
+    ended = place.fetch()
+    assert ended.code == 64
+    assert "is not empty" in ended.err
+    assert "thesis.tex" in ended.err
+    assert place.hub.requests == []
+    (place.to / "thesis.tex").unlink()
+    (place.to / "lost+found").mkdir()
+    assert place.fetch().code == 0
+
+
+def test_a_name_that_leads_out_of_the_folder(place: Place) -> None:
+    outside = place.to.parent / "precious.json"
+    outside.parent.mkdir()
+    outside.write_text("keep")
+    place.hub.repos[NAME].files["../precious.json"] = b"bad"
+    ended = place.fetch()
+    assert ended.code == 65
+    assert "outside the directory" in ended.err
+    assert outside.read_text() == "keep"
+
+
+def test_answers_that_are_no(place: Place) -> None:
+    gated = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
+    place.hub.repos["somebody/gated"] = gated
+    without = place.fetch(name="somebody/gated")
+    assert (without.code, "is gated.\n  Accept its licence" in without.err) == (64, True), without.err
+    assert all(variable in without.err for variable in ours.TOKEN_VARIABLES)
+    having = place.fetch(name="somebody/gated", HUGGING_FACE_HUB_TOKEN=TOKEN)
+    assert having.code == 64
+    assert "the token in HUGGING_FACE_HUB_TOKEN has no access yet" in having.err
+
+    place.to = place.folder / "other"
+    missing = place.fetch(name="somebody/missing")
+    assert (missing.code, "is not on the hub, or is private." in missing.err) == (64, True), missing.err
+    revision = place.fetch("--revision", "v9")
+    assert (revision.code, "at revision 'v9': the hub has no such revision" in revision.err) == (64, True)
+    place.hub.refused_tokens.add(TOKEN)
+    refused = place.fetch(HF_TOKEN=TOKEN)
+    assert (refused.code, "does not accept the token in HF_TOKEN" in refused.err) == (64, True), refused.err
+    assert fetched(place.to) == set()
+
+
+def test_no_network(place: Place) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        ended = place.fetch(HF_ENDPOINT=closed)
+        assert (ended.code, "the hub cannot be reached" in ended.err) == (64, True), ended.err
+        found = place.find(NAME, HF_ENDPOINT=closed)
+    assert "the hub cannot be reached" in found["what"]
+    assert f"llmtrain fetch-model {NAME} --to DIR" in found["remedy"]
+    offline = place.fetch(HF_HUB_OFFLINE="1")
+    assert (offline.code, "may not be asked (offline)" in offline.err) == (64, True), offline.err
+
+
+# Finding.
+
+
+def test_a_directory_needs_no_hub(place: Place) -> None:
+    (place.folder / "some" / "model").mkdir(parents=True)
+    for path in (str(place.folder / "some" / "model"), "some/model", "~/some/model"):
+        found = place.find(path, HOME=str(place.folder))
+        assert Path(found["path"]) in (place.folder / "some" / "model", Path("some/model"))
+        assert found["imported"] is False
+    assert place.hub.requests == []
+
+
+def test_a_name_comes_from_the_hub_and_then_from_its_cache(place: Place) -> None:
+    place.hub.repos[NAME].token = TOKEN
+    found = place.find(NAME, HUGGINGFACE_HUB_TOKEN=TOKEN)
+    assert fetched(Path(found["path"])) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert found["imported"] is True
+    place.hub.requests.clear()
+    assert place.find(NAME, TRANSFORMERS_OFFLINE="yes")["path"] == found["path"]
+    assert place.find(NAME, more=("late",))["path"] == found["path"], "set after the library has looked"
+    assert place.hub.requests == []
+    assert "modeling_tiny.py" in fetched(Path(place.find(NAME, more=("code",), HF_TOKEN=TOKEN)["path"]))
+
+
+def test_offline_and_not_in_the_cache(place: Place) -> None:
+    found = place.find(NAME, revision="v2", HF_HUB_OFFLINE="1")
+    assert found["exit_code"] == 64
+    assert f"model.path '{NAME}' at revision 'v2' (no directory here) is not in the local cache" in found["what"]
+    assert f"llmtrain fetch-model {NAME} --to DIR" in found["remedy"]
+    assert "set model.path to DIR" in found["remedy"]
+    assert place.hub.requests == []
+
+
+@pytest.mark.parametrize("path", ["/no/such", "./model", "../model", "~/model", "a/b/c", "gpt2/", "."])
+def test_paths_that_are_no_directory(path: str, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workdir)
+    if path == ".":
+        assert ours.find_model(path, None, False) == Path()
+        return
+    with pytest.raises(UsageError, match=r"data\.path '.*' does not exist"):
+        ours.find_model(path, None, False, field="data.path")
+
+
+@pytest.mark.parametrize("name", ["", "owner/na me", "a--b/c", "x..y", "-a/b", "a/b.git", "a\\b", "a" * 120, "ü/b"])
+def test_names_that_are_none(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="A name on the hub is"):
+        ours.download_model(name, None, tmp_path / "unused")
+    assert not (tmp_path / "unused").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "a/b", "Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B", "a_b/c.d_e-f"])
+def test_names_that_are_some(name: str) -> None:
+    ours._check_id(name, "no name")
+
+
+# Settings and words.
+
+
+@pytest.fixture
+def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ours.TOKEN_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_tokens")
+def test_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ours.hub_token() is None
+    monkeypatch.setenv("HUGGINGFACE_HUB_TOKEN", "third")
+    assert ours.hub_token() == "third"
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "second\n")
+    monkeypatch.setenv("HF_TOKEN", "  ")
+    assert ours.hub_token() == "second"
+    monkeypatch.setenv("HF_TOKEN", "first")
+    assert ours.hub_token() == "first"
+
+
+@pytest.mark.usefixtures("no_tokens")
+@pytest.mark.parametrize("token", ["hf_two\nlines", "hf_in two", "hf_ü"])
+def test_a_token_that_cannot_be_one(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+    monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", token)
+    with pytest.raises(UsageError, match="HUGGING_FACE_HUB_TOKEN is no token") as caught:
+        ours.hub_token()
+    assert "hf_" not in json.dumps(caught.value.as_dict())
+
+
+@pytest.mark.parametrize(("value", "offline"), [("1", True), ("True", True), ("ON", True), ("0", False), ("", False)])
+def test_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> None:
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv("HF_HUB_OFFLINE", "")
+        monkeypatch.setenv("TRANSFORMERS_OFFLINE", "")
+        monkeypatch.setenv(name, value)
+        assert ours.is_offline() is offline
+
+
+def test_disk_trouble_is_told_as_it_is() -> None:
+    full = OSError(errno.ENOSPC, "No space left on device", "/volume/model")
+    error = ours.explain_hub_error(full, "Model 'a/b'")
+    assert isinstance(error, UsageError)
+    assert error.what == "Model 'a/b' cannot be written to disk: No space left on device (/volume/model)."
+
+
+def test_a_wrapped_cause_is_found() -> None:
+    wrapped = OSError("transformers says something long")
+    wrapped.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    assert "the hub cannot be reached" in ours.explain_hub_error(wrapped, "Model 'a/b'").what
+
+
+@pytest.mark.usefixtures("no_tokens")
+def test_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", f" {TOKEN} ")
+    error = ours.explain_hub_error(KeyError(f"odd {TOKEN}"), "Dataset 'a/b'")
+    assert isinstance(error, DataError)
+    assert error.what == "Dataset 'a/b' cannot be fetched: KeyError: 'odd ***'"
+    proxy = ours.explain_hub_error(ConnectionError("no proxy http://me:CanaryLogin@proxy:3128"), "Model 'a/b'")
+    assert "http://***@proxy:3128" in proxy.what
+
+
+def test_a_place_that_may_not_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="Not a directory"):
+        ours.download_model(NAME, None, tmp_path / "file" / "model")
