@@ -18,8 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, 
 
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
-from llmtrain.data.batches import TrainBatches
 from llmtrain.data.python_stdlib import PythonStdlib
+from llmtrain.data.window_batches import WindowBatches
 from llmtrain.training.run import run_training
 
 WARM_UP = 10
@@ -48,7 +48,7 @@ class Clock(TrainerCallback):
             self.seconds = time.perf_counter() - self.started
 
 
-def hugging_face(shape: Shape, batches: TrainBatches, steps: int, folder: str) -> float:
+def hugging_face(shape: Shape, batches: WindowBatches, steps: int, folder: str) -> float:
     layers, heads, width, context, batch, vocabulary = shape
     config = GPT2Config(
         vocab_size=vocabulary,
@@ -98,7 +98,7 @@ def compare(name: str, shape: Shape, rounds: int, steps: int, threads: int) -> f
         settings += ["trainer.warmup_steps=0", "trainer.eval_batches=1", "trainer.log_every_steps=10"]
         config = load_config("gpt_stdlib", [*settings, "logging.level=ERROR"])
         prepared = PythonStdlib(config.data, config.run.seed).prepare(threads)
-        batches = TrainBatches(prepared.train, context, batch, config.run.seed, vocabulary)
+        batches = WindowBatches(prepared.train, context, batch, 1, config.run.seed, vocabulary)
         ratios = []
         for number in range(rounds):
             theirs = hugging_face(shape, batches, steps, folder)

@@ -2,23 +2,56 @@
 others. Everything that a real model directory has is there."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-WORDS = "red green blue one two three cat dog fish sun moon rain hill lake road tree stone bread milk salt".split()
+WORDS = [
+    "red",
+    "green",
+    "blue",
+    "one",
+    "two",
+    "three",
+    "cat",
+    "dog",
+    "fish",
+    "sun",
+    "moon",
+    "rain",
+    "hill",
+    "lake",
+    "road",
+    "tree",
+    "stone",
+    "bread",
+    "milk",
+    "salt",
+]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
 
+VOCAB_SIZE = 300
+"""More than the tokenizer has: real models round theirs up."""
+
+
 def make_model(folder: Path, seed: int = 0, **changes: object) -> Path:
     """A model directory; changes are fields of LlamaConfig."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     vocab_size = make_tokenizer(folder)
+    tiny_llama(seed, **{"vocab_size": vocab_size, **changes}).save_pretrained(folder)
+    return folder
+
+
+def tiny_llama(seed: int = 0, **changes: object) -> Any:
+    """The model alone, always with the same weights for a seed; changes are fields of LlamaConfig."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
     values: dict[str, object] = {
-        "vocab_size": vocab_size,
+        "vocab_size": VOCAB_SIZE,
         "hidden_size": 32,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
@@ -31,11 +64,43 @@ def make_model(folder: Path, seed: int = 0, **changes: object) -> Path:
         "pad_token_id": None,
         **changes,
     }
+    logging.disable_progress_bar()
+    return seeded(seed, lambda: LlamaForCausalLM(LlamaConfig(**values)))  # type: ignore[arg-type]
+
+
+def tiny_gpt2(seed: int = 0, **changes: object) -> Any:
+    """GPT-2's architecture; its layers are Conv1D, not nn.Linear."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    values: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 128,
+        "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "attn_pdrop": 0.0,
+        **changes,
+    }
+    return seeded(seed, lambda: GPT2LMHeadModel(GPT2Config(**values)))  # type: ignore[arg-type]
+
+
+def seeded(seed: int, build: Callable[[], Any]) -> Any:
+    """What `build` makes from torch's generator at this seed, with matrices large enough that logits differ from 0."""
+    import torch
+
     before = torch.get_rng_state()
     torch.manual_seed(seed)
-    LlamaForCausalLM(LlamaConfig(**values)).save_pretrained(folder)  # type: ignore[arg-type]
+    model = build()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4.0)
+            elif parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
     torch.set_rng_state(before)
-    return folder
+    return model
 
 
 def make_tokenizer(folder: Path) -> int:

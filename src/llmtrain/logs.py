@@ -35,6 +35,12 @@ def warn(tag: str, text: str) -> None:
     log(tag, f"warning: {text}", logging.WARNING)
 
 
+def warn_once(tag: str, text: str) -> None:
+    """What is true of the whole run: rank 0 says it for all."""
+    if not _rank:
+        warn(tag, text)
+
+
 class _TaggedFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         tag = getattr(record, "tag", None)

@@ -20,7 +20,7 @@ def test_nan_stops_with_the_step_and_its_samples(
     ended = harness.run(config, fault=f"loss:{k}:0:nan")
     assert ended.code == 65, ended.output
     assert f"The loss of step {k} is nan" in ended.output
-    assert f"its samples are {(k - 1) * 4} to {k * 4 - 1}" in ended.output
+    assert f"it saw samples {(k - 1) * 4} to {k * 4 - 1}" in ended.output
     assert all(step < k for step in harness.steps_saved(root))
     assert not (root / RUN_ID / "finished.json").exists()
     assert "NaN" not in (root / RUN_ID / "metrics.jsonl").read_text()

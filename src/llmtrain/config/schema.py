@@ -210,10 +210,11 @@ class DataSection(Section):
     add_special_tokens: bool = True
     """Rows in `plain` format: begin with the tokenizer's own special tokens (a chat template writes its own)."""
     long_rows: Literal["truncate", "skip", "error"] = "truncate"
-    """Rows longer than block_size: cut at the end and counted, left out and counted, or an error."""
+    """Rows longer than block_size: cut at the end (and left out where nothing of the answer is left), left out, both
+    counted, or an error that names the first."""
     bad_rows: Literal["error", "skip"] = "error"
-    """Rows that cannot be used (not JSON, no answer, an answer that lies wholly beyond block_size): an error that
-    names the line, or left out and counted."""
+    """Rows that cannot be used (not JSON, a field missing, no answer): an error that names the line, or left out and
+    counted."""
     files: Files = []
     """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet."""
     val_files: Files = []

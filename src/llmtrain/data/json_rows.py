@@ -17,7 +17,7 @@ from llmtrain.data.store_folder import Split
 from llmtrain.data.text_reader import files_identity
 from llmtrain.data.tokenizer import tokenizer_folder
 from llmtrain.errors import DataError
-from llmtrain.logs import warn
+from llmtrain.logs import warn_once
 
 SKIP = "Set data.bad_rows to skip to leave such rows out."
 
@@ -122,7 +122,7 @@ class JsonRows(RowData):
             )
         if left_out and (source, first) not in self._said:
             self._said.add((source, first))
-            warn("DATA", f"{left_out:,} of {count:,} rows of {source} left out: first {first}")
+            warn_once("DATA", f"{left_out:,} of {count:,} rows of {source} left out: first {first}")
 
 
 def text_of(value: object, what: str) -> str:

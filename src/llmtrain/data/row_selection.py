@@ -8,7 +8,7 @@ import numpy.typing as npt
 from llmtrain.config.schema import DataSection
 from llmtrain.data.row_store import RowStore
 from llmtrain.errors import DataError
-from llmtrain.logs import warn
+from llmtrain.logs import warn_once
 
 ROWS_AT_ONCE = 1 << 16
 Indexes = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class Selection:
 
 
 def select_rows(store: RowStore, config: DataSection, block_size: int, label: str) -> Selection:
-    """Cut or leave out what is too long, then leave out (or refuse) what has no target. Says how many."""
+    """Cut or leave out what is too long, and leave out what has no answer left after the cut. Says how many."""
     lengths = store.lengths - 1
     is_long = lengths > block_size
     if config.long_rows == "error" and is_long.any():
@@ -35,9 +35,11 @@ def select_rows(store: RowStore, config: DataSection, block_size: int, label: st
     kept = np.minimum(lengths, block_size)
     has_target = kept > 0 if config.train_on_prompt else _answers_in(store, kept) > 0
     is_left_out = is_long & (config.long_rows == "skip")
-    if (~has_target & ~is_left_out).any():
-        _without_target(store, config, block_size, label, ~has_target & ~is_left_out)
-    _tell_long(is_left_out if config.long_rows == "skip" else is_long & has_target, config, block_size, label)
+    if config.long_rows == "skip":
+        _tell(is_left_out, f"longer than model.block_size {block_size} and left out", label)
+    else:
+        _tell(is_long & has_target, f"longer than model.block_size {block_size} and cut", label)
+    _tell(~has_target & ~is_left_out, f"left out: nothing of the answer lies within block_size {block_size}", label)
     chosen = np.flatnonzero(has_target & ~is_left_out)
     if not len(chosen):
         raise DataError(
@@ -70,28 +72,7 @@ def _too_long(store: RowStore, block_size: int, label: str, lengths: Indexes, is
     )
 
 
-def _tell_long(concerned: Flags, config: DataSection, block_size: int, label: str) -> None:
+def _tell(concerned: Flags, what: str, label: str) -> None:
     count = int(concerned.sum())
     if count:
-        are, were = ("is", "was") if count == 1 else ("are", "were")
-        warn(
-            "DATA",
-            f"{count:,} of {len(concerned):,} {label} rows {are} longer than model.block_size {block_size} "
-            f"and {were} {'cut' if config.long_rows == 'truncate' else 'left out'}",
-        )
-
-
-def _without_target(store: RowStore, config: DataSection, block_size: int, label: str, bad: Flags) -> None:
-    count = int(bad.sum())
-    file, line = store.place(int(np.flatnonzero(bad)[0]))
-    if config.bad_rows == "error":
-        raise DataError(
-            f"{file}, line {line}: no part of the answer lies within model.block_size {block_size}"
-            + (f"; so it is with {count - 1:,} other {label} rows." if count > 1 else "."),
-            remedy="Raise model.block_size, or set data.bad_rows to skip to leave such rows out.",
-        )
-    warn(
-        "DATA",
-        f"{count:,} of {store.row_count:,} {label} rows left out: no part of the answer lies within "
-        f"model.block_size {block_size}; first {file}, line {line}",
-    )
+        warn_once("DATA", f"{count:,} of {len(concerned):,} {label} rows {'is' if count == 1 else 'are'} {what}")

@@ -92,4 +92,4 @@ _chunk_function = _chunk
 def compile_chunks() -> None:
     """Fuse the passes over a chunk of logits into two."""
     global _chunk_function
-    _chunk_function = torch.compile(_chunk, dynamic=False)
+    _chunk_function = torch.compile(_chunk)

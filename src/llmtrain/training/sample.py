@@ -1,6 +1,8 @@
 """Text from a model, token by token."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,13 +33,20 @@ def sample_ids(
     ids = list(prompt)
     following = adapter.next_logits(module, block_size)
     try:
-        while len(ids) < len(prompt) + max_new_tokens and not stop():
-            ids.append(_choose(following(ids).float().cpu(), temperature, top_k, generator))
-            if ids[-1] == end:
-                break
+        with _not_compiled(module):
+            while len(ids) < len(prompt) + max_new_tokens and not stop():
+                ids.append(_choose(following(ids).float().cpu(), temperature, top_k, generator))
+                if ids[-1] == end:
+                    break
     finally:
         module.train(was_training)
     return ids[len(prompt) :]
+
+
+def _not_compiled(module: nn.Module) -> AbstractContextManager[Any]:
+    """Compiled blocks would be compiled again for every length of the text."""
+    is_compiled = any(getattr(part, "_compiled_call_impl", None) for part in module.modules())
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
 
 
 def _choose(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:

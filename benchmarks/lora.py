@@ -1,0 +1,225 @@
+"""LoRA through llmtrain and through peft with the Hugging Face Trainer: same model, rows, rank and threads, in turn.
+
+    python benchmarks/lora.py --model DIR [--rows 96 --rounds 3]     a real model on two cores
+    python benchmarks/lora.py --h200                                 Llama 1.2 B on a GPU, against figures seen there
+
+Each side is a process of its own, which trains on the same rows of ../shared/data/instruct and counts tokens that are
+not padding, a second, after its first steps. Memory is the most a process had. Prints every round and the medians.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+ROWS = Path(__file__).resolve().parents[2] / "shared" / "data" / "instruct" / "train.jsonl"
+BLOCK, RANK, ALPHA, LR, THREADS, SEED = 512, 16, 32, 2e-4, 2, 1
+THEIR_BATCH = 4  # rows: about as many tokens as two packed sequences, counting padding
+OUR_BATCH = 2
+WARM_UP_STEPS = 2
+
+
+def ours(model: str, rows: str, folder: str) -> dict[str, float]:
+    from llmtrain.config.load import load_config
+    from llmtrain.training.run import run_training
+
+    sets = [f"model.path={model}", f"model.block_size={BLOCK}", f"model.lora.rank={RANK}", f"model.lora.alpha={ALPHA}"]
+    sets += ["model.lora.dropout=0.0", f"data.train_file={rows}", f"data.val_file={rows}", f"data.cache_dir={folder}"]
+    sets += [f"trainer.micro_batch_size={OUR_BATCH}", "trainer.grad_accum_steps=1", "trainer.eval_prompts=[]"]
+    sets += ["trainer.eval_batches=1", "trainer.eval_every_steps=null", "trainer.save_every_steps=null"]
+    sets += [f"trainer.lr={LR}", "trainer.warmup_steps=0", f"run.threads={THREADS}", f"run.seed={SEED}"]
+    sets += [f"output.root_dir={folder}", "logging.level=ERROR"]
+    result = run_training(load_config("lora_instruct", sets))
+    assert result is not None
+    return {"tokens_per_second": result["tokens_per_second"], "loss": result["final_train_loss"]}
+
+
+def theirs(model: str, rows: str, folder: str) -> dict[str, float]:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForSeq2Seq,
+        PrinterCallback,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    torch.set_num_threads(THREADS)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    examples = [encode(tokenizer, json.loads(line)) for line in Path(rows).read_text().splitlines()]
+    collator = DataCollatorForSeq2Seq(tokenizer, padding=True)
+    seen: list[tuple[float, int]] = []
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+            seen.append((time.perf_counter(), state.global_step))
+
+    counted: list[int] = []
+
+    def collate(batch: list[dict[str, list[int]]]) -> Any:
+        counted.append(sum(len(row["input_ids"]) for row in batch))
+        return collator(batch)
+
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )
+    arguments = TrainingArguments(
+        output_dir=folder,
+        num_train_epochs=1,
+        per_device_train_batch_size=THEIR_BATCH,
+        learning_rate=LR,
+        weight_decay=0.0,
+        lr_scheduler_type="cosine",
+        max_grad_norm=1.0,
+        logging_steps=5,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=SEED,
+    )
+    trainer = Trainer(model=adapted, args=arguments, train_dataset=examples, data_collator=collate, callbacks=[Clock()])
+    trainer.remove_callback(PrinterCallback)
+    out = trainer.train()
+    first, last = seen[WARM_UP_STEPS - 1], seen[-1]
+    return {
+        "tokens_per_second": sum(counted[WARM_UP_STEPS : last[1]]) / (last[0] - first[0]),
+        "loss": out.training_loss,
+    }
+
+
+def encode(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
+    """The same text as llmtrain makes of it, loss on the answer alone, cut at the same length."""
+    question = f"{row['instruction']}\n\n{row['input']}" if row["input"] else row["instruction"]
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": row["output"]}]
+    prompt = tokenizer.apply_chat_template(messages[:1], tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    before = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    answer = tokenizer(whole[len(prompt) :], add_special_tokens=False)["input_ids"]
+    return {
+        "input_ids": (before + answer)[: BLOCK + 1],
+        "labels": ([-100] * len(before) + answer)[: BLOCK + 1],
+    }
+
+
+def choose_rows(model: str, count: int, path: Path) -> None:
+    """The first rows whose answer begins within the context: both sides train on all of them."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    kept = []
+    for line in ROWS.read_text().splitlines():
+        if any(label >= 0 for label in encode(tokenizer, json.loads(line))["labels"]):
+            kept.append(line)
+        if len(kept) == count:
+            break
+    path.write_text("\n".join(kept) + "\n")
+
+
+def measure(side: str, model: str, rows: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--side", side, "--model", model, "--rows-file", str(rows)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def compare(model: str, count: int, rounds: int) -> None:
+    ratios, memory = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        choose_rows(model, count, rows)
+        for number in range(rounds):
+            hf, own = measure("theirs", model, rows), measure("ours", model, rows)
+            ratios.append(own["tokens_per_second"] / hf["tokens_per_second"])
+            memory.append(own["memory"] / hf["memory"])
+            print(
+                f"round {number + 1}: peft + Trainer {hf['tokens_per_second']:,.0f} tokens/s, "
+                f"{hf['memory'] / 1e9:.2f} GB; llmtrain {own['tokens_per_second']:,.0f} tokens/s, "
+                f"{own['memory'] / 1e9:.2f} GB",
+                flush=True,
+            )
+    print(f"llmtrain over peft + Trainer: {statistics.median(ratios):.2f} x the tokens/s (asked: 1.3)")
+    print(f"and {statistics.median(memory):.2f} x the memory (asked: at most 1)")
+
+
+SEEN_ON_H200 = {
+    "transformers + peft": (47_600, 54.6),
+    "the same with torch.compile": (65_700, 35.4),
+    "the same with Liger kernels": (61_900, 26.1),
+}
+
+
+def on_h200(steps: int) -> None:
+    """Llama 1.2 B with random weights, LoRA rank 16 on all linear layers, 8 x 2048 tokens a step, bf16."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from llmtrain.config.load import load_config
+    from llmtrain.training.run import run_training
+
+    shape = LlamaConfig(
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        torch.set_default_dtype(torch.bfloat16)
+        with torch.device("cuda"):
+            LlamaForCausalLM(shape).save_pretrained(f"{folder}/llama")
+        torch.set_default_dtype(torch.float32)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        sets = [f"model.path={folder}/llama", "data.name=python_stdlib", "data.train_file=null", "data.val_file=null"]
+        sets += ["data.tokenizer=byte", f"data.cache_dir={folder}", f"output.root_dir={folder}"]
+        sets += [f"trainer.max_steps={steps}", "trainer.max_epochs=null", "trainer.grad_accum_steps=1"]
+        sets += ["trainer.eval_batches=1", "trainer.eval_every_steps=null", "trainer.save_every_steps=null"]
+        sets += ["trainer.warmup_steps=1"]
+        result = run_training(load_config("lora_llama_1b", sets))
+    assert result is not None
+    speed, memory = result["tokens_per_second"], result["peak_memory_bytes"] / 1e9
+    print(f"llmtrain: {speed:,.0f} tokens/s, {memory:.1f} GB, {result['mfu']:.1%} of the GPU's peak")
+    for name, (tokens, gigabytes) in SEEN_ON_H200.items():
+        print(f"  {speed / tokens:.2f} x the tokens/s and {memory / gigabytes:.2f} x the memory of {name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="/tmp/smol/SmolLM2-135M-Instruct")
+    parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--h200", action="store_true")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--side", choices=("ours", "theirs"))
+    parser.add_argument("--rows-file")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    if arguments.h200:
+        on_h200(arguments.steps)
+    elif arguments.side:
+        with tempfile.TemporaryDirectory() as folder:
+            result = {"ours": ours, "theirs": theirs}[arguments.side](arguments.model, arguments.rows_file, folder)
+        result["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(json.dumps(result))
+    elif not Path(arguments.model).is_dir() or not ROWS.is_file():
+        print(f"left out: no model at {arguments.model}, or no {ROWS}; ../shared/data/README.md says how to make one")
+    else:
+        compare(arguments.model, arguments.rows, arguments.rounds)
+
+
+if __name__ == "__main__":
+    main()

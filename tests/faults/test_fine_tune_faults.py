@@ -1,0 +1,498 @@
+"""Fine-tuning that is stopped or killed anywhere and resumed is the undisturbed run: weights, losses, epochs, answers.
+
+The first part (a run of two epochs on a tiny Llama, and what it leaves behind in a form that can be compared) is used
+by the tests of tests/training too.
+"""
+
+import functools
+import os
+import random
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID, Ended, Outcome
+
+from llmtrain.config.schema import Config
+from llmtrain.runs.metrics import read_metrics
+from llmtrain.training import faults
+from llmtrain.training import run as run_module
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import tiny_llama
+
+pytestmark = pytest.mark.hf
+
+# 30 rows make 13 packed sequences: 4 steps an epoch, the last of them with one sequence and three empty ones.
+STEPS_IN_EPOCH, STEPS = 4, 8
+EVAL_STEPS = [3, 4, 6, 8]
+SAVE_STEPS = EVAL_STEPS
+SAVED_BEFORE = {3: 0, 4: 3, 6: 4, 8: 6}
+REPLACING = "save_while_replacing"  # happens only when a step is saved a second time: a test of its own
+SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
+UNSTEADY = ("time", "train/tokens_per_second", "train/seconds_left", "train/mfu")
+Before = Callable[[], None]
+MakeConfig = Callable[..., Config]
+
+
+@dataclass(frozen=True)
+class Material:
+    """A model directory and rows."""
+
+    model: Path
+    train: Path
+    val: Path
+    chats: Path
+    val_chats: Path
+
+
+@functools.cache
+def make_material(base: Path) -> Material:
+    """Made once a session (`base` is its directory). Whatever a child would import or warm up is done here, too."""
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+    import torch.nn.parallel  # noqa: F401
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    folder = Path(mkdtemp(prefix="material-", dir=base))
+    model = tiny_llama.make_model(folder / "model")
+    get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
+    return Material(
+        model,
+        tiny_llama.make_rows(folder / "train.jsonl", 30),
+        tiny_llama.make_rows(folder / "val.jsonl", 6, first=100),
+        tiny_llama.make_chats(folder / "chats.jsonl", 24),
+        tiny_llama.make_chats(folder / "val_chats.jsonl", 5),
+    )
+
+
+def fine_tune_config(root: Path, cache: Path, material: Material, **changes: Any) -> Config:
+    """LoRA with dropout, packed rows, 4 micro-batches a step, two epochs; any of it changed by `section__field`."""
+    values: dict[str, Any] = {
+        "model__name": "hf_causal_lm",
+        "model__path": str(material.model),
+        "model__block_size": 96,
+        "model__lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1},
+        "data__name": "instruct_jsonl",
+        "data__train_file": str(material.train),
+        "data__val_file": str(material.val),
+        "trainer__max_steps": None,
+        "trainer__max_epochs": 2,
+        "trainer__micro_batch_size": 1,
+        "trainer__grad_accum_steps": 4,
+        "trainer__lr": 3e-2,
+        "trainer__warmup_steps": 1,
+        "trainer__eval_every_steps": 3,
+        "trainer__eval_batches": None,
+        "trainer__save_every_steps": 3,
+        "trainer__eval_prompts": ["say red", "say cat dog"],
+        "trainer__eval_prompt_tokens": 4,
+        "distributed__reproducible_reduce": changes.get("distributed__strategy") != "fsdp",
+        "distributed__timeout_sec": 20,
+        "distributed__join_timeout_sec": 30,
+        **changes,
+    }
+    return harness.tiny_config(root, cache, **values)
+
+
+CHATS: dict[str, Any] = {"data__name": "chat_jsonl"}
+
+
+def chat_changes(material: Material) -> dict[str, Any]:
+    return {**CHATS, "data__train_file": str(material.chats), "data__val_file": str(material.val_chats)}
+
+
+def run_dir(config: Config) -> Path:
+    return Path(config.output.root_dir) / RUN_ID
+
+
+def train(
+    config: Config, size: int = 1, resume: str | None = None, before: Before | None = None, **options: Any
+) -> list[Ended]:
+    """So many processes; one Ended each."""
+
+    def first(*_: int) -> None:
+        run_module.SAMPLE_TOKENS = 4
+        if before:
+            before()
+
+    if size == 1:
+        return [harness.run(config, resume, before=first, **options)]
+    return harness.run_world(config, size, resume, before=first, **options)
+
+
+def trained(config: Config, size: int = 1, resume: str | None = None, **options: Any) -> dict[str, Any]:
+    """The result of a run that must finish."""
+    ends = train(config, size, resume, **options)
+    assert [ended.code for ended in ends] == [0] * size, "\n".join(ended.output for ended in ends)
+    assert ends[0].result is not None
+    return ends[0].result
+
+
+def rows(folder: Path, name: str) -> list[tuple[int, dict[str, str]]]:
+    """The rows of metrics.jsonl that have this metric: step and every steady value as float.hex."""
+    return [
+        (row["step"], {k: float(v).hex() for k, v in row.items() if k not in ("step", *UNSTEADY)})
+        for row in read_metrics(folder / "metrics.jsonl")
+        if name in row
+    ]
+
+
+def epoch_lines(folder: Path) -> list[str]:
+    """What the log says of epochs; a line that was written again after a kill counts once."""
+    lines = (folder / "logs" / "train.log").read_text().splitlines()
+    return list(dict.fromkeys(line.partition("[EPOCH]")[2].strip() for line in lines if "[EPOCH]" in line))
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """All that must be equal between an undisturbed run and one that was disturbed and resumed."""
+
+    plain: Outcome
+    train: list[tuple[int, dict[str, str]]]
+    val: list[tuple[int, dict[str, str]]]
+    """With perplexity, and at the end of an epoch its number and mean training loss."""
+    epoch_lines: list[str]
+    samples: dict[str, bytes]
+    adapter: dict[str, bytes]
+    """The best one, as the run directory shows it."""
+    sample: str
+    epochs: int
+    stopped_early: bool
+
+
+def fine_tuned(config: Config, result: dict[str, Any]) -> FineTuned:
+    folder = run_dir(config)
+    return FineTuned(
+        harness.outcome(folder.parent, result),
+        rows(folder, "train/loss"),
+        rows(folder, "val/loss"),
+        epoch_lines(folder),
+        harness.tree(folder / "samples"),
+        harness.tree(folder / "adapter"),
+        result["sample"],
+        result["epochs"],
+        result["stopped_early"],
+    )
+
+
+def go_on(config: Config, golden: FineTuned, size: int = 1, resume: str = RUN_ID) -> int:
+    """Go on to the end, which must be that of the undisturbed run; the step gone on from."""
+    result = trained(config, size, resume)
+    assert fine_tuned(config, result) == golden
+    harness.verify_all(Path(config.output.root_dir))
+    left = [path.name for path in (run_dir(config) / "checkpoints").iterdir() if path.name.startswith(".")]
+    assert left == []
+    assert not (run_dir(config) / "lock").exists()
+    return result["resumed_from"] or 0
+
+
+def some(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """All values to test with; those that are not named are slow."""
+    return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+# Tests of one process.
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return make_material(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture
+def make(root: Path, cache: Path, material: Material) -> MakeConfig:
+    return lambda **changes: fine_tune_config(root, cache, material, **changes)
+
+
+@pytest.fixture
+def config(make: MakeConfig) -> Config:
+    return make()
+
+
+def undisturbed(folder: Path, cache: Path, material: Material, size: int = 1, **changes: Any) -> FineTuned:
+    config = fine_tune_config(folder / "runs", cache, material, **changes)
+    return fine_tuned(config, trained(config, size))
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> FineTuned:
+    return undisturbed(tmp_path_factory.mktemp("golden-fine-tune"), cache, material)
+
+
+def test_the_undisturbed_run_has_all_that_is_compared(golden: FineTuned) -> None:
+    assert [step for step, _ in golden.train] == list(range(1, STEPS + 1))
+    assert [step for step, _ in golden.val] == EVAL_STEPS
+    assert [step for step, row in golden.val if "epoch/train_loss" in row] == [STEPS_IN_EPOCH, STEPS]
+    assert len(golden.epoch_lines) == 2
+    assert sorted(golden.samples) == [f"step_{step}.json" for step in EVAL_STEPS]
+    assert len(set(golden.samples.values())) > 1, "the answers change in the course of the run"
+    assert sorted(golden.adapter) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert (golden.plain.steps, golden.epochs, golden.stopped_early) == (STEPS, 2, False)
+
+
+def test_dropout_positions_and_accumulation_take_part(make: MakeConfig, golden: FineTuned) -> None:
+    """Else what follows would show less than it says."""
+    without = {
+        "dropout": make(model__lora={"rank": 4, "alpha": 8.0, "dropout": 0.0}),
+        "positions": make(),
+    }
+
+    def forget_positions() -> None:
+        from llmtrain.models.hf_causal_lm import HFCausalLMAdapter
+
+        loss = HFCausalLMAdapter.loss
+        HFCausalLMAdapter.loss = lambda self, module, inputs, targets, _=None: loss(self, module, inputs, targets)  # type: ignore[method-assign]
+
+    for name, before in (("dropout", None), ("positions", forget_positions)):
+        config = without[name].with_values("output", run_id=f"no-{name}")
+        assert trained(config, before=before)["state_sha256"] != golden.plain.state_sha256, name
+
+
+@pytest.mark.parametrize("k", some(range(1, STEPS + 1), 2, 4, 5, 8))
+def test_sigterm_at_every_step_loses_nothing(config: Config, golden: FineTuned, k: int) -> None:
+    (ended,) = train(config, fault=f"after_optimizer:{k}:0:term")
+    assert ended.code == 75, ended.output
+    assert go_on(config, golden) == k
+
+
+@pytest.mark.parametrize("step", some(EVAL_STEPS, 4, 8))
+def test_sigterm_in_an_evaluation(config: Config, golden: FineTuned, step: int) -> None:
+    (ended,) = train(config, fault=f"evaluate:{step}:0:term")
+    assert ended.code == 75, ended.output
+    assert not (run_dir(config) / "samples" / f"step_{step}.json").exists()
+    assert go_on(config, golden) == step
+
+
+def signal_in_answer(number: int, which: signal.Signals) -> Before:
+    """A signal in the middle of the so manieth answer of the run: two an evaluation."""
+
+    def before() -> None:
+        from llmtrain.training import outputs
+
+        real, calls = outputs.sample_text, []
+
+        def answering(adapter: Any, module: Any, *arguments: Any, **options: Any) -> str:
+            calls.append(None)
+            if len(calls) == number:
+                module.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), which))
+            return real(adapter, module, *arguments, **options)
+
+        outputs.sample_text = answering  # type: ignore[assignment]
+
+    return before
+
+
+@pytest.mark.parametrize("answer", some(range(1, 9), 4, 8))
+def test_sigterm_while_answering_a_prompt(config: Config, golden: FineTuned, answer: int) -> None:
+    step = EVAL_STEPS[(answer - 1) // 2]
+    (ended,) = train(config, before=signal_in_answer(answer, signal.SIGTERM))
+    assert ended.code == 75, ended.output
+    assert not (run_dir(config) / "samples" / f"step_{step}.json").exists(), "half of the answers are no answers"
+    assert go_on(config, golden) == step
+
+
+def test_sigkill_while_answering_a_prompt(config: Config, golden: FineTuned) -> None:
+    (ended,) = train(config, before=signal_in_answer(4, signal.SIGKILL))
+    assert ended.code == -9, ended.output
+    assert go_on(config, golden) == 3
+
+
+def test_sigkill_between_an_epochs_evaluation_and_its_save(config: Config, golden: FineTuned) -> None:
+    """The epoch's line and answers are there already, and are made again."""
+
+    def killed_once_answers_are_kept() -> None:
+        from llmtrain.training.outputs import Outputs
+
+        keep = Outputs.keep_answers
+
+        def keep_and_die(self: Outputs, step: int, answers: Any) -> Path:
+            path = keep(self, step, answers)
+            if step == STEPS_IN_EPOCH:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return path
+
+        Outputs.keep_answers = keep_and_die  # type: ignore[method-assign]
+
+    (ended,) = train(config, before=killed_once_answers_are_kept)
+    assert ended.code == -9, ended.output
+    assert len(epoch_lines(run_dir(config))) == 1
+    assert go_on(config, golden) == 3
+
+
+def kill_in_save(config: Config, golden: FineTuned, point: str, step: int) -> None:
+    (ended,) = train(config, fault=f"{point}:{step}:0:kill")
+    assert ended.code == -9, ended.output
+    is_renamed = point in ("save_after_rename", "save_before_prune")
+    assert go_on(config, golden) == (step if is_renamed else SAVED_BEFORE[step])
+
+
+@pytest.mark.parametrize("point", some(SAVE_POINTS, "save_begin", "save_before_manifest", "save_after_rename"))
+def test_sigkill_in_the_save_of_an_epoch(config: Config, golden: FineTuned, point: str) -> None:
+    kill_in_save(config, golden, point, STEPS_IN_EPOCH)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [step for step in SAVE_STEPS if step != STEPS_IN_EPOCH])
+@pytest.mark.parametrize("point", SAVE_POINTS)
+def test_sigkill_in_every_save(config: Config, golden: FineTuned, point: str, step: int) -> None:
+    kill_in_save(config, golden, point, step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["forward", "after_backward", "after_optimizer"])
+@pytest.mark.parametrize("k", range(1, STEPS + 1))
+def test_sigkill_at_every_step(config: Config, golden: FineTuned, point: str, k: int) -> None:
+    (ended,) = train(config, fault=f"{point}:{k}:0:kill")
+    assert ended.code == -9, ended.output
+    assert go_on(config, golden) == max(step for step in (0, *SAVE_STEPS) if step < k)
+
+
+def test_sigkill_while_the_checkpoint_of_an_epoch_is_replaced(config: Config, golden: FineTuned) -> None:
+    """Told to stop before the evaluation of the epoch's end: the step is saved twice."""
+    assert train(config, fault=f"after_optimizer:{STEPS_IN_EPOCH}:0:term")[0].code == 75
+    (ended,) = train(config, resume=RUN_ID, fault=f"{REPLACING}:{STEPS_IN_EPOCH}:0:kill")
+    assert ended.code == -9, ended.output
+    assert go_on(config, golden) == STEPS_IN_EPOCH
+
+
+def test_sigkill_after_the_last_save(config: Config, golden: FineTuned) -> None:
+    assert train(config, fault=f"after_final_save:{STEPS}:0:kill")[0].code == -9
+    assert not (run_dir(config) / "finished.json").exists()
+    assert go_on(config, golden) == STEPS
+
+
+def chain_of_faults(config: Config, golden: FineTuned, seed: int) -> None:
+    rng = random.Random(seed)
+    step, resume = 1, None
+    for _ in range(4):
+        step = rng.randint(step, STEPS)
+        point = rng.choice(["forward", "after_optimizer", "evaluate", *SAVE_POINTS])
+        (ended,) = train(config, resume=resume, fault=f"{point}:{step}:0:{rng.choice(['kill', 'term'])}")
+        assert ended.code in (0, -9, 75), ended.output
+        resume = RUN_ID
+    go_on(config, golden)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_one_fault_after_the_other(config: Config, seed: int, golden: FineTuned) -> None:
+    chain_of_faults(config, golden, seed)
+
+
+def test_another_base_model_is_refused(make: MakeConfig, material: Material, tmp_path: Path) -> None:
+    """Its checkpoints hold adapters only: with other weights below them they are another model's."""
+    folder = tmp_path / "model"
+    shutil.copytree(material.model, folder)
+    config = make(model__path=str(folder))
+    assert train(config, fault="after_optimizer:3:0:term")[0].code == 75
+    before = harness.tree(run_dir(config) / "checkpoints")
+    tiny_llama.make_model(folder, seed=1)
+    (ended,) = train(config, resume=RUN_ID)
+    assert ended.code == 64, ended.output
+    assert "base_sha256" in ended.output
+    assert harness.tree(run_dir(config) / "checkpoints") == before
+
+
+def test_a_base_model_that_moved_is_the_same(
+    make: MakeConfig, material: Material, golden: FineTuned, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(material.model, tmp_path / "model")
+    assert train(make(), fault="after_optimizer:6:0:term")[0].code == 75
+    result = trained(make(model__path=str(moved)), resume=RUN_ID)
+    assert result["state_sha256"] == golden.plain.state_sha256
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {"model__lora": None},
+    "unpacked": {"data__packing": False, "trainer__micro_batch_size": 2},
+    "chats": CHATS,
+    "async": {"trainer__async_save": True},
+}
+SLOW_VARIANTS: dict[str, dict[str, Any]] = {
+    "checkpointing": {"model__gradient_checkpointing": True},
+    "full-unpacked": {"model__lora": None, "data__packing": False, "trainer__micro_batch_size": 2},
+    "dora": {"model__lora": {"rank": 4, "dropout": 0.1, "dora": True}},
+    "on-prompt": {"data__train_on_prompt": True},
+    "workers": {"data__num_workers": 2},
+    "adafactor": {"trainer__optimizer": "adafactor"},
+    "bf16": {"trainer__precision": "bf16", "model__dtype": "bfloat16"},
+    "plain-sum": {"distributed__reproducible_reduce": False},
+    "seldom": {"trainer__eval_every_steps": None, "trainer__save_every_steps": None, "trainer__log_every_steps": 3},
+    "tied-async": {"model__lora": None, "trainer__async_save": True},
+}
+
+
+@pytest.mark.parametrize("variant", some([*VARIANTS, *SLOW_VARIANTS], *VARIANTS))
+def test_every_kind_of_fine_tuning_resumes_exactly(
+    make: MakeConfig, tmp_path: Path, cache: Path, material: Material, variant: str
+) -> None:
+    """Stopped in the first epoch, killed in the second."""
+    change = {**VARIANTS, **SLOW_VARIANTS}[variant]
+    change = chat_changes(material) if change is CHATS else change
+    wanted = undisturbed(tmp_path / "undisturbed", cache, material, **change)
+    config = make(**change)
+    assert wanted.epochs == 2
+    steps = wanted.plain.steps
+    assert steps // 2 > 2
+    assert train(config, fault="after_optimizer:2:0:term")[0].code == 75
+    (ended,) = train(config, resume=RUN_ID, fault=f"after_optimizer:{steps // 2 + 2}:0:kill")
+    assert ended.code == -9, ended.output
+    assert go_on(config, wanted) >= 2
+    assert (run_dir(config) / "adapter").is_dir() == (config.model.lora is not None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", SAVE_POINTS)
+def test_sigkill_in_a_background_save(make: MakeConfig, golden: FineTuned, point: str) -> None:
+    config = make(trainer__async_save=True)
+    (ended,) = train(config, fault=f"{point}:{STEPS_IN_EPOCH}:0:kill")
+    assert ended.code == -9, ended.output
+    go_on(config, golden)
+
+
+# A rank of two with a slice of the model each.
+
+
+@pytest.fixture(scope="session")
+def fsdp_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> FineTuned:
+    return undisturbed(tmp_path_factory.mktemp("fsdp-tune"), cache, material, 2, distributed__strategy="fsdp")
+
+
+def kill_rank(config: Config, golden: FineTuned, point: str, step: int, rank: int) -> None:
+    ends = train(config, 2, fault=f"{point}:{step}:{rank}:kill")
+    assert ends[rank].code == -signal.SIGKILL, ends[rank].output
+    assert ends[1 - rank].code == 75, ends[1 - rank].output
+    resumed_from = go_on(config, golden, 2)
+    assert resumed_from in (SAVED_BEFORE[step], step)
+
+
+@pytest.mark.parametrize(
+    ("point", "step", "rank"),
+    [("save_model_written", 4, 1), pytest.param("save_before_rename", 8, 0, marks=pytest.mark.slow)],
+)
+def test_a_killed_rank_with_a_slice_of_the_model(
+    make: MakeConfig, fsdp_golden: FineTuned, point: str, step: int, rank: int
+) -> None:
+    kill_rank(make(distributed__strategy="fsdp"), fsdp_golden, point, step, rank)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("point", "rank"), [*((point, 0) for point in SAVE_POINTS), ("save_model_written", 1), ("evaluate", 1)]
+)
+def test_a_rank_killed_in_the_save_of_an_epoch(
+    make: MakeConfig, golden: FineTuned, fsdp_golden: FineTuned, strategy: str, point: str, rank: int
+) -> None:
+    wanted = fsdp_golden if strategy == "fsdp" else golden
+    kill_rank(make(distributed__strategy=strategy), wanted, point, STEPS_IN_EPOCH, rank)

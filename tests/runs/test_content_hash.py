@@ -1,0 +1,100 @@
+"""The hash over a base model's files, and the cache that spares reading them again."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from llmtrain.runs.content_hash import files_sha256
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    paths = [folder / "config.json", folder / "model.safetensors"]
+    paths[0].write_text("{}")
+    paths[1].write_bytes(b"weights" * 100)
+    return paths
+
+
+@pytest.fixture
+def hashes(tmp_path: Path) -> Path:
+    """The cache directory; it need not be there."""
+    return tmp_path / "not" / "yet"
+
+
+def copied(files: list[Path], to: Path) -> list[Path]:
+    to.mkdir(parents=True)
+    for path in files:
+        (to / path.name).write_bytes(path.read_bytes())
+    return [to / path.name for path in files]
+
+
+def test_it_is_a_hash_over_names_and_contents(files: list[Path], hashes: Path) -> None:
+    """Written out here: a changed recipe would refuse every run that was begun before."""
+    lines = "".join(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
+    assert files_sha256(files, hashes) == hashlib.sha256(lines.encode()).hexdigest()
+
+
+def test_the_place_does_not_matter(files: list[Path], hashes: Path, tmp_path: Path) -> None:
+    elsewhere = copied(files, tmp_path / "moved")
+    assert files_sha256(elsewhere, hashes) == files_sha256(files, hashes)
+
+
+def test_name_content_and_borders_matter(files: list[Path], hashes: Path, tmp_path: Path) -> None:
+    found = {files_sha256(files, hashes), files_sha256(files[:1], hashes)}
+    other = copied(files, tmp_path / "changed")
+    other[1].write_bytes(b"weighty" * 100)
+    found.add(files_sha256(other, hashes))
+    renamed = copied(files, tmp_path / "renamed")
+    renamed[1].rename(renamed[1].with_name("other.safetensors"))
+    found.add(files_sha256([renamed[0], renamed[1].with_name("other.safetensors")], hashes))
+    shifted = copied(files, tmp_path / "shifted")
+    shifted[0].write_bytes(b"{}w")
+    shifted[1].write_bytes((b"weights" * 100)[1:])
+    found.add(files_sha256(shifted, hashes))
+    assert len(found) == 5
+
+
+def test_files_are_read_once(files: list[Path], hashes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = files_sha256(files, hashes)
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    assert files_sha256(files, hashes) == first
+
+
+@pytest.mark.parametrize("change", ["content", "time"])
+def test_a_changed_file_is_read_again(files: list[Path], hashes: Path, change: str) -> None:
+    first = files_sha256(files, hashes)
+    stat = files[1].stat()
+    files[1].write_bytes(b"weighty" * 100 + (b"!" if change == "content" else b""))
+    if change == "content":  # of another size, at the same time
+        os.utime(files[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    else:  # of the same size, later
+        os.utime(files[1], ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    assert files_sha256(files, hashes) != first
+
+
+def test_another_file_does_not_take_a_note_for_its_own(files: list[Path], hashes: Path) -> None:
+    """A note says which files it is of: a collision of its name, or an edited note, is not believed."""
+    first = files_sha256(files, hashes)
+    (note,) = (hashes / "hashes").iterdir()
+    note.write_text(json.dumps({"files": [["/somewhere", 1, 2]], "sha256": "0" * 64}))
+    assert files_sha256(files, hashes) == first
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
+def test_a_damaged_note_only_costs_time(files: list[Path], hashes: Path, damage: bytes) -> None:
+    first = files_sha256(files, hashes)
+    (note,) = (hashes / "hashes").iterdir()
+    note.write_bytes(damage)
+    assert files_sha256(files, hashes) == first
+    assert json.loads(note.read_text())["sha256"] == first
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(files: list[Path], tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    assert files_sha256(files, in_the_way) == files_sha256(files, tmp_path / "cache")

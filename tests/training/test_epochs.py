@@ -1,0 +1,489 @@
+"""Epochs: how long a run is, what is told after each, going on with more of them, and stopping early."""
+
+import json
+import math
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import rank_harness as ranks
+import torch
+import yaml
+from fault_harness import RUN_ID
+from test_fine_tune_faults import (
+    STEPS,
+    STEPS_IN_EPOCH,
+    FineTuned,
+    Material,
+    epoch_lines,
+    fine_tune_config,
+    fine_tuned,
+    go_on,
+    make_material,
+    rows,
+    run_dir,
+    some,
+    train,
+    trained,
+)
+
+from llmtrain.config.schema import Config
+from llmtrain.data.row_batches import RowBatches
+from llmtrain.distributed.world import World
+from llmtrain.runs.metrics import read_metrics
+from llmtrain.training.assemble import make_parts
+from llmtrain.training.step import Stepper
+
+pytestmark = pytest.mark.hf
+MakeConfig = Callable[..., Config]
+SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
+CONSTANT: dict[str, Any] = {"trainer__schedule": "constant"}
+LINE = re.compile(
+    r"(\d+)/(\d+) \| step (\d+)/(\d+) \| train loss ([\d.]+) \| val loss ([\d.]+) \| perplexity ([\d.]+)"
+    r"( \| best so far)?"
+)
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return make_material(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> Iterator[MakeConfig]:
+    """Configs of runs without prompts, each in a directory of its own."""
+
+    def config(**changes: Any) -> Config:
+        root = tmp_path_factory.mktemp("epochs") / "runs"
+        return fine_tune_config(root, cache, material, **{"trainer__eval_prompts": [], **changes})
+
+    yield config
+    harness.end_all()
+
+
+def train_losses(config: Config) -> dict[int, float]:
+    return {row["step"]: row["train/loss"] for row in metric_rows(config) if "train/loss" in row}
+
+
+def metric_rows(config: Config) -> list[dict[str, Any]]:
+    return list(read_metrics(run_dir(config) / "metrics.jsonl"))
+
+
+def check_epochs(config: Config, ends: list[int], all_losses: dict[int, float], of: int) -> None:
+    """A row and a line after each epoch, with the mean loss of its steps and no other."""
+    found = [row for row in metric_rows(config) if "epoch/number" in row]
+    assert [(row["epoch/number"], row["step"]) for row in found] == list(enumerate(ends, start=1))
+    lines = [LINE.fullmatch(line) for line in epoch_lines(run_dir(config))]
+    assert len(lines) == len(ends)
+    assert all(lines), epoch_lines(run_dir(config))
+    for first, row, line in zip([0, *ends], found, lines, strict=False):
+        losses = [all_losses[step] for step in range(first + 1, row["step"] + 1)]
+        assert row["epoch/train_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+        assert row["val/perplexity"] == pytest.approx(math.exp(row["val/loss"]), rel=1e-12)
+        assert line is not None
+        number, last, step, _, loss, val, perplexity, _ = line.groups()
+        assert (int(number), int(last), int(step)) == (row["epoch/number"], of, row["step"])
+        assert (loss, val) == (f"{row['epoch/train_loss']:.4f}", f"{row['val/loss']:.4f}")
+        assert perplexity == f"{row['val/perplexity']:.2f}"
+
+
+def test_epochs_alone(make: MakeConfig) -> None:
+    """Evaluated and saved at the end of each, although nothing else asks for it; nothing is evaluated in between."""
+    config = make(**SELDOM, trainer__max_epochs=3, trainer__keep_checkpoints=5)
+    result = trained(config)
+    assert (result["steps"], result["epochs"], result["stopped_early"]) == (12, 3, False)
+    check_epochs(config, [4, 8, 12], train_losses(config), of=3)
+    assert [step for step, _ in rows(run_dir(config), "val/loss")] == [4, 8, 12]
+    assert harness.steps_saved(run_dir(config).parent) == [4, 8, 12]
+    means = [row["epoch/train_loss"] for row in metric_rows(config) if "epoch/number" in row]
+    assert len(set(means)) == 3
+
+
+def test_the_mean_is_over_all_steps_whether_they_are_logged_or_not(make: MakeConfig) -> None:
+    """With evaluations and saves in the middle of an epoch, which read losses too."""
+    every = make()
+    trained(every)
+    config = make(trainer__log_every_steps=7, trainer__eval_every_steps=2, trainer__save_every_steps=3)
+    trained(config)
+    assert sorted(train_losses(config)) == [4, 7, 8], "an epoch's last step is always logged"
+    check_epochs(config, [4, 8], train_losses(every), of=2)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "steps", "ends"),
+    [
+        (6, 6, [4]),
+        (20, 8, [4, 8]),
+        pytest.param(8, 8, [4, 8], marks=pytest.mark.slow),
+        pytest.param(4, 4, [4], marks=pytest.mark.slow),
+        pytest.param(2, 2, [], marks=pytest.mark.slow),
+    ],
+)
+def test_the_smaller_of_epochs_and_steps_wins(make: MakeConfig, max_steps: int, steps: int, ends: list[int]) -> None:
+    config = make(**SELDOM, trainer__max_steps=max_steps)
+    result = trained(config)
+    assert (result["steps"], result["epochs"]) == (steps, steps // STEPS_IN_EPOCH)
+    check_epochs(config, ends, train_losses(config), of=2)
+    assert result["final_val_loss"] is not None, "evaluated at the end of the run, too"
+    assert [step for step, _ in rows(run_dir(config), "val/loss")] == sorted({*ends, steps})
+
+
+def test_the_schedule_spans_the_epochs(make: MakeConfig) -> None:
+    """lr falls until the last step of the last epoch, as it does with so many max_steps."""
+    in_epochs, in_steps = make(**SELDOM), make(**SELDOM, trainer__max_epochs=None, trainer__max_steps=STEPS)
+    results = trained(in_epochs), trained(in_steps)
+    assert results[0]["state_sha256"] == results[1]["state_sha256"]
+    learned = [
+        [row["train/lr"] for row in metric_rows(config) if "train/lr" in row] for config in (in_epochs, in_steps)
+    ]
+    assert learned[0] == learned[1]
+    assert learned[0][-1] < 0.1 * max(learned[0])
+    assert epoch_lines(run_dir(in_steps)) == [], "a run that counts steps says nothing of epochs"
+
+
+def test_the_best_is_the_lowest_validation_loss(make: MakeConfig) -> None:
+    """In a run that gets worse again."""
+    config = make(**CONSTANT, trainer__lr=1.0, trainer__max_epochs=3, trainer__eval_every_steps=1)
+    result = trained(config)
+    losses = {row["step"]: row["val/loss"] for row in metric_rows(config) if "val/loss" in row}
+    best = min(losses, key=losses.__getitem__)
+    assert 1 < best < 12, "it was meant to get better, then worse"
+    assert (result["best_step"], result["best_val_loss"]) == (best, losses[best])
+    assert result["final_val_loss"] == losses[12]
+    assert (run_dir(config) / "checkpoints" / "best").read_text().strip() == f"step_{best}"
+    so_far = [min(value for step, value in losses.items() if step <= k) for k in losses]
+    is_best = [row["val/is_best"] for row in metric_rows(config) if "val/is_best" in row]
+    assert is_best == [float(losses[k] == least) for k, least in zip(losses, so_far, strict=True)]
+
+
+def test_the_epoch_is_in_the_metrics(make: MakeConfig) -> None:
+    config = make()
+    trained(config)
+    found = {row["step"]: row["train/epoch"] for row in metric_rows(config) if "train/epoch" in row}
+    assert found == {step: pytest.approx(step / STEPS_IN_EPOCH) for step in range(1, STEPS + 1)}
+    for row in metric_rows(config):
+        assert ("val/perplexity" in row) == ("val/loss" in row)
+
+
+# Which rows a step really saw.
+
+
+def note_rows(folder: Path) -> Callable[[], None]:
+    """In a process: every step appends the token ids of the rows it read to a file of this process."""
+
+    def before() -> None:
+        real = Stepper.train_step
+
+        def noting(self: Stepper, step: int, lr: float, batches: Any) -> Any:
+            result = real(self, step, lr, batches)
+            with (folder / f"{os.getpid()}.jsonl").open("a") as file:
+                for batch in batches:
+                    file.write(json.dumps([step, batch.first_sample, rows_of(batch)]) + "\n")
+            return result
+
+        Stepper.train_step = noting  # type: ignore[method-assign]
+
+    folder.mkdir(exist_ok=True)
+    return before
+
+
+def rows_of(batch: Any) -> list[list[int]]:
+    """The token ids of a batch's rows; an answer's last token is only among the targets."""
+    found = []
+    for index in range(len(batch.inputs)):
+        inputs, targets = batch.inputs[index].tolist(), batch.targets[index].tolist()
+        starts = [0]
+        if batch.positions is not None:
+            starts = [at for at, position in enumerate(batch.positions[index].tolist()) if position == 0]
+        for start, end in zip(starts, [*starts[1:], len(inputs)], strict=True):
+            last = max((at for at in range(start, end) if targets[at] != -100), default=None)
+            if last is not None:
+                found.append([*inputs[start : last + 1], targets[last]])
+    return found
+
+
+def all_rows(config: Config) -> Counter[tuple[int, ...]]:
+    batches = make_parts(config, World(device=torch.device("cpu"))).train_batches
+    assert isinstance(batches, RowBatches)
+    store, selection = batches.samples.store, batches.samples.selection
+    starts = [int(store.spans[row, 0]) for row in selection.rows]
+    return Counter(
+        tuple(store.tokens[start : start + int(length) + 1].tolist())
+        for start, length in zip(starts, selection.lengths, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({}, 1),
+        ({"data__packing": False, "trainer__micro_batch_size": 2}, 1),
+        ({}, 2),
+        pytest.param({"data__packing": False, "trainer__micro_batch_size": 2}, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_every_row_is_seen_once_an_epoch(make: MakeConfig, tmp_path: Path, changes: dict[str, Any], size: int) -> None:
+    """In a run that is stopped in its first epoch and killed in its second, whose step 5 is then done again."""
+    config = make(**changes)
+    before = note_rows(tmp_path / "seen")
+    assert {ended.code for ended in train(config, size, fault="after_optimizer:3:0:term", before=before)} == {75}
+    assert train(config, size, RUN_ID, fault="after_backward:6:0:kill", before=before)[0].code == -9
+    trained(config, size, RUN_ID, before=before)
+    seen: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    again = 0
+    for file in (tmp_path / "seen").iterdir():
+        for line in file.read_text().splitlines():
+            step, first, found = json.loads(line)
+            found = [tuple(row) for row in found]
+            again += (step, first) in seen
+            assert seen.setdefault((step, first), found) == found, "done again with other rows"
+    assert again >= 4, "step 5 was done again"
+    assert len(seen) == STEPS * 4
+    wanted = all_rows(config)
+    assert sum(wanted.values()) == 30
+    epochs = [[key for key in sorted(seen) if key[0] // STEPS_IN_EPOCH == number] for number in (0, 1)]
+    for number, keys in enumerate(epochs):
+        assert Counter(row for key in keys for row in seen[key]) == wanted, f"epoch {number}"
+    assert [seen[key] for key in epochs[0]] != [seen[key] for key in epochs[1]], "each has an order of its own"
+
+
+# Running text.
+
+
+@pytest.mark.parametrize("data", ["text_files", "dummy_text"])
+def test_epochs_of_running_text(tmp_path: Path, cache: Path, data: str) -> None:
+    """A GPT from nothing. Windows do not fill a whole number of steps: an epoch ends with the step that has its last
+    window."""
+    changes: dict[str, Any] = {"data__name": data, "trainer__micro_batch_size": 8, "trainer__grad_accum_steps": 2}
+    if data == "text_files":
+        text = tmp_path / "text.txt"
+        text.write_text("".join(f"{number} times {number} is {number * number}\n" for number in range(130)))
+        changes |= {"data__files": [str(text)], "data__val_fraction": 0.2}
+    else:
+        changes |= {
+            "trainer__micro_batch_size": 800,
+            "model__block_size": 32,
+            "model__d_model": 8,
+            "model__n_layers": 1,
+        }
+    config = harness.tiny_config(
+        tmp_path / "runs", cache, **changes, **SELDOM, trainer__max_steps=None, trainer__max_epochs=2
+    )
+    windows = make_parts(config, World(device=torch.device("cpu"))).train_batches.sampler.windows  # type: ignore[attr-defined]
+    in_step = 2 * changes["trainer__micro_batch_size"]
+    ends = [math.ceil(windows / in_step), math.ceil(2 * windows / in_step)]
+    assert windows % in_step, "else the border of the epochs is too easy"
+    assert ends[0] > 1
+    result = trained(config)
+    assert (result["steps"], result["epochs"]) == (ends[1], 2)
+    check_epochs(config, ends, train_losses(config), of=2)
+    assert harness.steps_saved(run_dir(config).parent) == ends
+
+
+def test_an_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
+    """Fewer rows than a step holds."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(f'{{"instruction": "say {word}", "output": "{word}"}}\n' for word in ("red", "sun", "milk")))
+    config = make(**SELDOM, data__train_file=str(few), trainer__max_epochs=3, trainer__warmup_steps=0)
+    result = trained(config)
+    assert (result["steps"], result["epochs"]) == (3, 3)
+    check_epochs(config, [1, 2, 3], train_losses(config), of=3)
+
+
+# Going on.
+
+
+def test_more_epochs_on_resuming(make: MakeConfig) -> None:
+    undisturbed = make(**CONSTANT, **SELDOM)
+    wanted = trained(undisturbed)
+    config = make(**CONSTANT, **SELDOM, trainer__max_epochs=1)
+    assert trained(config)["epochs"] == 1
+    more = config.with_values("trainer", max_epochs=2)
+    assert train(more, resume=RUN_ID, fault="after_optimizer:6:0:term")[0].code == 75
+    assert not (run_dir(config) / "finished.json").exists(), "it is not finished any more"
+    result = trained(more, resume=RUN_ID)
+    assert (result["steps"], result["epochs"], result["resumed_from"]) == (8, 2, 6)
+    assert result["state_sha256"] == wanted["state_sha256"]
+    check_epochs(undisturbed, [4, 8], train_losses(undisturbed), of=2)
+    numbers = [row for row in rows(run_dir(config), "val/loss") if "epoch/number" in row[1]]
+    assert numbers == rows(run_dir(undisturbed), "val/loss")
+
+
+def test_max_steps_raised_within_the_epochs(make: MakeConfig) -> None:
+    """Stopped by max_steps in the middle of the second epoch: its mean loss is still that of all its steps."""
+    undisturbed = make(**CONSTANT, **SELDOM)
+    wanted = trained(undisturbed)
+    config = make(**CONSTANT, **SELDOM, trainer__max_steps=6)
+    assert trained(config)["steps"] == 6
+    result = trained(config.with_values("trainer", max_steps=None), resume=RUN_ID)
+    assert result["steps"] == STEPS
+    assert result["state_sha256"] == wanted["state_sha256"]
+    check_epochs(config, [4, 8], train_losses(undisturbed), of=2)
+
+
+def test_epochs_counted_from_the_middle_of_one(make: MakeConfig) -> None:
+    """A run of 6 steps that is to go on to the end of its second epoch: the mean is over that epoch's 4 steps."""
+    config = make(**CONSTANT, **SELDOM, trainer__max_epochs=None, trainer__max_steps=6)
+    assert trained(config)["epochs"] == 1
+    result = trained(config.with_values("trainer", max_steps=None, max_epochs=2), resume=RUN_ID)
+    assert (result["steps"], result["epochs"]) == (8, 2)
+    losses = train_losses(config)
+    (row,) = [row for row in metric_rows(config) if row.get("epoch/number") == 2]
+    assert row["epoch/train_loss"] == pytest.approx(sum(losses[step] for step in (5, 6, 7, 8)) / 4, rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def finished(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+    config = make(**SELDOM)
+    return config, trained(config)
+
+
+@pytest.mark.parametrize("is_node", [False, True])
+def test_a_finished_run_returns_at_once(finished: tuple[Config, dict[str, Any]], is_node: bool) -> None:
+    """Started by a person, or again and again by `llmtrain node`: with its result, and without touching a thing."""
+    config, wanted = finished
+    before = harness.tree(run_dir(config))
+
+    def no_model() -> None:
+        from llmtrain.training import run
+
+        run.make_parts = None  # type: ignore[assignment]
+
+    env = {"LLMTRAIN_NODE": "1"} if is_node else {}
+    result = trained(config, resume="auto" if is_node else RUN_ID, before=no_model, env=env)
+    assert result == wanted
+    assert harness.tree(run_dir(config)) == before
+
+
+def test_a_finished_run_of_a_node_needs_no_peer(finished: tuple[Config, dict[str, Any]]) -> None:
+    """Rank 1 of 2 is started again alone; its master is long gone."""
+    config, _ = finished
+    seat = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "LLMTRAIN_NODE": "1"}
+    nowhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness.free_port())}
+    ended = harness.run(config, "auto", env={**seat, **nowhere})
+    assert ended.code == 0, ended.output
+    assert ended.seconds < 10
+
+
+def test_resumed_with_its_own_config(make: MakeConfig) -> None:
+    """`llmtrain train --resume <dir>`, as the message of a stopped run says: it still counts epochs."""
+    undisturbed = make()
+    wanted = fine_tuned(undisturbed, trained(undisturbed))
+    config = make()
+    assert train(config, fault="after_optimizer:3:0:term")[0].code == 75
+    kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
+    assert (kept["max_epochs"], kept["max_steps"]) == (2, None)
+    started = ranks.start_cli("train", "--resume", run_dir(config), "--json")
+    try:
+        assert started.wait() == 0, started.err
+    finally:
+        started.end()
+    result = json.loads(started.out)
+    assert (result["steps"], result["epochs"], result["resumed_from"]) == (8, 2, 3)
+    assert result["state_sha256"] == wanted.plain.state_sha256
+    assert epoch_lines(run_dir(config)) == wanted.epoch_lines
+    kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
+    assert (kept["max_epochs"], kept["max_steps"]) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        ({"trainer__warmup_steps": 8}, 1),
+        ({"trainer__warmup_steps": 7, "trainer__max_steps": 9, "trainer__max_epochs": 1}, 2),
+    ],
+)
+def test_a_warm_up_longer_than_the_epochs(make: MakeConfig, changes: dict[str, Any], size: int) -> None:
+    """Known once the data is; nothing may be written by then."""
+    config = make(**changes)
+    ends = train(config, size)
+    assert [ended.code for ended in ends] == [64] * size, ends[0].output
+    assert "trainer.warmup_steps" in ends[0].output
+    assert not run_dir(config).exists()
+
+
+# Stopping early.
+
+WORSE: dict[str, Any] = {
+    **CONSTANT,
+    "trainer__lr": 1.0,
+    "trainer__max_epochs": 4,
+    "trainer__eval_every_steps": 1,
+    "trainer__early_stopping": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def stopped(make: MakeConfig) -> tuple[Config, FineTuned]:
+    config = make(**WORSE)
+    return config, fine_tuned(config, trained(config))
+
+
+def test_early_stopping_ends_the_run(stopped: tuple[Config, FineTuned]) -> None:
+    config, found = stopped
+    result = json.loads((run_dir(config) / "finished.json").read_text())
+    losses = {step: float.fromhex(row["val/loss"]) for step, row in found.val}
+    best = min(losses, key=losses.__getitem__)
+    assert result["stopped_early"] is True
+    assert result["steps"] == max(losses) == best + 2 < 16
+    assert (result["best_step"], result["best_val_loss"]) == (best, losses[best])
+    assert found.plain.best == f"step_{best}"
+    assert found.plain.latest == f"step_{best + 2}"
+    worse_at = [step for step in losses if losses[step] > min(losses[k] for k in losses if k <= step)]
+    assert not any(step + 1 in worse_at for step in worse_at if step < best), "never two in a row before"
+    before = harness.tree(run_dir(config))
+    assert trained(config, resume=RUN_ID) == result
+    assert harness.tree(run_dir(config)) == before
+
+
+def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
+    """More patience: the same run, and more of it."""
+    config = make(**{**WORSE, "trainer__early_stopping": 3})
+    result = trained(config)
+    assert result["steps"] > stopped[1].plain.steps
+    assert rows(run_dir(config), "train/loss")[: stopped[1].plain.steps] == stopped[1].train
+
+
+FAULTS = [f"{back}-{action}" for back in range(4) for action in ("term", "kill")]
+
+
+@pytest.mark.parametrize("fault", some(FAULTS, "0-term", "1-kill"))
+def test_a_fault_around_it_changes_no_decision(make: MakeConfig, stopped: tuple[Config, FineTuned], fault: str) -> None:
+    """Stopped before, or killed in, one of the evaluations that decide: the last one or some steps back."""
+    config = make(**WORSE)
+    back, action = fault.split("-")
+    point = "evaluate" if action == "kill" else "after_optimizer"
+    (ended,) = train(config, fault=f"{point}:{stopped[1].plain.steps - int(back)}:0:{action}")
+    assert ended.code == {"term": 75, "kill": -9}[action], ended.output
+    go_on(config, stopped[1])
+
+
+def test_killed_after_the_decision(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
+    config = make(**WORSE)
+    assert train(config, fault=f"after_final_save:{stopped[1].plain.steps}:0:kill")[0].code == -signal.SIGKILL
+    assert go_on(config, stopped[1]) == stopped[1].plain.steps
+
+
+@pytest.mark.slow
+def test_two_processes_decide_the_same(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
+    config = make(**WORSE)
+    assert fine_tuned(config, trained(config, 2)) == stopped[1]
+
+
+def test_without_early_stopping_it_goes_on(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
+    """Resumed without the limit: to the end of the epochs."""
+    config = make(**WORSE)
+    assert trained(config)["stopped_early"] is True
+    result = trained(config.with_values("trainer", early_stopping=None), resume=RUN_ID)
+    assert (result["steps"], result["stopped_early"], result["resumed_from"]) == (16, False, stopped[1].plain.steps)
+
+
+def test_a_run_that_gets_better_is_not_stopped(make: MakeConfig) -> None:
+    result = trained(make(trainer__early_stopping=1, trainer__lr=1e-2))
+    assert (result["steps"], result["stopped_early"]) == (STEPS, False)

@@ -1,0 +1,244 @@
+"""Fine-tuning on any number of processes: same bits in fixed order, the same run but for rounding when sharded, and
+an adapter that peft loads in each case."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import torch
+from fault_harness import RUN_ID
+from safetensors.torch import load_file
+from test_fine_tune_faults import (
+    EVAL_STEPS,
+    STEPS,
+    FineTuned,
+    Material,
+    fine_tune_config,
+    fine_tuned,
+    go_on,
+    make_material,
+    run_dir,
+    train,
+    trained,
+)
+
+from llmtrain.config.schema import Config
+from llmtrain.distributed.world import World
+from llmtrain.training.assemble import make_parts
+
+pytestmark = pytest.mark.hf
+MakeConfig = Callable[..., Config]
+Trained = tuple[Config, FineTuned]
+FSDP = {"distributed__strategy": "fsdp"}
+PLAIN_DDP = {"distributed__strategy": "ddp", "distributed__reproducible_reduce": False}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return make_material(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> Iterator[MakeConfig]:
+    def config(**changes: Any) -> Config:
+        return fine_tune_config(tmp_path_factory.mktemp("many") / "runs", cache, material, **changes)
+
+    yield config
+    harness.end_all()
+
+
+def finished(config: Config, size: int = 1) -> Trained:
+    return config, fine_tuned(config, trained(config, size))
+
+
+@pytest.fixture(scope="module")
+def alone(make: MakeConfig) -> Trained:
+    return finished(make())
+
+
+@pytest.fixture(scope="module")
+def sharded(make: MakeConfig) -> Trained:
+    return finished(make(**FSDP), 2)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_number_of_processes_changes_no_bit(make: MakeConfig, alone: Trained, size: int) -> None:
+    """Hash, loss and norm of every step, validation, epochs, answers, the adapter's files."""
+    config, other = finished(make(), size)
+    assert other == alone[1]
+    newest = run_dir(config) / "checkpoints" / f"step_{STEPS}"
+    assert len(list(newest.glob("model-*.safetensors"))) == size
+
+
+def test_without_the_fixed_order_it_is_the_same_but_for_rounding(make: MakeConfig, alone: Trained) -> None:
+    config, other = finished(make(**PLAIN_DDP), 2)
+    assert_same_course(other, alone[1])
+    assert_same_adapter(config, alone[0])
+
+
+@pytest.mark.slow
+def test_without_the_fixed_order_the_bits_of_four_differ(make: MakeConfig, alone: Trained) -> None:
+    """Else the test of the number of processes shows nothing."""
+    other = finished(make(**PLAIN_DDP), 4)[1]
+    assert other.plain.state_sha256 != alone[1].plain.state_sha256
+    assert_same_course(other, alone[1])
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)])
+def test_stopped_with_two_and_resumed_with_another_number(make: MakeConfig, alone: Trained, size: int, k: int) -> None:
+    config = make()
+    ends = train(config, 2, fault=f"after_optimizer:{k}:1:term")
+    assert [ended.code for ended in ends] == [75, 75], ends[0].output
+    assert go_on(config, alone[1], size) == k
+
+
+@pytest.mark.slow
+def test_from_two_to_one_to_four_to_two(make: MakeConfig, alone: Trained) -> None:
+    config = make()
+    for k, size in ((2, 2), (4, 1), (6, 4)):
+        ends = train(config, size, resume="auto", fault=f"after_optimizer:{k}:0:term")
+        assert {ended.code for ended in ends} == {75}, ends[0].output
+    assert go_on(config, alone[1], 2) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model__lora": None},
+        {"data__packing": False, "trainer__micro_batch_size": 2},
+        {"model__gradient_checkpointing": True},
+        {"trainer__async_save": True},
+    ],
+    ids=["full", "unpacked", "checkpointing", "async"],
+)
+def test_other_kinds_on_1_2_and_4(make: MakeConfig, change: dict[str, Any]) -> None:
+    wanted = finished(make(**change))[1]
+    assert finished(make(**change), 2)[1] == wanted
+    assert finished(make(**change), 4)[1] == wanted
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model__gradient_checkpointing": True},
+        pytest.param({"trainer__async_save": True}, marks=pytest.mark.slow),
+        pytest.param({"data__num_workers": 2}, marks=pytest.mark.slow),
+        pytest.param({"output__layout": "epochs"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_what_does_not_decide_the_result(make: MakeConfig, alone: Trained, change: dict[str, Any]) -> None:
+    """Dropout is drawn anew when activations are computed a second time: it must be the same one."""
+    assert finished(make(**change))[1] == alone[1]
+
+
+@pytest.mark.slow
+def test_checkpointing_changes_nothing_in_full_fine_tuning(make: MakeConfig) -> None:
+    changes = ({"model__lora": None}, {"model__lora": None, "model__gradient_checkpointing": True})
+    first, second = (finished(make(**change))[1] for change in changes)
+    assert first == second
+
+
+def test_evaluating_and_saving_leave_no_trace(make: MakeConfig, alone: Trained) -> None:
+    """Nor does answering prompts: the same weights without any of it."""
+    rarely = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None, "trainer__eval_prompts": []}
+    other = finished(make(**rarely))[1]
+    assert other.plain.state_sha256 == alone[1].plain.state_sha256
+    assert other.train == alone[1].train
+    assert other.samples == {}
+
+
+def assert_same_course(one: FineTuned, other: FineTuned, tolerance: float = 1e-5) -> None:
+    for name, mine, theirs in (("train/loss", one.train, other.train), ("val/loss", one.val, other.val)):
+        assert [step for step, _ in mine] == [step for step, _ in theirs]
+        losses = [[float.fromhex(row[name]) for _, row in rows] for rows in (mine, theirs)]
+        assert losses[0] == pytest.approx(losses[1], abs=tolerance), name
+
+
+def adapter_of(config: Config) -> dict[str, torch.Tensor]:
+    return load_file(run_dir(config) / "adapter" / "adapter_model.safetensors")
+
+
+def assert_same_adapter(one: Config, other: Config) -> None:
+    mine, theirs = adapter_of(one), adapter_of(other)
+    assert mine.keys() == theirs.keys()
+    assert any(tensor.abs().max() > 0 for name, tensor in mine.items() if "lora_B" in name)
+    for name, tensor in mine.items():
+        # Adam divides by a root: what rounding changes in a tiny gradient shows in the weight.
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-3, msg=name)
+
+
+def test_a_sharded_run_is_the_same_but_for_rounding(alone: Trained, sharded: Trained) -> None:
+    assert_same_course(sharded[1], alone[1])
+    assert_same_adapter(sharded[0], alone[0])
+
+
+@pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
+def test_a_sharded_run_resumes_exactly(make: MakeConfig, sharded: Trained, k: int) -> None:
+    config = make(**FSDP)
+    ends = train(config, 2, fault=f"after_optimizer:{k}:0:term")
+    assert [ended.code for ended in ends] == [75, 75], ends[0].output
+    assert go_on(config, sharded[1], 2) == k
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [{"model__lora": None}, {"data__packing": False, "trainer__micro_batch_size": 2}])
+def test_other_kinds_sharded(make: MakeConfig, change: dict[str, Any]) -> None:
+    assert_same_course(finished(make(**FSDP, **change), 2)[1], finished(make(**change))[1], 5e-5)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_goes_on_in_one_process(make: MakeConfig, alone: Trained) -> None:
+    config = make(**FSDP)
+    assert {ended.code for ended in train(config, 2, fault="after_optimizer:5:0:term")} == {75}
+    result = trained(config, 1, RUN_ID)
+    assert result["resumed_from"] == 5
+    assert_same_course(fine_tuned(config, result), alone[1])
+
+
+def loss_in_peft(config: Config, material: Material) -> float:
+    """Mean validation loss of the base model with the run's adapter, by transformers and peft alone, row by row."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(material.model), run_dir(config) / "adapter"
+    ).eval()
+    unpacked = config.with_values("data", packing=False)
+    batches = make_parts(unpacked, World(device=torch.device("cpu"))).eval_batches
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for batch in batches:
+            assert batch.positions is None
+            logits = model(input_ids=batch.inputs).logits
+            total += torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1).double(), batch.targets.flatten(), reduction="sum"
+            ).item()
+            count += batch.target_count
+    return total / count
+
+
+@pytest.mark.parametrize("how", ["alone", "sharded"])
+def test_peft_loads_the_adapter_and_finds_the_best_loss(
+    alone: Trained, sharded: Trained, material: Material, how: str
+) -> None:
+    """Packed rows saw none of each other, too: here they are read one by one."""
+    config, found = alone if how == "alone" else sharded
+    best = min(float.fromhex(row["val/loss"]) for _, row in found.val)
+    assert found.plain.best_step in EVAL_STEPS
+    assert loss_in_peft(config, material) == pytest.approx(best, abs=1e-5)
+
+
+def test_tied_weights_are_kept_once(make: MakeConfig) -> None:
+    """Full fine-tuning of a model whose output layer is its embedding: one tensor, one pair of averages."""
+    config = make(model__lora=None, trainer__max_epochs=1)
+    result = trained(config)
+    (checkpoint,) = [each for each in harness.checkpoints(run_dir(config).parent) if each.step == result["steps"]]
+    tensors = checkpoint.tensors("model")
+    assert sum("embed_tokens" in name or "lm_head" in name for name in tensors) == 1
+    assert sum(tensor.numel() for tensor in tensors.values()) == result["parameters"] == result["trainable_parameters"]
+    assert not (checkpoint.path / "adapter").exists()

@@ -1,0 +1,122 @@
+"""The README.md beside an adapter or a model."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from llmtrain.config.document import Document
+from llmtrain.config.load import build_config
+from llmtrain.config.schema import Config
+from llmtrain.training.model_card import model_card
+from llmtrain.training.state import Progress
+
+PROGRESS = Progress(
+    step=12,
+    tokens=34567,
+    first_train_loss=5.25,
+    last_train_loss=1.5,
+    last_val_loss=1.75,
+    best_val_loss=1.625,
+    best_step=8,
+    epoch=2,
+).as_dict()
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    document = {
+        "run": {"name": "my run"},
+        "model": {"name": "hf_causal_lm", "path": "somebody/base-model", "lora": {"rank": 4}},
+        "data": {"name": "instruct_jsonl", "train_file": "rows.jsonl"},
+    }
+    merged = {name: {**document.get(name, {}), **sections.get(name, {})} for name in {*document, *sections}}
+    return build_config(Document("test", merged))
+
+
+def head(card: str) -> dict[str, Any]:
+    begin, yaml_head, _ = card.split("---\n", 2)
+    assert begin == "", "the head must be the very first thing"
+    value = yaml.safe_load(yaml_head)
+    assert isinstance(value, dict)
+    return value
+
+
+def table(card: str) -> dict[str, str]:
+    rows = [line.strip("|").split("|") for line in card.splitlines() if line.startswith("| ")]
+    return {name.strip(): value.strip() for name, value in rows if name.strip()}
+
+
+def test_the_head_is_what_the_hub_reads() -> None:
+    card = model_card(config(), PROGRESS, "ab" * 32, is_adapter=True)
+    assert head(card) == {
+        "base_model": "somebody/base-model",
+        "library_name": "peft",
+        "pipeline_tag": "text-generation",
+        "tags": ["llmtrain", "lora"],
+    }
+    merged = head(model_card(config(), PROGRESS, None, is_adapter=False))
+    assert merged["library_name"] == "transformers"
+    assert merged["base_model"] == "somebody/base-model"
+
+
+def test_losses_steps_and_origin() -> None:
+    card = model_card(config(), PROGRESS, "ab" * 32, is_adapter=True)
+    assert table(card) == {
+        "steps": "12",
+        "epochs": "2",
+        "target tokens seen": "34,567",
+        "training loss, first step": "5.2500",
+        "training loss, last step": "1.5000",
+        "validation loss": "1.7500",
+        "best validation loss": "1.6250",
+    }
+    assert "# my run\n" in card
+    assert f"Low-rank adapters (LoRA) of `somebody/base-model` (SHA-256 of its files `{'ab' * 32}`)" in card
+    assert "trained on `rows.jsonl` (instruct_jsonl)" in card
+
+
+def test_the_config_is_in_it_as_yaml() -> None:
+    card = model_card(config(trainer={"lr": 0.25}, run={"seed": 7}), PROGRESS, None, is_adapter=True)
+    kept = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    assert kept["model"]["lora"]["rank"] == 4
+    assert kept["trainer"]["lr"] == 0.25
+    assert kept["run"]["seed"] == 7
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    """At a checkpoint before the first evaluation, and of an adapter of somebody else."""
+    card = model_card(config(), Progress(step=3, first_train_loss=2.0, last_train_loss=1.0).as_dict(), None, True)
+    assert "validation loss" not in card
+    assert "None" not in card
+    assert "SHA-256" not in card
+    assert table(model_card(config(), {}, None, is_adapter=True)) == {}
+
+
+def test_full_fine_tuning_and_a_model_from_scratch() -> None:
+    full = model_card(config(model={"lora": None}), PROGRESS, None, is_adapter=False)
+    assert "All weights of `somebody/base-model`" in full
+    assert head(full)["tags"] == ["llmtrain"]
+    scratch = config(
+        model={"name": "gpt", "path": None, "lora": None},
+        data={"name": "text_files", "train_file": None, "files": ["a.txt", "b.txt"]},
+    )
+    card = model_card(scratch, PROGRESS, None, is_adapter=False)
+    assert "base_model" not in head(card)
+    assert "trained from scratch on `a.txt, b.txt`" in card
+
+
+@pytest.mark.parametrize("path", ["/models/with: colon", "/models/#1", "/a 'quoted' \"name\"", "/naïve/模型", "yes"])
+def test_any_path_makes_a_valid_head(path: str) -> None:
+    card = model_card(config(model={"path": path}), PROGRESS, None, is_adapter=True)
+    assert head(card)["base_model"] == path
+
+
+def test_notes_are_kept() -> None:
+    assert "a note of mine" in model_card(config(run={"notes": "a note of mine"}), PROGRESS, None, is_adapter=True)
+
+
+def test_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card is what people upload."""
+    monkeypatch.setenv("HF_TOKEN", "hf_CanaryOnTheCard7")
+    secret = config(run={"notes": "with hf_CanaryOnTheCard7", "name": "hf_CanaryOnTheCard7"})
+    assert "CanaryOnTheCard7" not in model_card(secret, PROGRESS, None, is_adapter=True)

@@ -1,0 +1,473 @@
+"""What a run leaves besides its checkpoints: directories named after epochs, the best adapter, answers, MLflow's share;
+and the manifest that covers an adapter's files."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+from fault_harness import RUN_ID
+from test_fine_tune_faults import (
+    EVAL_STEPS,
+    Material,
+    fine_tune_config,
+    make_material,
+    run_dir,
+    train,
+    trained,
+)
+
+from llmtrain.config.schema import Config
+from llmtrain.errors import CheckpointError
+from llmtrain.training import checkpoint as checkpoint_module
+from llmtrain.training import outputs as outputs_module
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
+from llmtrain.training.step import Stepper
+
+pytestmark = pytest.mark.hf
+MakeConfig = Callable[..., Config]
+EPOCHS: dict[str, Any] = {"output__layout": "epochs", "trainer__eval_prompts": []}
+SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
+FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
+    return make_material(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> Iterator[MakeConfig]:
+    def config(**changes: Any) -> Config:
+        return fine_tune_config(tmp_path_factory.mktemp("outputs") / "runs", cache, material, **changes)
+
+    yield config
+    harness.end_all()
+
+
+@pytest.fixture(scope="module")
+def laid_out(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+    """A run with directories of epochs, undisturbed, with all its checkpoints."""
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    return config, trained(config)
+
+
+def step_dir(config: Config, step: int) -> Path:
+    return run_dir(config) / "checkpoints" / f"step_{step}"
+
+
+def best_dir(config: Config) -> Path:
+    name = (run_dir(config) / "checkpoints" / "best").read_text().strip()
+    return run_dir(config) / "checkpoints" / name
+
+
+def put_together(epoch: Path, to: Path, step: int) -> Checkpoint:
+    """The files of all ranks in one directory again."""
+    for rank in epoch.iterdir():
+        shutil.copytree(rank, to / f"step_{step}", dirs_exist_ok=True)
+    return Checkpoint(to / f"step_{step}")
+
+
+def litter(config: Config) -> list[str]:
+    """What a half-done exchange of directories would leave."""
+    return sorted(path.name for path in run_dir(config).iterdir() if path.name.startswith((".new-", ".old-")))
+
+
+# Layout.
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_directories_of_epochs(
+    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
+) -> None:
+    config = laid_out[0] if size == 1 else make(**EPOCHS, trainer__keep_checkpoints=9)
+    if size == 2:
+        trained(config, 2)
+    for epoch, step in ((1, 4), (2, 8)):
+        folder = run_dir(config) / f"epoch-{epoch}"
+        assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}" for rank in range(size)]
+        together = put_together(folder, tmp_path / str(epoch), step)
+        assert harness.tree(together.path) == harness.tree(step_dir(config, step))
+        together.verify()
+        names = {path.name for path in (folder / f"rank-{size - 1}").iterdir()}
+        if size == 2:
+            assert names == {"model-00002-of-00002.safetensors", "optimizer-00002-of-00002.safetensors"}
+        else:
+            assert names >= {"model.safetensors", "state.json", "adapter"}
+    assert not (run_dir(config) / "epoch-0").exists()
+    assert harness.tree(run_dir(config) / "best") == harness.tree(best_dir(config))
+    assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
+    assert litter(config) == []
+
+
+def test_links_and_copies(laid_out: tuple[Config, dict[str, Any]]) -> None:
+    """epoch-N/ and best/ cost no space; adapter/ is a copy, which people may change without harm."""
+    config = laid_out[0]
+    weights = step_dir(config, 4) / "model.safetensors"
+    assert (run_dir(config) / "epoch-1" / "rank-0" / "model.safetensors").samefile(weights)
+    of_best = best_dir(config)
+    assert (run_dir(config) / "best" / "model.safetensors").samefile(of_best / "model.safetensors")
+    for name in FILES:
+        assert not (run_dir(config) / "adapter" / name).samefile(of_best / "adapter" / name)
+
+
+def test_without_hard_links(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
+    """Some network storage knows none."""
+
+    def no_links() -> None:
+        def link(*_: object, **__: object) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        outputs_module.os.link = link  # type: ignore[assignment]
+
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    result = trained(config, before=no_links)
+    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    copied = run_dir(config) / "epoch-1" / "rank-0"
+    assert harness.tree(copied) == harness.tree(step_dir(config, 4))
+    assert not (copied / "model.safetensors").samefile(step_dir(config, 4) / "model.safetensors")
+
+
+def test_they_outlive_the_checkpoint(make: MakeConfig, tmp_path: Path) -> None:
+    """Of the first epoch's checkpoint nothing is left, nor of a best that another one took the place of."""
+    config = make(**EPOCHS, trainer__keep_checkpoints=2, trainer__save_every_steps=1, trainer__eval_every_steps=1)
+    result = trained(config)
+    assert not step_dir(config, 4).exists()
+    together = put_together(run_dir(config) / "epoch-1", tmp_path, 4)
+    together.verify()
+    assert together.state()["progress"]["step"] == 4
+    assert {"model", "optimizer"} == {name for name in ("model", "optimizer") if together.tensors(name)}
+    best = shutil.copytree(run_dir(config) / "best", tmp_path / f"step_{result['best_step']}")
+    Checkpoint(best).verify()
+    assert Checkpoint(best).state()["progress"]["best_val_loss"] == result["best_val_loss"]
+
+
+def test_by_steps_there_are_none(make: MakeConfig) -> None:
+    config = make(trainer__eval_prompts=[], trainer__max_epochs=1)
+    trained(config)
+    names = {path.name for path in run_dir(config).iterdir()}
+    assert names & {"epoch-1", "best", "samples"} == set()
+    assert "adapter" in names
+
+
+def test_the_adapter_is_the_best_one_not_the_last(make: MakeConfig) -> None:
+    changes = {"trainer__schedule": "constant", "trainer__lr": 1.0, "trainer__max_epochs": 3}
+    config = make(**EPOCHS, **changes, trainer__eval_every_steps=1, trainer__keep_checkpoints=20)
+    result = trained(config)
+    assert 1 < result["best_step"] < 12, "it was meant to get better, then worse"
+    best, last = step_dir(config, result["best_step"]), step_dir(config, 12)
+    assert harness.tree(run_dir(config) / "adapter") == harness.tree(best / "adapter")
+    assert harness.tree(run_dir(config) / "best") == harness.tree(best)
+    assert harness.tree(last / "adapter") != harness.tree(best / "adapter")
+
+
+def test_going_back_shows_the_adapter_of_that_course(make: MakeConfig) -> None:
+    """Resumed from an earlier checkpoint with a rate that spoils everything: what was better then is set aside."""
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    trained(config)
+    worse = config.with_values("trainer", lr=3.0, schedule="constant")
+    result = trained(worse, resume=str(step_dir(config, 3)), allow_config_change=True)
+    assert result["best_step"] in (3, 4, 6, 8)
+    assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
+    assert harness.tree(run_dir(config) / "best") == harness.tree(best_dir(config))
+
+
+def late_saves(killed_after: int | None = None) -> Callable[[], None]:
+    """A background save begins to write only when training is a step further. `killed_after` is a step after which
+    the process waits for the save and is killed."""
+
+    def before() -> None:
+        save, step_of, done = CheckpointStore.save, Stepper.train_step, [0]
+
+        def late(self: CheckpointStore, step: int, *arguments: Any, **options: Any) -> None:
+            deadline = time.monotonic() + 1.0  # nothing comes after the last save
+            while done[0] <= step and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(0.05)
+            save(self, step, *arguments, **options)
+
+        def stepping(self: Stepper, step: int, *arguments: Any) -> Any:
+            if step == killed_after:
+                for thread in threading.enumerate():
+                    if thread.name == "saver":
+                        thread.join()
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = step_of(self, step, *arguments)
+            done[0] = step + 1
+            return result
+
+        CheckpointStore.save, Stepper.train_step = late, stepping  # type: ignore[method-assign]
+
+    return before
+
+
+def test_a_background_save_is_laid_out_as_what_it_is(make: MakeConfig) -> None:
+    """Training goes on meanwhile: what is laid out is the step that was saved, not the one training has reached."""
+    config = make(**EPOCHS, **SELDOM, trainer__async_save=True, trainer__keep_checkpoints=9)
+    assert trained(config, before=late_saves())["epochs"] == 2
+    for epoch, step in ((1, 4), (2, 8)):
+        found = harness.tree(run_dir(config) / f"epoch-{epoch}" / "rank-0")
+        assert sorted(found) == sorted(harness.tree(step_dir(config, step))), f"epoch {epoch}"
+        assert found == harness.tree(step_dir(config, step))
+
+
+def test_the_best_adapter_of_a_background_save_is_shown_at_once(make: MakeConfig) -> None:
+    """Not only when the run ends: it may be killed before."""
+    config = make(**SELDOM, trainer__async_save=True, trainer__eval_prompts=[])
+    (ended,) = train(config, before=late_saves(killed_after=6))
+    assert ended.code == -signal.SIGKILL, ended.output
+    step_4 = step_dir(config, 4)
+    Checkpoint(step_4).verify()
+    assert harness.tree(run_dir(config) / "adapter") == harness.tree(step_4 / "adapter")
+
+
+# Killed in between.
+
+
+@pytest.mark.parametrize("point", ["save_after_rename", pytest.param("save_before_prune", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [4, 8])
+def test_killed_between_publishing_and_laying_out(
+    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], point: str, step: int
+) -> None:
+    """The checkpoint is complete and is not saved again: its directories are made up for."""
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    assert train(config, fault=f"{point}:{step}:0:kill")[0].code == -signal.SIGKILL
+    result = trained(config, resume=RUN_ID)
+    assert result["resumed_from"] == step
+    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert harness.tree(run_dir(config) / "best") == harness.tree(best_dir(config))
+    assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
+    for epoch, end in ((1, 4), (2, 8)):
+        folder = run_dir(config) / f"epoch-{epoch}"
+        assert folder.is_dir(), f"epoch-{epoch}/ was never made"
+        assert harness.tree(folder / "rank-0") == harness.tree(step_dir(config, end))
+
+
+def killed_between_renames(name: str) -> Callable[[], None]:
+    """SIGKILL when the old directory of this name is out of the way and the new one not yet in its place."""
+
+    def before() -> None:
+        real = Path.rename
+
+        def rename(self: Path, target: Any) -> Path:
+            if self.name == f".new-{name}" and (name != "adapter" or self.with_name(f".old-{name}").exists()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(self, target)
+
+        Path.rename = rename  # type: ignore[method-assign]
+
+    return before
+
+
+@pytest.mark.parametrize("name", ["adapter", "best", "epoch-1"])
+def test_killed_while_a_directory_is_exchanged(
+    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], name: str
+) -> None:
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    (ended,) = train(config, before=killed_between_renames(name))
+    assert ended.code == -signal.SIGKILL, ended.output
+    assert not (run_dir(config) / name).exists()
+    result = trained(config, resume=RUN_ID)
+    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    wanted = {"adapter": best_dir(config) / "adapter", "best": best_dir(config), "epoch-1": step_dir(config, 4)}[name]
+    found = run_dir(config) / name
+    assert found.is_dir(), f"{name}/ was never made"
+    assert harness.tree(found / "rank-0" if name == "epoch-1" else found) == harness.tree(wanted)
+    assert litter(config) == []
+
+
+# No space, or no permission, for what is extra.
+
+
+def fails_with(number: int, what: str) -> Callable[[], None]:
+    def before() -> None:
+        problem = OSError(number, os.strerror(number))
+
+        def fail(*_: object, **__: object) -> None:
+            raise problem
+
+        if what == "folders":
+            outputs_module.replace_folder = fail  # type: ignore[assignment]
+        else:
+            outputs_module.write_json = fail  # type: ignore[assignment]
+
+    return before
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("what", ["folders", "answers"])
+def test_what_is_extra_never_ends_training(
+    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], what: str, number: int
+) -> None:
+    config = make(**{**EPOCHS, "trainer__eval_prompts": ["say red"], "trainer__save_every_steps": 1})
+    (ended,) = train(config, before=fails_with(number, what))
+    assert ended.code == 0, ended.output
+    assert ended.result is not None
+    assert ended.result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert os.strerror(number) in ended.output, "and that is said"
+    harness.verify_all(run_dir(config).parent)
+
+
+def test_old_checkpoints_are_removed_although_what_is_extra_fails(make: MakeConfig) -> None:
+    """Else a full disk stays full. Every save here is one of a new best."""
+    every = {"trainer__eval_every_steps": 1, "trainer__save_every_steps": 1, "trainer__lr": 1e-2}
+    config = make(**{**EPOCHS, **every, "trainer__keep_checkpoints": 2})
+    (ended,) = train(config, before=fails_with(errno.ENOSPC, "folders"))
+    assert ended.code == 0, ended.output
+    assert ended.result is not None
+    assert ended.result["best_step"] == 8
+    assert harness.steps_saved(run_dir(config).parent) == [7, 8]
+
+
+def test_a_later_save_makes_up_for_it(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
+    """No space while the first epoch ends, space again afterwards."""
+
+    def no_space_for_a_while() -> None:
+        real = outputs_module.replace_folder
+
+        def replace(target: Path, fill: Any) -> None:
+            if not (target.parent / "checkpoints" / "step_6").exists():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(target, fill)
+
+        outputs_module.replace_folder = replace
+
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    result = trained(config, before=no_space_for_a_while)
+    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
+    assert harness.tree(run_dir(config) / "epoch-2" / "rank-0") == harness.tree(step_dir(config, 8))
+
+
+# The manifest.
+
+
+@pytest.fixture
+def copied(laid_out: tuple[Config, dict[str, Any]], tmp_path: Path) -> Checkpoint:
+    copy = Checkpoint(shutil.copytree(step_dir(laid_out[0], 8), tmp_path / "step_8"))
+    copy.verify()
+    return copy
+
+
+def test_every_file_of_the_adapter_is_in_the_manifest(copied: Checkpoint) -> None:
+    listed = json.loads((copied.path / "manifest.json").read_text())["files"]
+    assert {name for name in listed if "/" in name} == {f"adapter/{name}" for name in FILES}
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+@pytest.mark.parametrize("how", ["first", "last", "shorter", "longer", "gone", "link"])
+def test_damage_to_a_file_of_the_adapter(copied: Checkpoint, tmp_path: Path, name: str, how: str) -> None:
+    path = copied.path / "adapter" / name
+    data = bytearray(path.read_bytes())
+    if how in ("first", "last"):
+        data[0 if how == "first" else -1] ^= 1
+    path.unlink()
+    if how == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif how != "gone":
+        path.write_bytes({"shorter": data[:-1], "longer": data + b"x"}.get(how, data))
+    with pytest.raises(CheckpointError, match=f"adapter/{name} is (damaged|missing)"):
+        copied.verify()
+
+
+def test_a_damaged_adapter_is_named_and_the_checkpoint_before_used(
+    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]
+) -> None:
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    assert train(config, fault="after_optimizer:7:0:kill")[0].code == -signal.SIGKILL
+    path = step_dir(config, 6) / "adapter" / "adapter_model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+    (ended,) = train(config, resume=RUN_ID)
+    assert ended.code == 0, ended.output
+    assert f"{path} is damaged" in ended.output
+    assert ended.result is not None
+    assert ended.result["resumed_from"] == 4
+    assert ended.result["state_sha256"] == laid_out[1]["state_sha256"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "adapter/../x",
+        "adapter/../../x",
+        "/etc/passwd",
+        "adapter//x",
+        "adapter/.x",
+        "other/x",
+        "adapter/a/b",
+        ".",
+    ],
+)
+def test_a_manifest_that_points_elsewhere(copied: Checkpoint, name: str) -> None:
+    """Right in every other way: the file is there, the hashes fit."""
+    target = copied.path / name
+    if name != "/etc/passwd" and not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(b"x")
+    manifest = copied.path / "manifest.json"
+    files = json.loads(manifest.read_text())["files"]
+    files[name] = {"bytes": 1, "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}
+    manifest.write_text(checkpoint_module._manifest_text(files))
+    with pytest.raises(CheckpointError, match=r"manifest\.json"):
+        copied.verify()
+
+
+def test_a_good_name_is_taken(copied: Checkpoint) -> None:
+    """Else the test above would pass for another reason."""
+    (copied.path / "adapter" / "more.txt").write_bytes(b"x")
+    manifest = copied.path / "manifest.json"
+    files = json.loads(manifest.read_text())["files"]
+    entry = {"bytes": 1, "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}
+    manifest.write_text(checkpoint_module._manifest_text({**files, "adapter/more.txt": entry}))
+    copied.verify()
+
+
+# MLflow.
+
+
+@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_mlflow_gets_parameters_answers_and_epochs(make: MakeConfig, is_stopped: bool) -> None:
+    pytest.importorskip("mlflow", reason="needs the mlflow extra")
+    from mlflow.tracking import MlflowClient
+
+    config = make(mlflow__enabled=True)
+    if is_stopped:
+        assert train(config, fault="after_optimizer:4:0:term", env={"MLFLOW_TRACKING_URI": ""})[0].code == 75
+    result = trained(config, resume="auto", env={"MLFLOW_TRACKING_URI": ""})
+    client = MlflowClient(tracking_uri=f"sqlite:///{run_dir(config).parent / 'mlflow.db'}")
+    (experiment,) = client.search_experiments(filter_string="name != 'Default'")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    assert int(run.data.params["trainable_parameters"]) == result["trainable_parameters"] < result["parameters"]
+    assert int(run.data.params["parameters"]) == result["parameters"]
+    assert run.data.params["trainer.max_epochs"] == "2"
+    kept = sorted(item.path for item in client.list_artifacts(run.info.run_id, "samples"))
+    assert kept == [f"samples/step_{step}.json" for step in EVAL_STEPS]
+    (folder,) = run_dir(config).parent.glob("mlartifacts/**/samples")
+    assert harness.tree(folder) == harness.tree(run_dir(config) / "samples")
+    history = {name: client.get_metric_history(run.info.run_id, name) for name in ("train/epoch", "val/perplexity")}
+    assert {m.step: m.value for m in history["train/epoch"]} == {step: step / 4 for step in range(1, 9)}
+    assert sorted({m.step for m in history["val/perplexity"]}) == EVAL_STEPS
+    assert {m.step for m in client.get_metric_history(run.info.run_id, "epoch/train_loss")} == {4, 8}
+
+
+def test_answers_are_kept_in_the_order_of_the_prompts(make: MakeConfig) -> None:
+    config = make(trainer__max_epochs=1, trainer__eval_every_steps=None, trainer__eval_prompt_tokens=3)
+    trained(config)
+    (path,) = (run_dir(config) / "samples").iterdir()
+    assert path.name == "step_4.json"
+    answers = json.loads(path.read_text())
+    assert [answer["prompt"] for answer in answers] == ["say red", "say cat dog"]
+    assert all(isinstance(answer["answer"], str) for answer in answers)
