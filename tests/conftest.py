@@ -127,7 +127,8 @@ def shared_data() -> Path:
     return folder
 
 
-sys.path.insert(0, str(Path(__file__).parent / "faults"))  # the harness that trains in forked children
+# Helpers that tests share: tiny_llama, hub_server, and the harness that trains in forked children.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "faults")]
 
 
 @pytest.fixture

@@ -19,6 +19,10 @@ NAMES = {
     "ddp_smoke",
     "ddp_mlflow",
     "fsdp_smoke",
+    "lora_instruct",
+    "full_finetune_small",
+    "continue_pretrain",
+    "lora_llama_1b",
 }
 
 

@@ -4,6 +4,8 @@ import importlib.util
 import json
 from pathlib import Path
 
+from tiny_llama import make_model, make_rows
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -36,6 +38,16 @@ def test_every_command_of_the_guide_to_many_processes_works(tmp_path):
     assert hashes[0]["state_sha256"] == hashes[1]["state_sha256"]
 
 
+def test_every_command_of_the_guide_to_fine_tuning_works(tmp_path):
+    tool = load_tour_tool()
+    make_model(tmp_path / tool.MODEL_AT, max_position_embeddings=512)
+    make_rows(tmp_path / "data/train.jsonl", 300)
+    make_rows(tmp_path / "data/val.jsonl", 30, 500)
+    assert run_tour(tool.FINE_TUNING, tmp_path) >= 6
+    assert (tmp_path / "my-model" / "model.safetensors").is_file()
+    assert (tmp_path / "my-adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_the_tour_shows_every_verb():
     text = (ROOT / "README.md").read_text()
     for verb in ("train", "validate", "print-config", "presets", "generate", "eval", "export", "runs", "tokenizer"):
@@ -43,3 +55,6 @@ def test_the_tour_shows_every_verb():
     guide = (ROOT / "docs" / "distributed.md").read_text()
     for verb in ("node", "doctor", "smoke", "train"):
         assert f"$ llmtrain {verb}" in guide, verb
+    guide = (ROOT / "docs" / "fine-tuning.md").read_text()
+    for verb in ("fetch-model", "fetch-data", "chat", "train", "eval", "generate", "export"):
+        assert f"llmtrain {verb}" in guide, verb

@@ -1,8 +1,10 @@
 """Run the tours of the README and of the guides, and write the real output under each command.
 
-python tools/readme_tour.py            rewrite them
+python tools/readme_tour.py                          rewrite them
+python tools/readme_tour.py docs/fine-tuning.md      one of them; MODEL names the directory of SmolLM2-135M-Instruct
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +17,8 @@ BLOCK = re.compile(r"```console(?: exit=(\d+))?\n(.*?)```", re.S)
 LONGEST = 24
 WIDEST = 118
 PAGES = ("README.md", "docs/distributed.md")
+FINE_TUNING = "docs/fine-tuning.md"  # minutes, and a model that is not here
+MODEL_AT = "models/SmolLM2-135M-Instruct"
 
 
 def commands(body: str) -> list[str]:
@@ -44,14 +48,23 @@ def shorten(output: str) -> list[str]:
 
 
 def main() -> None:
-    for page in PAGES:
+    for page in sys.argv[1:] or PAGES:
         rewrite(ROOT / page)
+
+
+def lay_out(folder: Path) -> None:
+    """What the guide to fine-tuning begins with."""
+    (folder / MODEL_AT).parent.mkdir()
+    (folder / MODEL_AT).symlink_to(os.environ["MODEL"])
+    (folder / "data").symlink_to(ROOT.parent / "shared" / "data" / "instruct")
 
 
 def rewrite(path: Path) -> None:
     text = path.read_text()
     before = tour(text)
     with tempfile.TemporaryDirectory() as name:
+        if path == ROOT / FINE_TUNING:
+            lay_out(Path(name))
 
         def fill(match: re.Match[str]) -> str:
             expect = int(match[1] or 0)

@@ -11,7 +11,15 @@ import typer
 from llmtrain.commands import doctor as doctor_command
 from llmtrain.commands import smoke as smoke_command
 from llmtrain.commands import train as train_command
-from llmtrain.commands.options import ConfigOption, JsonOption, SetOption
+from llmtrain.commands.options import (
+    ConfigOption,
+    JsonOption,
+    LocalOnlyOption,
+    ModelDirOption,
+    SetOption,
+    TokenizerDirOption,
+    shorthands,
+)
 from llmtrain.commands.processes import explaining, options, run_processes, worker_command
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
@@ -56,6 +64,9 @@ def command(
         bool, typer.Option("--doctor", help="Look for problems on all nodes instead of training.")
     ] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier instead: `llmtrain smoke`.")] = False,
+    model_local_dir: ModelDirOption = None,
+    tokenizer_local_dir: TokenizerDirOption = None,
+    local_files_only: LocalOnlyOption = False,
     json_: JsonOption = False,
 ) -> None:
     """Start this node's processes, and see them through. Who this node is is read from the environment (torchrun's
@@ -67,11 +78,12 @@ def command(
     from llmtrain.distributed.micro_batches import micro_batches_in_step
     from llmtrain.logs import setup_logging
 
+    set_ = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     if sum((bool(own_command), doctor, smoke)) > 1:
         raise UsageError("Give one of: a command, --doctor, --smoke.")
     if own_command and (config or set_):
         raise UsageError("--config and --set are for llmtrain's own trainer; a command of yours has its own arguments.")
-    loaded = None if own_command else load_config(config, set_ or [])
+    loaded = None if own_command else load_config(config, set_)
     distributed = loaded.distributed if loaded else DistributedSection()
     setup_logging(loaded.logging if loaded else LoggingSection())
     given = Given(
@@ -103,7 +115,7 @@ def command(
         else:
             train_command.command(config, set_, resume="auto", json_=json_)
         return
-    own_words = options(config, set_ or [], json_)
+    own_words = options(config, set_, json_)
     if own_command:
         if shutil.which(own_command[0]) is None:
             raise UsageError(f"{own_command[0]} cannot be run: there is no such command.")

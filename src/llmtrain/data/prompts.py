@@ -6,9 +6,10 @@ from typing import Literal
 from llmtrain.config.schema import DataSection
 from llmtrain.data.chat_template import ChatTemplate, Message, has_chat_template
 from llmtrain.data.rows import BadRow, Segment
+from llmtrain.data.tokenizer import Tokenizer
 from llmtrain.errors import DataError, UsageError
 
-__all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt", "prompt_text"]
+__all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt", "prompt_prefix", "prompt_text"]
 
 
 def choose_format(config: DataSection, folder: Path | None) -> Literal["chat", "plain"]:
@@ -63,6 +64,12 @@ def prompt_text(config: DataSection, tokenizer_folder: Path | None, messages: li
         return ChatTemplate(tokenizer_folder).render(messages, for_answer=True)
     except BadRow as problem:
         raise DataError(f"No prompt can be made: {problem.reason}.", remedy=problem.remedy) from None
+
+
+def prompt_prefix(config: DataSection, tokenizer_folder: Path | None, tokenizer: Tokenizer) -> list[int]:
+    """Ids in front of such a prompt, as in the training rows. A chat template writes its own."""
+    is_plain = choose_format(config, tokenizer_folder) == "plain"
+    return tokenizer.prefix_ids() if is_plain and config.add_special_tokens else []
 
 
 def _plain_turn(message: Message) -> str:

@@ -28,7 +28,9 @@ def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
     ]
 
 
-def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unattended: bool) -> int:
+def begin_generation(
+    run: RunDirectory, from_step: int, world_size: int, is_unattended: bool, to_step: int | None = None
+) -> int:
     """Number this start. The caller owns the run's lock."""
     rows = read_generations(run)
     last = rows[-1] if rows else None
@@ -47,6 +49,7 @@ def begin_generation(run: RunDirectory, from_step: int, world_size: int, is_unat
         "host": socket.gethostname(),
         "world_size": world_size,
         "from_step": from_step,
+        "to_step": to_step,
         "crashes": crashes,
         "ended": None,
     }

@@ -25,13 +25,20 @@ def summarise(run: RunDirectory) -> dict[str, Any]:
         "name": (read_json(run.meta) or {}).get("name"),
         "status": _status(run),
         "step": max((row["step"] for row in rows), default=0),
-        "max_steps": config_values(run).get("trainer", {}).get("max_steps"),
+        "max_steps": _max_steps(run),
         "train_loss": losses[-1] if losses else None,
         "val_loss": val_losses[-1] if val_losses else None,
         "best_val_loss": min(val_losses, default=None),
         "state_sha256": result.get("state_sha256"),
         "path": str(run.path),
     }
+
+
+def _max_steps(run: RunDirectory) -> int | None:
+    """Where the newest start is going; a run by epochs has no number in its config."""
+    starts = [row["to_step"] for row in read_generations(run) if isinstance(row.get("to_step"), int)]
+    found: int | None = starts[-1] if starts else config_values(run).get("trainer", {}).get("max_steps")
+    return found
 
 
 def describe(run: RunDirectory) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from llmtrain import registry
 from llmtrain.config.schema import DataSection
 from llmtrain.data.make_batches import make_eval_batches
-from llmtrain.data.prompts import has_chat_template, prompt_text
+from llmtrain.data.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.data.row_store import RowStore
 from llmtrain.data.text_reader import expand_files, read_pieces
 from llmtrain.data.token_store import TokenStore, smallest_dtype
@@ -50,7 +50,11 @@ def generate_text(
         raise UsageError(
             f"A temperature of {temperature} cannot be used.", remedy=f"Give 0, or {LEAST_TEMPERATURE} and more."
         )
-    text = prompt if isinstance(prompt, str) else prompt_text(loaded.config.data, loaded.tokenizer_folder, prompt)
+    data, folder = loaded.config.data, loaded.tokenizer_folder
+    if isinstance(prompt, str):
+        text, prefix = prompt, [] if loaded.step is not None else loaded.tokenizer.prefix_ids()
+    else:
+        text, prefix = prompt_text(data, folder, prompt), prompt_prefix(data, folder, loaded.tokenizer)
     world = World(device=loaded.device)
     with autocast_for(loaded.config, world)():
         return sample_text(
@@ -64,6 +68,7 @@ def generate_text(
             top_k,
             seed,
             stop,
+            prefix,
         )
 
 

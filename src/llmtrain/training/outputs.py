@@ -14,7 +14,7 @@ from torch import nn
 
 from llmtrain.config.schema import Config
 from llmtrain.data.base import PreparedData
-from llmtrain.data.prompts import prompt_text
+from llmtrain.data.prompts import prompt_prefix, prompt_text
 from llmtrain.data.row_store import RowStore
 from llmtrain.distributed.world import World
 from llmtrain.models.base import ModelAdapter, WriteInto
@@ -66,6 +66,7 @@ class Outputs:
                     top_k=None,
                     seed=self.config.run.seed,
                     stop=is_told,
+                    prefix=self.prefix(),
                 )
             if told:
                 return None
@@ -77,6 +78,11 @@ class Outputs:
         if not isinstance(self.prepared.train, RowStore):
             return prompt
         return prompt_text(self.config.data, self.run.tokenizer, [{"role": "user", "content": prompt}])
+
+    def prefix(self) -> list[int]:
+        if not isinstance(self.prepared.train, RowStore):
+            return []
+        return prompt_prefix(self.config.data, self.run.tokenizer, self.prepared.tokenizer)
 
     def keep_answers(self, step: int, answers: list[dict[str, str]]) -> Path:
         self.run.samples.mkdir(exist_ok=True)

@@ -105,13 +105,13 @@ def run_training(
         parts.recorded["base_sha256"] = rank0(lambda: base_sha256(config, parts))
         if resumption:
             rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
+        settled = settle_steps(config, parts.train_batches)
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
         if not existing:
             rank0(lambda: create(run))
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
-        generation = begin(stack, run, resumption, world, lock)
-        settled = settle_steps(config, parts.train_batches)
+        generation = begin(stack, run, resumption, world, lock, settled.trainer.steps)
         return _train(settled, config, world, run, resumption, parts, lock, stop, generation)
 
 
@@ -370,12 +370,19 @@ def still_ours(lock: NullLock) -> bool:
     return True
 
 
-def begin(stack: ExitStack, run: RunDirectory, resumption: Resumption | None, world: World, lock: NullLock) -> int:
+def begin(
+    stack: ExitStack,
+    run: RunDirectory,
+    resumption: Resumption | None,
+    world: World,
+    lock: NullLock,
+    to_step: int,
+) -> int:
     """Number this start of the run. From here on a process that ends without a word has crashed, and that is counted;
     a start that is told to stop, or refused for a mistake, has not."""
     from_step = resumption.checkpoint.step if resumption and resumption.checkpoint else 0
     number = world.control.from_first(
-        lambda: begin_generation(run, from_step, world.world_size, is_unattended() or is_restart())
+        lambda: begin_generation(run, from_step, world.world_size, is_unattended() or is_restart(), to_step)
     )
 
     def end(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
@@ -482,6 +489,7 @@ def write_sample(outputs: Outputs, told_to_stop: Callable[[], bool]) -> str:
             top_k=50,
             seed=config.run.seed,
             stop=told_to_stop,
+            prefix=outputs.prefix(),
         )
     except DataError:  # a char tokenizer of a text without line breaks
         return ""

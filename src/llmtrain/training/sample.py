@@ -77,10 +77,11 @@ def sample_text(
     top_k: int | None,
     seed: int,
     stop: Callable[[], bool] = lambda: False,
+    prefix: Sequence[int] = (),
 ) -> str:
-    """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text."""
+    """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text.
+    `prefix`: ids in front of the prompt's."""
     end = tokenizer.end_of_text
-    ids = sample_ids(
-        adapter, module, prompt_ids(tokenizer, prompt), max_new_tokens, block_size, temperature, top_k, seed, end, stop
-    )
+    given = [*prefix, *prompt_ids(tokenizer, prompt)]
+    ids = sample_ids(adapter, module, given, max_new_tokens, block_size, temperature, top_k, seed, end, stop)
     return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i != end])
