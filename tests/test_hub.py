@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from llmtrain import hub as ours
 from llmtrain.errors import DataError, UsageError
+from llmtrain.hub import download, explain, find, token
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -35,7 +35,7 @@ cli.main()
 FIND = """
 import json, os, sys
 from llmtrain.errors import LlmtrainError
-from llmtrain.hub import find_model
+from llmtrain.hub.find import find_model
 if "late" in sys.argv:
     import huggingface_hub.constants
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -54,7 +54,7 @@ class Place:
     hub: FakeHub
     folder: Path
     to: Path
-    unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *ours.TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
+    unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *token.TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
 
     def start(self, script: str, *arguments: str, **env: str) -> "subprocess.Popen[str]":
         kept = {name: value for name, value in os.environ.items() if name not in self.unset}
@@ -142,10 +142,10 @@ def test_what_is_fetched_and_the_second_time_nothing(place: Place) -> None:
     }
     assert fetched(place.to) == {"config.json", "model.safetensors", "tokenizer.json"}
     assert (place.to / "model.safetensors").read_bytes() == b"weights" * 1000
-    marker = json.loads((place.to / ours.MARKER).read_text())
+    marker = json.loads((place.to / download.MARKER).read_text())
     assert marker["commit"] == commit
     assert marker["files"]["config.json"]["bytes"] == 22
-    assert not (place.to / ours.PARTIAL).exists()
+    assert not (place.to / download.PARTIAL).exists()
 
     place.hub.requests.clear()
     second = place.fetch("--json")
@@ -179,7 +179,7 @@ def test_a_dataset_comes_whole(place: Place) -> None:
     assert "holds dataset 'somebody/rows' already" in ended.err
 
 
-@pytest.mark.parametrize("variable", ours.TOKEN_VARIABLES)
+@pytest.mark.parametrize("variable", token.TOKEN_VARIABLES)
 def test_each_token_variable_reaches_the_hub(place: Place, variable: str) -> None:
     place.hub.repos[NAME].token = TOKEN
     ended = place.fetch(**{variable: f" {TOKEN}\n"})
@@ -230,7 +230,7 @@ def test_a_killed_download_keeps_what_was_whole(place: Place) -> None:
         process.kill()
         Ended.of(process)
         place.hub.go_on.set()
-    assert not (place.to / ours.MARKER).exists()
+    assert not (place.to / download.MARKER).exists()
     other = place.fetch(name="somebody/other")
     assert "holds model 'somebody/tiny-model' already" in other.err
     pieces = list(place.to.rglob("*.incomplete"))
@@ -308,7 +308,7 @@ def test_a_file_the_hub_cannot_answer_for_is_not_taken_as_new(place: Place) -> N
     ended = place.fetch("--again")
     assert ended.code == 65, ended.err
     assert "the hub answers 403" in ended.err
-    assert not (place.to / ours.MARKER).exists()
+    assert not (place.to / download.MARKER).exists()
     place.hub.failing_heads.clear()
     assert place.fetch().code == 0
     assert (place.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
@@ -343,7 +343,7 @@ def test_answers_that_are_no(place: Place) -> None:
     place.hub.repos["somebody/gated"] = gated
     without = place.fetch(name="somebody/gated")
     assert (without.code, "is gated.\n  Accept its licence" in without.err) == (64, True), without.err
-    assert all(variable in without.err for variable in ours.TOKEN_VARIABLES)
+    assert all(variable in without.err for variable in token.TOKEN_VARIABLES)
     having = place.fetch(name="somebody/gated", HUGGING_FACE_HUB_TOKEN=TOKEN)
     assert having.code == 64
     assert "the token in HUGGING_FACE_HUB_TOKEN has no access yet" in having.err
@@ -409,16 +409,16 @@ def test_offline_and_not_in_the_cache(place: Place) -> None:
 def test_paths_that_are_no_directory(path: str, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workdir)
     if path == ".":
-        assert ours.find_model(path, None, False) == Path()
+        assert find.find_model(path, None, False) == Path()
         return
     with pytest.raises(UsageError, match=r"data\.path '.*' does not exist"):
-        ours.find_model(path, None, False, field="data.path")
+        find.find_model(path, None, False, field="data.path")
 
 
 @pytest.mark.parametrize("name", ["", "owner/na me", "a--b/c", "x..y", "-a/b", "a/b.git", "a\\b", "a" * 120, "ü/b"])
 def test_names_that_are_none(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="A name on the hub is"):
-        ours.download_model(name, None, tmp_path / "unused")
+        download.download_model(name, None, tmp_path / "unused")
     assert not (tmp_path / "unused").exists()
 
 
@@ -432,20 +432,20 @@ def test_names_that_are_some(name: str) -> None:
 
 @pytest.fixture
 def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ours.TOKEN_VARIABLES:
+    for name in token.TOKEN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("no_tokens")
 def test_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ours.hub_token() is None
+    assert token.hub_token() is None
     monkeypatch.setenv("HUGGINGFACE_HUB_TOKEN", "third")
-    assert ours.hub_token() == "third"
+    assert token.hub_token() == "third"
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "second\n")
     monkeypatch.setenv("HF_TOKEN", "  ")
-    assert ours.hub_token() == "second"
+    assert token.hub_token() == "second"
     monkeypatch.setenv("HF_TOKEN", "first")
-    assert ours.hub_token() == "first"
+    assert token.hub_token() == "first"
 
 
 @pytest.mark.usefixtures("no_tokens")
@@ -453,7 +453,7 @@ def test_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_that_cannot_be_one(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", token)
     with pytest.raises(UsageError, match="HUGGING_FACE_HUB_TOKEN is no token") as caught:
-        ours.hub_token()
+        token.hub_token()
     assert "hf_" not in json.dumps(caught.value.as_dict())
 
 
@@ -463,12 +463,12 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> 
         monkeypatch.setenv("HF_HUB_OFFLINE", "")
         monkeypatch.setenv("TRANSFORMERS_OFFLINE", "")
         monkeypatch.setenv(name, value)
-        assert ours.is_offline() is offline
+        assert token.is_offline() is offline
 
 
 def test_disk_trouble_is_told_as_it_is() -> None:
     full = OSError(errno.ENOSPC, "No space left on device", "/volume/model")
-    error = ours.explain_hub_error(full, "Model 'a/b'")
+    error = explain.explain_hub_error(full, "Model 'a/b'")
     assert isinstance(error, UsageError)
     assert error.what == "Model 'a/b' cannot be written to disk: No space left on device (/volume/model)."
 
@@ -476,20 +476,20 @@ def test_disk_trouble_is_told_as_it_is() -> None:
 def test_a_wrapped_cause_is_found() -> None:
     wrapped = OSError("transformers says something long")
     wrapped.__cause__ = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-    assert "the hub cannot be reached" in ours.explain_hub_error(wrapped, "Model 'a/b'").what
+    assert "the hub cannot be reached" in explain.explain_hub_error(wrapped, "Model 'a/b'").what
 
 
 @pytest.mark.usefixtures("no_tokens")
 def test_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", f" {TOKEN} ")
-    error = ours.explain_hub_error(KeyError(f"odd {TOKEN}"), "Dataset 'a/b'")
+    error = explain.explain_hub_error(KeyError(f"odd {TOKEN}"), "Dataset 'a/b'")
     assert isinstance(error, DataError)
     assert error.what == "Dataset 'a/b' cannot be fetched: KeyError: 'odd ***'"
-    proxy = ours.explain_hub_error(ConnectionError("no proxy http://me:CanaryLogin@proxy:3128"), "Model 'a/b'")
+    proxy = explain.explain_hub_error(ConnectionError("no proxy http://me:CanaryLogin@proxy:3128"), "Model 'a/b'")
     assert "http://***@proxy:3128" in proxy.what
 
 
 def test_a_place_that_may_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="Not a directory"):
-        ours.download_model(NAME, None, tmp_path / "file" / "model")
+        download.download_model(NAME, None, tmp_path / "file" / "model")

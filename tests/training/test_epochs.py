@@ -223,7 +223,7 @@ def all_rows(config: Config) -> Counter[tuple[int, ...]]:
     ("changes", "size"),
     [
         ({}, 1),
-        ({"data__packing": False, "trainer__micro_batch_size": 2}, 1),
+        pytest.param({"data__packing": False, "trainer__micro_batch_size": 2}, 1, marks=pytest.mark.slow),
         ({}, 2),
         pytest.param({"data__packing": False, "trainer__micro_batch_size": 2}, 4, marks=pytest.mark.slow),
     ],
@@ -442,6 +442,7 @@ def test_early_stopping_ends_the_run(stopped: tuple[Config, FineTuned]) -> None:
     assert harness.tree(run_dir(config)) == before
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
     """More patience: the same run, and more of it."""
     config = make(**{**WORSE, "trainer__early_stopping": 3})

@@ -20,6 +20,7 @@ from test_fine_tune_faults import (
     go_on,
     make_material,
     run_dir,
+    some,
     train,
     trained,
 )
@@ -63,7 +64,7 @@ def sharded(make: MakeConfig) -> Trained:
     return finished(make(**FSDP), 2)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", some([2, 4], 4))
 def test_the_number_of_processes_changes_no_bit(make: MakeConfig, alone: Trained, size: int) -> None:
     """Hash, loss and norm of every step, validation, epochs, answers, the adapter's files."""
     config, other = finished(make(), size)
@@ -86,7 +87,7 @@ def test_without_the_fixed_order_the_bits_of_four_differ(make: MakeConfig, alone
     assert_same_course(other, alone[1])
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", some([1, 4], 1))
 @pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)])
 def test_stopped_with_two_and_resumed_with_another_number(make: MakeConfig, alone: Trained, size: int, k: int) -> None:
     config = make()

@@ -119,6 +119,7 @@ def test_links_and_copies(laid_out: tuple[Config, dict[str, Any]]) -> None:
         assert not (run_dir(config) / "adapter" / name).samefile(of_best / "adapter" / name)
 
 
+@pytest.mark.slow
 def test_without_hard_links(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
     """Some network storage knows none."""
 

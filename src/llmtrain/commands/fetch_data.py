@@ -17,7 +17,7 @@ def command(
 ) -> None:
     """Download a dataset's files from the hub into a directory; several processes at once download it once."""
     from llmtrain.config.schema import LoggingSection
-    from llmtrain.hub import download_data
+    from llmtrain.hub.download import download_data
     from llmtrain.logs import setup_logging
 
     setup_logging(LoggingSection())

@@ -18,7 +18,7 @@ def command(
 ) -> None:
     """Download a model from the hub into a directory, for model.path; several processes at once download it once."""
     from llmtrain.config.schema import LoggingSection
-    from llmtrain.hub import download_model
+    from llmtrain.hub.download import download_model
     from llmtrain.logs import setup_logging
 
     setup_logging(LoggingSection())

@@ -11,7 +11,7 @@ from llmtrain.errors import DataError
 
 def load_split(config: DataSection, split: Split) -> Any:
     """A split of data.dataset_name."""
-    from llmtrain.hub import hub_token
+    from llmtrain.hub.token import hub_token
 
     name = config.train_split if split == "train" else config.val_split
     token = hub_token()

@@ -17,7 +17,7 @@ from torch import nn
 
 from llmtrain.config.schema import ModelSection
 from llmtrain.errors import DataError, UsageError
-from llmtrain.hub import find_model
+from llmtrain.hub.find import find_model
 from llmtrain.logs import warn
 from llmtrain.models import linear_loss
 from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, WriteInto, parameter_count, trainable_count

@@ -20,6 +20,7 @@ _PACKAGES = (
     "tiktoken",
     "tokenizers",
     "transformers",
+    "peft",
     "mlflow",
 )
 

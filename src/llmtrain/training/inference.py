@@ -2,11 +2,13 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from llmtrain import registry
 from llmtrain.config.schema import DataSection
@@ -75,7 +77,7 @@ def generate_text(
 def evaluate_files(
     loaded: LoadedModel, patterns: list[str], batch_size: int, stop: Callable[[], bool] = lambda: False
 ) -> dict[str, EvalResult]:
-    """Loss over held-out files: `tuned`, and `base` beside it where the model is an adapter on one."""
+    """Loss over held-out files: `tuned`, and `base` beside it where the model was made from another."""
     store, data = read_store(loaded, expand_files(patterns, "--file"))
     batches = make_eval_batches(
         store,
@@ -88,22 +90,32 @@ def evaluate_files(
     )
     world = World(device=loaded.device)
 
-    def measure() -> EvalResult:
-        result = evaluate(
-            loaded.module, loaded.adapter.loss, batches, world, autocast_for(loaded.config, world), stop=stop
-        )
+    def measure(module: nn.Module) -> EvalResult:
+        result = evaluate(module, loaded.adapter.loss, batches, world, autocast_for(loaded.config, world), stop=stop)
         if result is None:
             raise ResumeMe("Stopped as told, before everything was measured.", remedy="Run the same command again.")
         return result
 
-    found = {"tuned": measure()}
+    found = {"tuned": measure(loaded.module)}
+    with base_model(loaded) as base:
+        if base is not None:
+            found["base"] = measure(base)
+    return found
+
+
+@contextmanager
+def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
+    """What the model was before it was tuned: the same without its adapters, or read anew; None where there is none."""
     if hasattr(loaded.module, "model") and hasattr(loaded.module.model, "peft_config"):
         from llmtrain.models.hf_causal_lm import set_adapters
 
         set_adapters(loaded.module, False)
-        found["base"] = measure()
+        yield loaded.module
         set_adapters(loaded.module, True)
-    return found
+    elif loaded.base_sha256:
+        yield loaded.adapter.build().to(loaded.device)
+    else:
+        yield None
 
 
 def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[RowStore | TokenStore, DataSection]:

@@ -1,0 +1,43 @@
+"""Who asks the hub, and whether it may be asked at all. Tokens stay out of everything that is said."""
+
+import os
+import re
+
+from llmtrain.errors import UsageError
+from llmtrain.runs.redact import redact
+
+# In this order. The hub library knows the first two; people and charts set the third as well.
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+
+def hub_token() -> str | None:
+    """The token of the environment. None leaves it to the library, which may find a login file."""
+    for name, token in tokens():
+        if not _TOKEN.fullmatch(token):
+            raise UsageError(
+                f"{name} is no token: it has a space, a line break or another character inside that none has.",
+                remedy="Set it again; a secret pasted with two lines does this.",
+            )
+        return token
+    return None
+
+
+def tokens() -> list[tuple[str, str]]:
+    """(variable, stripped value) of each that is set."""
+    values = [(name, os.environ.get(name, "").strip()) for name in TOKEN_VARIABLES]
+    return [(name, value) for name, value in values if value]
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids asking the hub."""
+    names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+    return any(os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on") for name in names)
+
+
+def clean(text: str) -> str:
+    """Without secrets: also not a token whose variable has white space around it, which redact does not know."""
+    for _, token in tokens():
+        if len(token) >= 8:
+            text = text.replace(token, "***")
+    return redact(text)
