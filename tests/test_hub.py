@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from llmtrain.errors import DataError, UsageError
-from llmtrain.hub import download, explain, find, token
+from llmtrain.hub import download, explain, find
+from llmtrain.hub import token as tokens
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -54,7 +55,7 @@ class Place:
     hub: FakeHub
     folder: Path
     to: Path
-    unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *token.TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
+    unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *tokens.TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
 
     def start(self, script: str, *arguments: str, **env: str) -> "subprocess.Popen[str]":
         kept = {name: value for name, value in os.environ.items() if name not in self.unset}
@@ -179,7 +180,7 @@ def test_a_dataset_comes_whole(place: Place) -> None:
     assert "holds dataset 'somebody/rows' already" in ended.err
 
 
-@pytest.mark.parametrize("variable", token.TOKEN_VARIABLES)
+@pytest.mark.parametrize("variable", tokens.TOKEN_VARIABLES)
 def test_each_token_variable_reaches_the_hub(place: Place, variable: str) -> None:
     place.hub.repos[NAME].token = TOKEN
     ended = place.fetch(**{variable: f" {TOKEN}\n"})
@@ -343,7 +344,7 @@ def test_answers_that_are_no(place: Place) -> None:
     place.hub.repos["somebody/gated"] = gated
     without = place.fetch(name="somebody/gated")
     assert (without.code, "is gated.\n  Accept its licence" in without.err) == (64, True), without.err
-    assert all(variable in without.err for variable in token.TOKEN_VARIABLES)
+    assert all(variable in without.err for variable in tokens.TOKEN_VARIABLES)
     having = place.fetch(name="somebody/gated", HUGGING_FACE_HUB_TOKEN=TOKEN)
     assert having.code == 64
     assert "the token in HUGGING_FACE_HUB_TOKEN has no access yet" in having.err
@@ -424,7 +425,7 @@ def test_names_that_are_none(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "a/b", "Qwen/Qwen2.5-0.5B", "meta-llama/Llama-3.2-1B", "a_b/c.d_e-f"])
 def test_names_that_are_some(name: str) -> None:
-    ours._check_id(name, "no name")
+    find.check_id(name, "no name")
 
 
 # Settings and words.
@@ -432,20 +433,20 @@ def test_names_that_are_some(name: str) -> None:
 
 @pytest.fixture
 def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in token.TOKEN_VARIABLES:
+    for name in tokens.TOKEN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("no_tokens")
 def test_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert token.hub_token() is None
+    assert tokens.hub_token() is None
     monkeypatch.setenv("HUGGINGFACE_HUB_TOKEN", "third")
-    assert token.hub_token() == "third"
+    assert tokens.hub_token() == "third"
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", "second\n")
     monkeypatch.setenv("HF_TOKEN", "  ")
-    assert token.hub_token() == "second"
+    assert tokens.hub_token() == "second"
     monkeypatch.setenv("HF_TOKEN", "first")
-    assert token.hub_token() == "first"
+    assert tokens.hub_token() == "first"
 
 
 @pytest.mark.usefixtures("no_tokens")
@@ -453,7 +454,7 @@ def test_which_token(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_token_that_cannot_be_one(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("HUGGING_FACE_HUB_TOKEN", token)
     with pytest.raises(UsageError, match="HUGGING_FACE_HUB_TOKEN is no token") as caught:
-        token.hub_token()
+        tokens.hub_token()
     assert "hf_" not in json.dumps(caught.value.as_dict())
 
 
@@ -463,7 +464,7 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, value: str, offline: bool) -> 
         monkeypatch.setenv("HF_HUB_OFFLINE", "")
         monkeypatch.setenv("TRANSFORMERS_OFFLINE", "")
         monkeypatch.setenv(name, value)
-        assert token.is_offline() is offline
+        assert tokens.is_offline() is offline
 
 
 def test_disk_trouble_is_told_as_it_is() -> None:

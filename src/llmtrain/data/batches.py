@@ -49,6 +49,10 @@ class TrainBatches(Dataset[Batch], ABC):
     def steps_in(self, epochs: int) -> int:
         """Steps after which so many epochs are complete."""
 
+    @abstractmethod
+    def epochs_after(self, step: int) -> int:
+        """Epochs that are complete after so many steps."""
+
     @property
     @abstractmethod
     def tokens_in_step(self) -> float:

@@ -101,6 +101,9 @@ class RowBatches(TrainBatches):
     def steps_in(self, epochs: int) -> int:
         return epochs * self.steps_in_epoch
 
+    def epochs_after(self, step: int) -> int:
+        return step // self.steps_in_epoch
+
     @property
     def tokens_in_step(self) -> float:
         return float(self.samples.selection.lengths.sum() / self.steps_in_epoch)

@@ -31,6 +31,9 @@ class WindowBatches(TrainBatches):
     def steps_in(self, epochs: int) -> int:
         return -(-epochs * self.sampler.windows // (self.size * self.micro_batches))
 
+    def epochs_after(self, step: int) -> int:
+        return step * self.size * self.micro_batches // self.sampler.windows
+
     @property
     def tokens_in_step(self) -> float:
         return float(self.size * self.micro_batches * self.block_size)

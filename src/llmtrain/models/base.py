@@ -22,7 +22,7 @@ class ModelAdapter(ABC):
     There may be more columns than vocab_size, as long as they are -inf."""
 
     can_pack = False
-    """Whether several rows in one sequence can be kept apart: the loss takes `positions`, which start anew a row."""
+    """Whether the loss takes `positions`, which start anew with each of several rows in one sequence."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
@@ -66,6 +66,10 @@ class ModelAdapter(ABC):
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The repeated parts of the module, which are sharded and compiled one by one."""
         return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
+
+    def keeps_rows_apart(self, module: nn.Module) -> bool:  # noqa: ARG002
+        """Whether such rows are really kept apart by this very model."""
+        return self.can_pack
 
     def compiled(self, module: nn.Module, by_block: bool) -> LossFunction:
         """The loss, compiled; `by_block` where what is between the blocks cannot be (it gathers sharded weights)."""

@@ -22,7 +22,7 @@ from llmtrain.logs import warn
 from llmtrain.models import linear_loss
 from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, WriteInto, parameter_count, trainable_count
 from llmtrain.models.hf_files import check_installed, is_tokenizer_folder, quiet_libraries, read_config, read_weights
-from llmtrain.models.lora import ADAPTER, add_lora, lora_layers, save_adapter
+from llmtrain.models.lora import ADAPTER, add_lora, is_adapter_weight, lora_layers, save_adapter
 
 # Architectures that do something to the logits behind the output layer; they go through transformers' own forward.
 _LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
@@ -71,7 +71,7 @@ class HFCausalLMAdapter(ModelAdapter):
         self.config = config
         self.folder = model_folder(config)
         self.hf_config = read_config(self.folder, config)
-        self.vocab_size = int(self.hf_config.vocab_size)
+        self.vocab_size = _vocab_size(self.hf_config, self.folder)
         if tokenizer_vocab > self.vocab_size:
             raise DataError(
                 f"The tokenizer does not fit the model: it has {tokenizer_vocab} tokens, the model {self.vocab_size}.",
@@ -100,11 +100,14 @@ class HFCausalLMAdapter(ModelAdapter):
         return self._dress(read_weights(self.folder, self.hf_config, self.config))
 
     def build_empty(self) -> nn.Module:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         quiet_libraries()
         options = {"attn_implementation": self.config.attention, "trust_remote_code": self.config.trust_remote_code}
-        return self._dress(AutoModelForCausalLM.from_config(self.hf_config, dtype=torch.float32, **options))
+        model = AutoModelForCausalLM.from_config(self.hf_config, dtype=torch.float32, **options)
+        if (self.folder / "generation_config.json").is_file():  # where to stop, and how to sample: an export keeps it
+            model.generation_config = GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
+        return self._dress(model)
 
     def _dress(self, model: Any) -> nn.Module:
         model.config.use_cache = False
@@ -112,8 +115,10 @@ class HFCausalLMAdapter(ModelAdapter):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.config.lora:
             model = add_lora(model, self.config.lora)
-            # What adapter_config.json names must be found by whoever loads it: a hub name, or the directory.
-            model.peft_config["default"].base_model_name_or_path = str(self.config.path)
+            # What adapter_config.json names must be found by whoever loads it: the directory, or a name on the hub.
+            path = Path(self.config.path or "").expanduser()
+            name = str(path.absolute()) if path.is_dir() else self.config.path
+            model.peft_config["default"].base_model_name_or_path = name
         elif self.config.dtype == "bfloat16":
             warn("TRAIN", "model.dtype bfloat16 without LoRA: small updates of the weights are rounded away")
         return CausalLM(model).train()
@@ -130,6 +135,20 @@ class HFCausalLMAdapter(ModelAdapter):
     ) -> torch.Tensor:
         loss: torch.Tensor = module(inputs, targets, positions)
         return loss
+
+    @torch.no_grad()
+    def keeps_rows_apart(self, module: nn.Module) -> bool:
+        """Some architectures drop the positions without a word. So it is tried: what a row says after another one must
+        be what it says alone, or nearly so beside what it says without positions."""
+        device = next(module.parameters()).device
+        rows = torch.arange(16, device=device).view(1, 16) % self.vocab_size
+        positions = torch.arange(16, device=device).view(1, 16) % 8
+        was_training = module.training
+        module.eval()
+        alone = module(rows[:, 8:])[0].float()
+        after, leaking = (module(rows, positions=given)[0, 8:].float() for given in (positions, None))
+        module.train(was_training)
+        return bool((after - alone).abs().max() <= 1e-5 + 0.1 * (leaking - alone).abs().max())
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The longest list of layers; adapters keep short lists of their own."""
@@ -171,14 +190,13 @@ class HFCausalLMAdapter(ModelAdapter):
         return following
 
     def companion(self, module: nn.Module) -> WriteInto | None:
-        if not self.config.lora:
+        if not is_adapted(module):
             return None
         adapted: Any = module.model
-        prefix = "model."
         tensors = {
-            name.removeprefix(prefix): _whole_copy(parameter)
+            name.removeprefix("model."): _whole_copy(parameter)
             for name, parameter in module.named_parameters()
-            if parameter.requires_grad
+            if is_adapter_weight(name)
         }
         return lambda folder: save_adapter(adapted, tensors, folder / ADAPTER)
 
@@ -188,7 +206,7 @@ class HFCausalLMAdapter(ModelAdapter):
 
         assert isinstance(module, CausalLM)
         model = module.model
-        if self.config.lora:
+        if is_adapted(module):
             model = model.merge_and_unload()
         model.config.use_cache = True
         quiet_libraries()
@@ -210,10 +228,21 @@ def model_folder(config: ModelSection) -> Path:
     return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
 
 
+def is_adapted(module: nn.Module) -> bool:
+    return hasattr(getattr(module, "model", None), "peft_config")
+
+
 def set_adapters(module: nn.Module, are_on: bool) -> None:
     """Switch the adapters off to get the base model, and on again."""
     for layer in lora_layers(module):
         layer.enable_adapters(are_on)
+
+
+def _vocab_size(config: Any, folder: Path) -> int:
+    size = getattr(config.get_text_config(), "vocab_size", None)
+    if not isinstance(size, int):
+        raise DataError(f"{folder} is no language model: its config.json ({config.model_type}) has no vocab_size.")
+    return size
 
 
 def _is_set(value: Any) -> bool:

@@ -70,7 +70,11 @@ def read_weights(folder: Path, config: Any, section: ModelSection) -> Any:
     try:
         model, report = AutoModelForCausalLM.from_pretrained(str(folder), **options)
     except Exception as problem:  # of many kinds
-        raise DataError(f"The model in {folder} cannot be loaded: {_first_lines(problem)}") from None
+        is_attention = "attn" in str(problem) or "attention" in str(problem).lower()
+        raise DataError(
+            f"The model in {folder} cannot be loaded: {_first_lines(problem)}",
+            remedy="Set model.attention to another one, such as eager." if is_attention else None,
+        ) from None
     for name, what in (("missing_keys", "lacks weights"), ("mismatched_keys", "has weights of another shape")):
         if report.get(name):
             keys = sorted(map(str, report[name]))

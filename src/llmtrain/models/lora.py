@@ -136,22 +136,51 @@ def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], folder: Path) -
         raise OSError(str(problem)) from None
 
 
+def is_adapter_weight(name: str) -> bool:
+    return ".lora_" in name
+
+
 def is_adapter(folder: Path) -> bool:
     return (folder / ADAPTER_CONFIG).is_file()
 
 
 def load_adapter(model: nn.Module, folder: Path) -> nn.Module:
     """The model with the adapter of a directory; refuses one that was made for another model."""
-    from peft import PeftModel
+    from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    if not (folder / ADAPTER_WEIGHTS).is_file():
+    tensors = _read_adapter(folder)
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+        config.base_model_name_or_path = getattr(model, "name_or_path", None)  # it may have been moved
+        adapted: Any = get_peft_model(cast(Any, model), config)
+        own = get_peft_model_state_dict(adapted)
+        differing = [name for name in own.keys() | tensors.keys() if _shape(own, name) != _shape(tensors, name)]
+    except Exception as problem:  # of many kinds: unknown methods, layers that are not there
+        differing = [f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"]
+    if differing:
+        raise DataError(
+            f"The adapter in {folder} was made for another base model: {sorted(differing)[0]}"
+            + (f" and {len(differing) - 1} others differ." if len(differing) > 1 else "."),
+            remedy="Give the base model it was trained on.",
+        )
+    set_peft_model_state_dict(adapted, tensors)
+    module: nn.Module = adapted
+    return module
+
+
+def _read_adapter(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = folder / ADAPTER_WEIGHTS
+    if not path.is_file():
         raise DataError(f"{folder} has no {ADAPTER_WEIGHTS}.", remedy="Give the adapter/ of a run or checkpoint.")
     try:
-        adapted: nn.Module = PeftModel.from_pretrained(cast(Any, model), str(folder))
-    except (RuntimeError, ValueError, KeyError) as problem:
-        what = " ".join(str(problem).split())[:300]
-        raise DataError(
-            f"The adapter in {folder} was made for another base model: {what}",
-            remedy="Give the base model it was trained on.",
-        ) from None
-    return adapted
+        tensors: dict[str, torch.Tensor] = load_file(path)
+    except (OSError, SafetensorError) as problem:
+        raise DataError(f"{path} is damaged: {problem}.") from None
+    return tensors
+
+
+def _shape(tensors: dict[str, torch.Tensor], name: str) -> tuple[int, ...] | None:
+    return tuple(tensors[name].shape) if name in tensors else None

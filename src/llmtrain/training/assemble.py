@@ -48,8 +48,15 @@ def make_parts(config: Config, world: World) -> Parts:
     """Data and model. Anything that is wrong with them shows here, before there is a run directory."""
     micro_batches = micro_batches_in_step(config, world.world_size)
     check_trackers(config)
+    if config.model.lora and config.trainer.optimizer == "adafactor":
+        raise UsageError(
+            "trainer.optimizer adafactor makes steps in proportion to a weight, and half of LoRA's start at zero.",
+            remedy="Use adamw: adapters are small, and so are its averages.",
+        )
     assert config.run.threads
     prepared = build_data(config).prepare(config.run.threads)
+    for prompt in config.trainer.eval_prompts:
+        prepared.tokenizer.encode(prompt)  # a character it does not know shows now
     adapter = build_adapter(config, prepared.tokenizer.vocab_size)
     train_batches, eval_batches = make_batches(
         prepared,
@@ -64,6 +71,11 @@ def make_parts(config: Config, world: World) -> Parts:
     )
     train_batches[0]  # a damaged token store shows now
     module = build_module(config, adapter, world)
+    if train_batches[0].positions is not None and not adapter.keeps_rows_apart(module):
+        raise UsageError(
+            "data.packing is true, but this model's architecture lets packed rows see each other.",
+            remedy="Set data.packing to false.",
+        )
     recorded = what_decides(config, prepared, adapter, world, micro_batches)
     return Parts(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded)
 

@@ -19,7 +19,9 @@ from llmtrain.data.text_reader import expand_files, read_pieces
 from llmtrain.data.token_store import TokenStore, smallest_dtype
 from llmtrain.data.window_batches import check_length
 from llmtrain.distributed.world import World
-from llmtrain.errors import DataError, ResumeMe, UsageError
+from llmtrain.errors import DataError, LlmtrainError, ResumeMe, UsageError
+from llmtrain.logs import warn
+from llmtrain.runs.content_hash import files_sha256
 from llmtrain.training.assemble import autocast_for
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.loading import LoadedModel
@@ -79,6 +81,8 @@ def evaluate_files(
 ) -> dict[str, EvalResult]:
     """Loss over held-out files: `tuned`, and `base` beside it where the model was made from another."""
     store, data = read_store(loaded, expand_files(patterns, "--file"))
+    if data.packing and not loaded.adapter.keeps_rows_apart(loaded.module):
+        data = data.model_copy(update={"packing": False})
     batches = make_eval_batches(
         store,
         data,
@@ -106,16 +110,27 @@ def evaluate_files(
 @contextmanager
 def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
     """What the model was before it was tuned: the same without its adapters, or read anew; None where there is none."""
-    if hasattr(loaded.module, "model") and hasattr(loaded.module.model, "peft_config"):
-        from llmtrain.models.hf_causal_lm import set_adapters
+    from llmtrain.models.hf_causal_lm import is_adapted, set_adapters
 
+    if is_adapted(loaded.module):
         set_adapters(loaded.module, False)
         yield loaded.module
         set_adapters(loaded.module, True)
-    elif loaded.base_sha256:
-        yield loaded.adapter.build().to(loaded.device)
     else:
-        yield None
+        yield _read_base(loaded) if loaded.base_sha256 else None
+
+
+def _read_base(loaded: LoadedModel) -> nn.Module | None:
+    """The model a full fine-tune began with, where it is still what it was: the run does not need it otherwise."""
+    try:
+        if files_sha256(loaded.adapter.base_files(), Path(loaded.config.data.cache_dir).expanduser()) != (
+            loaded.base_sha256
+        ):
+            raise DataError(f"{loaded.config.model.path} is not the base model of this run any more.")
+        return loaded.adapter.build().to(loaded.device)
+    except (LlmtrainError, OSError) as problem:
+        warn("EVAL", f"the base model is left out: {getattr(problem, 'what', problem)}")
+        return None
 
 
 def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[RowStore | TokenStore, DataSection]:

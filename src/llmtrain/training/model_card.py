@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from llmtrain.config.schema import Config
+from llmtrain.runs.redact import redact
 
 _DECISIVE = {
     "model": ("block_size", "dtype", "lora"),
@@ -51,7 +52,7 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         "```",
         *([] if config.run.notes is None else ["", config.run.notes]),
     ]
-    return "\n".join(parts) + "\n"
+    return redact("\n".join(parts) + "\n")
 
 
 def _origin(config: Config, base_sha256: str | None) -> str:

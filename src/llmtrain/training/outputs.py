@@ -100,8 +100,8 @@ class Outputs:
             write_weights(folder)
             (folder / ADAPTER / CARD).write_text(card, encoding="utf-8")
 
-        is_best = progress.best_step == progress.step
-        return write if write_weights else None, lambda: self._lay_out(progress.step, epoch, is_best)
+        step, is_best = progress.step, progress.best_step == progress.step  # as they are now: it may be done later
+        return write if write_weights else None, lambda: self._lay_out(step, epoch, is_best)
 
     def _lay_out(self, step: int, epoch: int | None, is_best: bool) -> None:
         checkpoint = CheckpointStore(self.run.checkpoints).at(step)
@@ -109,6 +109,19 @@ class Outputs:
             self.publish_best(checkpoint)
         if self.config.output.layout == "epochs" and epoch is not None:
             replace_folder(self.run.epoch(epoch), lambda folder: _link_by_rank(checkpoint, folder))
+
+    def repair(self, ended_epoch: Callable[[int], int | None]) -> None:
+        """Do what a process that was killed after publishing a checkpoint did not come to do."""
+        store = CheckpointStore(self.run.checkpoints)
+        for leftover in (*self.run.path.glob(".new-*"), *self.run.path.glob(".old-*")):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for step in store.steps():
+            epoch = ended_epoch(step)
+            if epoch is not None and not self.run.epoch(epoch).exists():
+                self._lay_out(step, epoch, is_best=False)
+        best = store.pointed("best")
+        if best:
+            self.publish_best(best)
 
     def publish_best(self, checkpoint: Checkpoint) -> None:
         """adapter/ (a copy: people edit such files) and best/ of the run directory."""

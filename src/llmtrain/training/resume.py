@@ -112,15 +112,22 @@ def check_config(resumption: Resumption, config: Config, allow_change: bool) -> 
     found = differences(checkpoint.state()["config"], redact_values(config.as_dict()))
     refuse_changes(checkpoint, [row for row in found if not may_change(row[0])], allow_change)
     trainer = config.trainer
-    step = checkpoint.state()["progress"].get("step", 0)
-    if trainer.max_steps is not None and step > trainer.max_steps:
-        raise UsageError(
-            f"{checkpoint.path} is past trainer.max_steps {trainer.max_steps}.",
-            remedy="Raise trainer.max_steps, or resume from an earlier checkpoint.",
-        )
+    if trainer.max_epochs is None:
+        check_not_past(resumption, config)
     changed = [path for path, _, _ in found if path in ("trainer.max_steps", "trainer.max_epochs")]
     if changed and trainer.schedule != "constant" and trainer.schedule_steps is None:
         warn("TRAIN", f"{changed[0]} has changed, and with it the learning rate: it falls until the new end of the run")
+
+
+def check_not_past(resumption: Resumption, config: Config) -> None:
+    """Refuse a checkpoint that is further than the run is to go."""
+    checkpoint, trainer = resumption.checkpoint, config.trainer
+    if checkpoint is not None and checkpoint.step > trainer.steps:
+        end = "trainer.max_steps" if trainer.max_epochs is None else "trainer.max_epochs"
+        raise UsageError(
+            f"{checkpoint.path} is past the last step, {trainer.steps}, of {end}.",
+            remedy=f"Raise {end}, or resume from an earlier checkpoint.",
+        )
 
 
 def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bool) -> None:

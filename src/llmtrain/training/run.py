@@ -50,6 +50,7 @@ from llmtrain.training.resume import (
     TrainResult,
     already_finished,
     check_config,
+    check_not_past,
     check_recorded,
     find_resumed_run,
     find_resumption,
@@ -106,6 +107,8 @@ def run_training(
         if resumption:
             rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
         settled = settle_steps(config, parts.train_batches)
+        if resumption:
+            rank0(lambda: check_not_past(resumption, settled))
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
         if not existing:
             rank0(lambda: create(run))
@@ -257,6 +260,9 @@ def _train(
         recorded=parts.recorded,
         saved=(progress.step, progress.evaluated_step),
     )
+    if resumption and world.is_first:
+        with suppress(OSError):
+            trainer.repair_outputs()
     started = time.perf_counter()
     status: Status = "failed"
     result: TrainResult | None = None
@@ -357,7 +363,7 @@ def finish(run: RunDirectory, lock: NullLock, result: TrainResult, outputs: Outp
     lock.check()
     best = CheckpointStore(run.checkpoints).pointed("best")
     if best:
-        with suppress(OSError):  # a run that went back to an earlier checkpoint may have shown a later one
+        with suppress(OSError):  # a save whose extras failed is made good
             outputs.publish_best(best)
     write_json(run.finished, result)
 

@@ -90,12 +90,18 @@ class Saver:
         try:
             self._store.point("latest", step)
             self._store.point("best", best_step)
-            after()
+            self._extras(step, after)
             fault("save_before_prune", step)
             self._lock.check()
             self._store.prune(self._keep, best_step)
         except OSError as problem:
             warn("SAVE", f"step_{step} is saved, but the pointers or old checkpoints could not be updated: {problem}")
+
+    def _extras(self, step: int, after: Callable[[], None]) -> None:
+        try:
+            after()
+        except OSError as problem:
+            warn("SAVE", f"step_{step} is saved, but what is laid out besides could not be: {problem}")
 
     def _copy(self, original: Shard) -> Shard:
         """A copy on the CPU, into memory that is kept from save to save."""

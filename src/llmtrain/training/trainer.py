@@ -66,6 +66,9 @@ class Trainer:
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
             ) from None
 
+    def repair_outputs(self) -> None:
+        self.outputs.repair(self._ended_epoch if self.config.max_epochs else lambda _: None)
+
     def _loop(self) -> None:
         self.throughput.restart()
         while True:
@@ -99,8 +102,7 @@ class Trainer:
         result = self.stepper.train_step(step, lr_at(step, self.config), batches)
         self.progress.step += 1
         self.progress.tokens += result.target_count
-        while self.train_batches.steps_in(self.progress.epoch + 1) <= self.progress.step:
-            self.progress.epoch += 1
+        self.progress.epoch = self.train_batches.epochs_after(self.progress.step)
         self.throughput.count_step(result.token_count)
         self._unread.append((self.progress.step, result))
         if self._is_cold:
@@ -156,9 +158,10 @@ class Trainer:
                     "--allow-config-change, or look at those samples.",
                 )
             self.progress.last_train_loss = loss
-            if self.config.max_epochs:
-                self.progress.epoch_loss_sum += loss
-                self.progress.epoch_steps += 1
+            if self._ended_epoch(step - 1):
+                self.progress.epoch_loss_sum, self.progress.epoch_steps = 0.0, 0
+            self.progress.epoch_loss_sum += loss
+            self.progress.epoch_steps += 1
         self._unread.clear()
         return self.progress.last_train_loss or 0.0
 
@@ -168,11 +171,14 @@ class Trainer:
         start, end = (self.train_batches.steps_in(epoch) for epoch in (done, done + 1))
         return done + (self.progress.step - start) / max(1, end - start)
 
-    def _ended_epoch(self) -> int | None:
-        """The number of the epoch that ended with this step, in a run that counts them."""
-        epoch = self.progress.epoch
-        is_end = epoch > 0 and self.train_batches.steps_in(epoch) == self.progress.step
-        return epoch if is_end and self.config.max_epochs else None
+    def _ended_epoch(self, step: int) -> int | None:
+        """The number of the epoch that ended with a step."""
+        epoch = self.train_batches.epochs_after(step)
+        return epoch if epoch > 0 and self.train_batches.steps_in(epoch) == step else None
+
+    def _counted_epoch(self) -> int | None:
+        """The same of this step, in a run that counts epochs."""
+        return self._ended_epoch(self.progress.step) if self.config.max_epochs else None
 
     def _evaluation_due(self) -> bool:
         return self._due(self.config.eval_every_steps) and self.progress.step > self.progress.evaluated_step
@@ -180,7 +186,7 @@ class Trainer:
     def _due(self, every: int | None) -> bool:
         """Whether this step is the last, the last of an epoch, or one of every so many."""
         step = self.progress.step
-        return self._is_over() or self._ended_epoch() is not None or (every is not None and step % every == 0)
+        return self._is_over() or self._counted_epoch() is not None or (every is not None and step % every == 0)
 
     def _evaluate(self) -> None:
         with self._pause():
@@ -212,15 +218,19 @@ class Trainer:
             metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)}
             self.tracker.log(step, {**metrics, **self._epoch_metrics()})
             if answers and self.world.is_first:
-                self.tracker.samples(step, self.outputs.keep_answers(step, answers))
+                self._keep_answers(answers)
+
+    def _keep_answers(self, answers: list[dict[str, str]]) -> None:
+        try:
+            self.tracker.samples(self.progress.step, self.outputs.keep_answers(self.progress.step, answers))
+        except OSError as problem:
+            warn("EVAL", f"what the model answered could not be kept; training goes on: {problem}")
 
     def _epoch_metrics(self) -> Metrics:
-        epoch = self._ended_epoch()
+        epoch = self._counted_epoch()
         if epoch is None:
             return {}
-        progress = self.progress
-        loss = progress.epoch_loss_sum / max(1, progress.epoch_steps)
-        progress.epoch_loss_sum, progress.epoch_steps = 0.0, 0
+        loss = self.progress.epoch_loss_sum / max(1, self.progress.epoch_steps)
         return {"epoch/number": epoch, "epoch/train_loss": loss}
 
     def _save_due(self) -> bool:
@@ -241,7 +251,7 @@ class Trainer:
             self.tracker.saved(step)
             self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
             state = {"progress": self.progress.as_dict(), **self.recorded}
-            companion, after = self.outputs.with_checkpoint(self.progress, self._ended_epoch())
+            companion, after = self.outputs.with_checkpoint(self.progress, self._counted_epoch())
             self.saver.save(
                 step, self.stepper.module, self.stepper.optimizer, state, self.progress.best_step, companion, after
             )
