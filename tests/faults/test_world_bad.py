@@ -196,7 +196,7 @@ def test_nan_of_one_rank(
     ends = harness.run_world(make_world_config(**changes), 2, fault=f"loss:{step}:{rank}:nan")
     for ended in ends:
         assert ended.code == 65, ended.output
-        assert f"The loss of step {step} is nan; its samples are {(step - 1) * 8} to {step * 8 - 1}." in ended.output
+        assert f"The loss of step {step} is nan; it saw samples {(step - 1) * 8} to {step * 8 - 1}." in ended.output
     assert all(saved < step for saved in harness.steps_saved(root))
     assert not (root / RUN_ID / "finished.json").exists()
 

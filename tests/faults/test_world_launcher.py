@@ -242,7 +242,7 @@ def test_told_to_stop(file: Path, root: Path) -> None:
 def test_nan_ends_the_node_with_65(file: Path, root: Path) -> None:
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="loss:3:1:nan"))
     assert code == 65, stderr
-    assert "The loss of step 3 is nan; its samples are 16 to 23." in json.loads(stdout)["what"]
+    assert "The loss of step 3 is nan; it saw samples 16 to 23." in json.loads(stdout)["what"]
     assert "Starting the processes again" not in stderr
     assert steps_saved(root) == [2]
 
