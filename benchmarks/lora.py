@@ -1,6 +1,6 @@
 """LoRA through llmtrain and through peft with the Hugging Face Trainer: same model, rows, rank and threads, in turn.
 
-    python benchmarks/lora.py --model DIR [--rows 96 --rounds 3]     a real model on two cores
+    python benchmarks/lora.py --model DIR [--rows 48 --rounds 3]     a real model on two cores
     python benchmarks/lora.py --h200                                 Llama 1.2 B on a GPU, against figures seen there
 
 Each side is a process of its own, which trains on the same rows of ../shared/data/instruct and counts tokens that are
@@ -159,8 +159,9 @@ SEEN_ON_H200 = {
 }
 
 
-def on_h200(steps: int) -> None:
-    """Llama 1.2 B with random weights, LoRA rank 16 on all linear layers, 8 x 2048 tokens a step, bf16."""
+def on_h200(steps: int, packed: bool) -> None:
+    """Llama 1.2 B with random weights, LoRA rank 16 on all linear layers, 8 x 2048 tokens a step, bf16: running text as
+    the peers had it, or made-up rows packed into the same shape."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -184,15 +185,23 @@ def on_h200(steps: int) -> None:
         torch.set_default_dtype(torch.float32)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        sets = [f"model.path={folder}/llama", "data.name=python_stdlib", "data.train_file=null", "data.val_file=null"]
-        sets += ["data.tokenizer=byte", f"data.cache_dir={folder}", f"output.root_dir={folder}"]
+        sets = [f"model.path={folder}/llama", "data.tokenizer=byte", f"data.cache_dir={folder}"]
+        sets += [f"output.root_dir={folder}"]
+        if packed:
+            rows = Path(folder) / "rows.jsonl"
+            lengths = [50 + (number * 7919) % 900 for number in range(3000)]
+            rows.write_text("".join(json.dumps({"instruction": "go on", "output": "a" * n}) + "\n" for n in lengths))
+            sets += [f"data.train_file={rows}", f"data.val_file={rows}"]
+        else:
+            sets += ["data.name=python_stdlib", "data.train_file=null", "data.val_file=null"]
         sets += [f"trainer.max_steps={steps}", "trainer.max_epochs=null", "trainer.grad_accum_steps=1"]
         sets += ["trainer.eval_batches=1", "trainer.eval_every_steps=null", "trainer.save_every_steps=null"]
         sets += ["trainer.warmup_steps=1"]
         result = run_training(load_config("lora_llama_1b", sets))
     assert result is not None
     speed, memory = result["tokens_per_second"], result["peak_memory_bytes"] / 1e9
-    print(f"llmtrain: {speed:,.0f} tokens/s, {memory:.1f} GB, {result['mfu']:.1%} of the GPU's peak")
+    what = "llmtrain, packed rows" if packed else "llmtrain"
+    print(f"{what}: {speed:,.0f} tokens/s, {memory:.1f} GB, {result['mfu']:.1%} of the GPU's peak")
     for name, (tokens, gigabytes) in SEEN_ON_H200.items():
         print(f"  {speed / tokens:.2f} x the tokens/s and {memory / gigabytes:.2f} x the memory of {name}")
 
@@ -200,16 +209,17 @@ def on_h200(steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="/tmp/smol/SmolLM2-135M-Instruct")
-    parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--h200", action="store_true")
+    parser.add_argument("--packed", action="store_true", help="with --h200: rows, packed, instead of running text")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--side", choices=("ours", "theirs"))
     parser.add_argument("--rows-file")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     if arguments.h200:
-        on_h200(arguments.steps)
+        on_h200(arguments.steps, arguments.packed)
     elif arguments.side:
         with tempfile.TemporaryDirectory() as folder:
             result = {"ours": ours, "theirs": theirs}[arguments.side](arguments.model, arguments.rows_file, folder)

@@ -170,6 +170,7 @@ def test_an_adapter_at_every_kept_checkpoint_and_in_the_run(place: Place) -> Non
             "README.md",
             "adapter_config.json",
             "adapter_model.safetensors",
+            "llmtrain.json",
         }
         settings = json.loads((folder / "adapter_config.json").read_text())
         assert settings["base_model_name_or_path"] == str(place.base)
@@ -601,7 +602,7 @@ def test_another_base_is_refused(place: Place, cli: Cli, workdir: Path, verb: st
     more = {"eval": ["--file", place.val], "export": ["--to", workdir / "out", "--merge"]}.get(verb, [])
     done = cli(verb, *place.of_run(), "--model", other, *more)
     assert done.code == 65
-    assert f"{other} is not the base model of this run" in done.err
+    assert f"{other} is not the base model of this adapter" in done.err
     assert "Traceback" not in done.err
     assert not (workdir / "out").exists()
 

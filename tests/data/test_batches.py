@@ -48,7 +48,7 @@ class TestTraining:
         starts = torch.cat([batches[n].inputs[:, 0] for n in range(9)])  # four epochs
         for epoch in starts.split(9):
             assert len(set(epoch.tolist())) == 9
-        assert [batches.epoch(n) for n in (0, 2, 3, 8)] == [0, 0, 1, 3]
+        assert [batches.sampler.epoch_of(n * batches.size) for n in (0, 2, 3, 8)] == [0, 0, 1, 3]
 
     def test_the_order_is_that_of_every_earlier_version(self) -> None:
         """Runs that were begun with an earlier version are resumed: recorded before rows came."""
@@ -59,7 +59,7 @@ class TestTraining:
     def test_epochs_in_steps(self, micro: int, epochs: int, steps: int) -> None:
         batches = train_batches(count=81, block=8, size=4, micro=micro)  # 9 windows an epoch
         assert batches.steps_in(epochs) == steps
-        assert batches.epoch(steps * micro) >= epochs > batches.epoch((steps - 1) * micro)
+        assert batches.epochs_after(steps) >= epochs > batches.epochs_after(steps - 1)
 
     def test_what_a_step_is_made_of(self) -> None:
         batches = train_batches()  # 2 micro-batches of 4

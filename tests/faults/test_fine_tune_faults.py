@@ -236,7 +236,7 @@ def test_the_undisturbed_run_has_all_that_is_compared(golden: FineTuned) -> None
     assert len(golden.epoch_lines) == 2
     assert sorted(golden.samples) == [f"step_{step}.json" for step in EVAL_STEPS]
     assert len(set(golden.samples.values())) > 1, "the answers change in the course of the run"
-    assert sorted(golden.adapter) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(golden.adapter) == ["README.md", "adapter_config.json", "adapter_model.safetensors", "llmtrain.json"]
     assert (golden.plain.steps, golden.epochs, golden.stopped_early) == (STEPS, 2, False)
 
 

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
 EPOCHS: dict[str, Any] = {"output__layout": "epochs", "trainer__eval_prompts": []}
 SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
-FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors", "llmtrain.json"}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,9 @@ def command(
     model: ModelOption = None,
     checkpoint: CheckpointOption = "best",
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Longest row, or window of text, in tokens. Empty: the run's.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
@@ -38,7 +41,7 @@ def command(
     with StopFlag() as stop:
         loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
         stop.enter_loop(saves=False)
-        results = evaluate_files(loaded, file, batch_size, stop=lambda: stop.requested)
+        results = evaluate_files(loaded, file, batch_size, block_size, stop=lambda: stop.requested)
     tuned = results["tuned"]
     value = {
         "run": loaded.label,

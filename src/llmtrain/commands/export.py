@@ -15,6 +15,9 @@ from llmtrain.commands.options import (
     RunOption,
     show,
 )
+from llmtrain.errors import UsageError
+
+DTYPES = ("float32", "bfloat16")
 
 
 def command(
@@ -25,6 +28,7 @@ def command(
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a LoRA run: write a whole model, with the adapter merged in.")
     ] = False,
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16 for half the size.")] = "float32",
     checkpoint: CheckpointOption = "best",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
@@ -33,8 +37,13 @@ def command(
     from llmtrain.training.inference import export_model
     from llmtrain.training.loading import Source, load_model
 
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype '{dtype}' is unknown.", known=DTYPES)
     loaded = load_model(Source(run, adapter, model, checkpoint, root), "cpu")
-    files = export_model(loaded, Path(to).expanduser(), merge)
+    named = adapter or model
+    files = export_model(
+        loaded, Path(to).expanduser(), merge, dtype, card_of=Path(named).expanduser() if named else None
+    )
     value = {"run": loaded.label, "step": loaded.step, "to": to, "files": files}
     at = f" at step {loaded.step}" if loaded.step is not None else ""
     show(json_, value, f"{loaded.label}{at} written to {to}: {', '.join(files)}")

@@ -1,5 +1,6 @@
 """llmtrain generate: text from a trained model."""
 
+import sys
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ from llmtrain.commands.options import (
     readable,
     show,
 )
+from llmtrain.errors import ResumeMe
 
 
 def command(
@@ -47,3 +49,6 @@ def command(
         text = generate_text(loaded, given, max_new_tokens, temperature, top_k, seed, stop=lambda: stop.requested)
     value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": text}
     show(json_, value, readable(text if is_question else prompt + text))
+    if stop.requested:
+        print("stopped: as told; the text is not complete.", file=sys.stderr)
+        raise typer.Exit(ResumeMe.exit_code)

@@ -13,6 +13,7 @@ from llmtrain import registry
 
 SCHEMA_VERSION = 2
 DEFAULT_STEPS = 1000
+ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
 RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
 # Which fields may differ between a run and its resumption: they do not decide the result.
@@ -227,8 +228,8 @@ class DataSection(Section):
     """With dataset_name: the dataset's configuration, such as wikitext-2-raw-v1."""
     train_split: str = "train"
     """With dataset_name: the split to train on; slices such as `train[:90%]` work."""
-    val_split: str = "validation"
-    """With dataset_name: the split to validate on."""
+    val_split: str | None = "validation"
+    """With dataset_name: the split to validate on. Empty: `val_fraction` of the training rows is held out."""
     text_column: str = "text"
     """`hf_text`: the column that holds the text. Each row is a document; a row that ends with a line break is
     joined with the next one (WikiText is stored so)."""
@@ -247,7 +248,7 @@ class DataSection(Section):
                 ("name", "files", "val_files"),
                 f"data.files is set, but data.name {self.name} reads no files. Set data.name to text_files or hf_text.",
             )
-        is_rows = self.name in ("instruct_jsonl", "chat_jsonl")
+        is_rows = self.name in ROW_KINDS
         if is_rows and not self.train_file and not self.dataset_name:
             yield (
                 ("name", "train_file", "dataset_name"),
@@ -436,7 +437,8 @@ class OutputSection(Section):
     """Name of the run's directory: lower-case letters, digits and hyphens, 2 to 40 characters.
     Empty: made from run.name and the time."""
     layout: Literal["steps", "epochs"] = "steps"
-    """`epochs`: besides checkpoints/, lay out epoch-N/rank-K/ after each epoch and best/ (hard links, no copies)."""
+    """`epochs`: besides checkpoints/, lay out epoch-N/rank-K/ after each epoch, and best/. They are hard links; each
+    keeps its checkpoint's space when keep_checkpoints removes the original."""
     save_config_copy: bool = True
     """Write the resolved config to config.yaml."""
     save_meta_json: bool = True

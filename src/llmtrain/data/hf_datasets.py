@@ -6,21 +6,28 @@ from typing import Any
 
 from llmtrain.config.schema import DataSection
 from llmtrain.data.store_folder import Split
-from llmtrain.errors import DataError
+from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 
 def load_split(config: DataSection, split: Split) -> Any:
     """A split of data.dataset_name."""
     from llmtrain.hub.token import hub_token
 
-    name = config.train_split if split == "train" else config.val_split
+    name = config.val_split if split == "val" and config.val_split else config.train_split
     token = hub_token()
-    return load(
+    rows = load(
         config,
         lambda datasets, cache: datasets.load_dataset(
             config.dataset_name, config.dataset_config, split=name, cache_dir=cache, token=token
         ),
     )
+    return rows if config.val_split else held_out(rows, config, split)
+
+
+def held_out(rows: Any, config: DataSection, split: Split) -> Any:
+    """The last val_fraction of the rows for validation, at least one; the others for training."""
+    border = max(1, min(len(rows) - 1, int(len(rows) * (1 - config.val_fraction))))
+    return rows.select(range(border) if split == "train" else range(border, len(rows)))
 
 
 def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
@@ -36,7 +43,9 @@ def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
         raise _explain(config, problem) from None
 
 
-def _explain(config: DataSection, problem: Exception) -> DataError:
+def _explain(config: DataSection, problem: Exception) -> LlmtrainError:
+    from llmtrain.hub.explain import explain_hub_error
+
     cause = problem.__cause__ or problem
     what = " ".join(str(cause).split())[:300]
     if config.files:
@@ -47,6 +56,9 @@ def _explain(config: DataSection, problem: Exception) -> DataError:
             f"Dataset '{config.dataset_name}' cannot be reached: {what}.",
             remedy=f"Without a network, name local files in {field}, or a directory in data.dataset_name.",
         )
+    told = explain_hub_error(problem, f"Dataset '{config.dataset_name}'")
+    if isinstance(told, UsageError):  # the hub said no: a licence, a token, a name
+        return told
     return DataError(
         f"Dataset '{config.dataset_name}' cannot be loaded: {what}.",
         remedy="Check data.dataset_name, data.dataset_config and the two split names.",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.data.base import Piece, Split, TextData
+from llmtrain.data.hf_datasets import held_out as held_out_rows
 from llmtrain.data.hf_datasets import load, load_split
 from llmtrain.data.text_reader import expand_files, files_identity
 from llmtrain.errors import DataError
@@ -74,5 +75,4 @@ class HFText(TextData):
         )
         if not held_out:
             return rows
-        border = int(len(rows) * (1 - config.val_fraction))
-        return rows.select(range(border) if split == "train" else range(border, len(rows)))
+        return held_out_rows(rows, config, split)

@@ -25,9 +25,6 @@ class WindowBatches(TrainBatches):
         starts = self.sampler.starts(first, self.size)
         return _windows(self.store, starts, self.block_size, self.vocab_size, first)
 
-    def epoch(self, number: int) -> int:
-        return self.sampler.epoch_of(number * self.size)
-
     def steps_in(self, epochs: int) -> int:
         return -(-epochs * self.sampler.windows // (self.size * self.micro_batches))
 

@@ -49,8 +49,10 @@ def count_parameters(config: Config) -> Count:
         with torch.device("meta"):
             module = adapter.build_empty()
         total, trained = parameter_count(module), trainable_count(module)
-        frozen_bytes = 2 if section.dtype == "bfloat16" else 4
-        return Count(total, trained, weight_bytes=4 * trained + frozen_bytes * (total - trained))
+        frozen_bytes = 2.0 if section.dtype == "bfloat16" else 4.0
+        if section.lora and section.lora.quantize:
+            frozen_bytes = 0.55  # 4 bits and their scales
+        return Count(total, trained, weight_bytes=4 * trained + int(frozen_bytes * (total - trained)))
     except LlmtrainError as error:
         return Count(problem=error)
     except Exception as problem:  # another family's build may not know the meta device

@@ -67,6 +67,21 @@ class ModelAdapter(ABC):
         """The repeated parts of the module, which are sharded and compiled one by one."""
         return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
 
+    def examine(self, module: nn.Module) -> None:  # noqa: B027 (most have nothing to find out)
+        """Find out about the finished model what can only be tried."""
+
+    def context_length(self) -> int:
+        """Most tokens the model can look back on when it writes."""
+        return self.config.block_size
+
+    def end_ids(self) -> set[int]:
+        """Tokens that end an answer, besides the tokenizer's own."""
+        return set()
+
+    def config_files(self) -> list[Path]:
+        """Files that are needed to build the module, besides its weights."""
+        return []
+
     def keeps_rows_apart(self, module: nn.Module) -> bool:  # noqa: ARG002
         """Whether such rows are really kept apart by this very model."""
         return self.can_pack
@@ -98,7 +113,13 @@ class ModelAdapter(ABC):
     def flops_per_token(self, module: nn.Module) -> float:
         """Floating-point operations of forward and backward for one token."""
 
-    def export(self, module: nn.Module, folder: Path, end_of_text: int | None = None) -> None:  # noqa: ARG002
+    def export(
+        self,
+        module: nn.Module,  # noqa: ARG002
+        folder: Path,  # noqa: ARG002
+        end_of_text: int | None = None,  # noqa: ARG002
+        dtype: str = "float32",  # noqa: ARG002
+    ) -> None:
         """Write the weights in a format that other programs load; `end_of_text` is the token to stop at."""
         raise UsageError(f"Model '{self.config.name}' has no export format.")
 

@@ -127,7 +127,7 @@ class GPTAdapter(ModelAdapter):
         weights = parameter_count(module) - c.block_size * c.d_model  # positions are looked up, not multiplied
         return 6.0 * weights + 12.0 * c.n_layers * c.d_model * c.block_size
 
-    def export(self, module: nn.Module, folder: Path, end_of_text: int | None = None) -> None:
+    def export(self, module: nn.Module, folder: Path, end_of_text: int | None = None, dtype: str = "float32") -> None:
         from llmtrain.models.gpt2_format import write_gpt2
 
-        write_gpt2(folder, self.config, self.vocab_size, module.state_dict(), end_of_text)
+        write_gpt2(folder, self.config, self.vocab_size, module.state_dict(), end_of_text, dtype)

@@ -20,11 +20,16 @@ _VOCABULARY = ("wte.weight", "lm_head.weight")
 
 
 def write_gpt2(
-    folder: Path, config: ModelSection, vocab_size: int, state: State, end_of_text: int | None = None
+    folder: Path,
+    config: ModelSection,
+    vocab_size: int,
+    state: State,
+    end_of_text: int | None = None,
+    dtype: str = "float32",
 ) -> None:
     tensors = {}
     for name, tensor in state.items():
-        value = tensor.detach().cpu().float()
+        value = tensor.detach().cpu().to(getattr(torch, dtype))
         if name in _VOCABULARY:
             value = value[:vocab_size]
         if name.endswith(_TRANSPOSED):
@@ -32,7 +37,7 @@ def write_gpt2(
         tensors[name if name == "lm_head.weight" else _PREFIX + name] = value.contiguous()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    values = {**_gpt2_config(config, vocab_size), "eos_token_id": end_of_text}
+    values = {**_gpt2_config(config, vocab_size), "eos_token_id": end_of_text, "torch_dtype": dtype}
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 

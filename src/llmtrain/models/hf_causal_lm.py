@@ -1,13 +1,13 @@
 """`hf_causal_lm`: a Hugging Face model, fine-tuned whole or through LoRA adapters.
 
 transformers holds the architecture and reads the weights, peft adds the adapters. Everything is read from a directory
-(hub.py brings one), so that nothing here ever asks the network.
+(hub/find.py brings one), so that nothing here ever asks the network.
 """
 
 import json
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from llmtrain.models import linear_loss
 from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, WriteInto, parameter_count, trainable_count
 from llmtrain.models.hf_files import check_installed, is_tokenizer_folder, quiet_libraries, read_config, read_weights
 from llmtrain.models.lora import ADAPTER, add_lora, is_adapter_weight, lora_layers, save_adapter
+from llmtrain.runs.atomic import read_json
 
-# Architectures that do something to the logits behind the output layer; they go through transformers' own forward.
-_LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier")
+LONGEST_CONTEXT = 4096  # of what is kept in memory while text is written
+CONFIG_FILES = ("config.json", "generation_config.json")
 
 
 class CausalLM(nn.Module):
@@ -35,8 +36,9 @@ class CausalLM(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        base = self.base
-        self._is_plain = not any(_is_set(getattr(base.config, name, None)) for name in _LOGIT_CHANGES)
+        self.is_plain = False
+        """Whether the logits are the output layer of the last hidden state and nothing else. It is tried (`examine`):
+        many architectures do something more, under many names."""
 
     @property
     def base(self) -> Any:
@@ -52,7 +54,10 @@ class CausalLM(nn.Module):
     ) -> torch.Tensor:
         base = self.base
         options = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
-        if not self._is_plain or targets is None:
+        if positions is not None and str(base.config._attn_implementation).startswith("flash"):
+            # transformers tells packed rows apart for flash attention in a batch of one only.
+            tokens, options["position_ids"] = tokens.reshape(1, -1), positions.reshape(1, -1)
+        if not self.is_plain or targets is None:
             logits: torch.Tensor = base(input_ids=tokens, **options).logits
             if targets is None:
                 return logits
@@ -77,12 +82,28 @@ class HFCausalLMAdapter(ModelAdapter):
                 f"The tokenizer does not fit the model: it has {tokenizer_vocab} tokens, the model {self.vocab_size}.",
                 remedy="Leave data.tokenizer and model.tokenizer_path empty to take the model's own.",
             )
-        longest = getattr(self.hf_config, "max_position_embeddings", None)
+        longest = self.longest
         if longest and config.block_size > longest:
             raise UsageError(
                 f"model.block_size {config.block_size} is beyond the {longest} positions the model knows.",
                 remedy=f"Set model.block_size to at most {longest}.",
             )
+
+    @property
+    def longest(self) -> int | None:
+        found: int | None = getattr(self.hf_config.get_text_config(), "max_position_embeddings", None)
+        return found
+
+    def context_length(self) -> int:
+        return min(self.longest or LONGEST_CONTEXT, max(self.config.block_size, LONGEST_CONTEXT))
+
+    def end_ids(self) -> set[int]:
+        """A chat model may end a turn with another token than a text."""
+        named = (read_json(self.folder / "generation_config.json") or {}).get("eos_token_id")
+        return {i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int)}
+
+    def config_files(self) -> list[Path]:
+        return [path for name in CONFIG_FILES if (path := self.folder / name).is_file()]
 
     @classmethod
     def own_tokenizer(cls, config: ModelSection) -> str:
@@ -139,16 +160,53 @@ class HFCausalLMAdapter(ModelAdapter):
     @torch.no_grad()
     def keeps_rows_apart(self, module: nn.Module) -> bool:
         """Some architectures drop the positions without a word. So it is tried: what a row says after another one must
-        be what it says alone, or nearly so beside what it says without positions."""
+        be what it says alone, or nearly so beside what it says without positions. Two sequences, packed differently."""
+        if not self._can_try(module):
+            return True
         device = next(module.parameters()).device
-        rows = torch.arange(16, device=device).view(1, 16) % self.vocab_size
-        positions = torch.arange(16, device=device).view(1, 16) % 8
-        was_training = module.training
-        module.eval()
-        alone = module(rows[:, 8:])[0].float()
-        after, leaking = (module(rows, positions=given)[0, 8:].float() for given in (positions, None))
-        module.train(was_training)
-        return bool((after - alone).abs().max() <= 1e-5 + 0.1 * (leaking - alone).abs().max())
+        rows = torch.arange(32, device=device).view(2, 16) % self.vocab_size
+        borders = (8, 5)
+        positions = torch.stack([torch.cat([torch.arange(b), torch.arange(16 - b)]) for b in borders]).to(device)
+        with _evaluating(module):
+            after, leaking = (self._logits(module, rows, given) for given in (positions, None))
+            for index, border in enumerate(borders):
+                alone = self._logits(module, rows[index : index + 1, border:], None)[0]
+                leak = (leaking[index, border:] - alone).abs().max()
+                if (after[index, border:] - alone).abs().max() > 1e-5 + 0.1 * leak:
+                    return False
+        return True
+
+    def _logits(self, module: nn.Module, rows: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        logits: torch.Tensor = module(rows, positions=positions)
+        return logits.float().view(*rows.shape, -1)
+
+    def _can_try(self, module: nn.Module) -> bool:
+        """Flash attention has no CPU form, and a model to be sharded is still there."""
+        return not self.config.attention.startswith("flash") or next(module.parameters()).is_cuda
+
+    @torch.no_grad()
+    def examine(self, module: nn.Module) -> None:
+        assert isinstance(module, CausalLM)
+        if not self._can_try(module):
+            return
+        device = next(module.parameters()).device
+        rows = torch.arange(16, device=device).view(2, 8) % self.vocab_size
+        targets = rows.roll(-1, dims=1)
+        with _evaluating(module):
+            module.is_plain = False
+            try:
+                whole = float(module(rows, targets))
+            except (NotImplementedError, RuntimeError, ValueError) as problem:
+                raise UsageError(
+                    f"The model cannot be computed here: {' '.join(str(problem).split())[:200]}",
+                    remedy="Set model.attention to another one, such as sdpa or eager.",
+                ) from None
+            module.is_plain = True
+            try:
+                in_parts = float(module(rows, targets))
+            except (AttributeError, TypeError, RuntimeError):  # an output layer of another kind
+                in_parts = float("nan")
+        module.is_plain = abs(in_parts - whole) <= 1e-5 * abs(whole)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The longest list of layers; adapters keep short lists of their own."""
@@ -200,20 +258,34 @@ class HFCausalLMAdapter(ModelAdapter):
         }
         return lambda folder: save_adapter(adapted, tensors, folder / ADAPTER)
 
-    def export(self, module: nn.Module, folder: Path, end_of_text: int | None = None) -> None:  # noqa: ARG002
-        """A directory that AutoModelForCausalLM loads; adapters are merged into the weights."""
+    def export(
+        self,
+        module: nn.Module,
+        folder: Path,
+        end_of_text: int | None = None,  # noqa: ARG002
+        dtype: str = "float32",
+    ) -> None:
+        """A directory that AutoModelForCausalLM loads; adapters are merged into the weights, in float32."""
         from safetensors import SafetensorError
 
         assert isinstance(module, CausalLM)
         model = module.model
         if is_adapted(module):
-            model = model.merge_and_unload()
+            model = model.float().merge_and_unload()
+        model = model.to(getattr(torch, dtype))
         model.config.use_cache = True
         quiet_libraries()
+        generation = getattr(model, "generation_config", None)
+        if generation is not None and (generation.temperature, generation.top_p) != (None, None):
+            generation.do_sample = True  # or transformers refuses to write what it has read
         try:
             model.save_pretrained(str(folder))
         except SafetensorError as problem:
             raise OSError(str(problem)) from None
+        except ValueError as problem:
+            raise DataError(
+                f"transformers refuses to write the model: {' '.join(str(problem).split())[:300]}"
+            ) from None
 
 
 def model_folder(config: ModelSection) -> Path:
@@ -245,8 +317,14 @@ def _vocab_size(config: Any, folder: Path) -> int:
     return size
 
 
-def _is_set(value: Any) -> bool:
-    return value is not None and not (isinstance(value, int | float) and math.isclose(value, 1.0))
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
 
 
 def _whole_copy(parameter: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,8 @@ from llmtrain.errors import DataError, UsageError
 
 ADAPTER = "adapter"
 ADAPTER_CONFIG = "adapter_config.json"
+ORIGIN = "llmtrain.json"
+"""Beside an adapter: the SHA-256 of the base model's files."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -58,7 +60,6 @@ def is_linear(module: nn.Module) -> bool:
 def speed_up(adapted: nn.Module) -> None:
     """Give plain LoRA layers the forward pass below. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's own."""
     for layer in lora_layers(adapted):
-        layer.cast_input_dtype_enabled = False  # autocast knows what to compute in
         if type(layer.base_layer) is nn.Linear and not layer.lora_variant:
             layer.peft_forward = layer.forward
             layer.forward = types.MethodType(_forward, layer)
@@ -69,8 +70,7 @@ def lora_layers(adapted: nn.Module) -> Iterator[Any]:
 
 
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    # A compiler fuses peft's own form better: what is in place here would become copies there.
-    if torch.compiler.is_compiling() or layer.disable_adapters or layer.merged or kwargs or args:
+    if layer.disable_adapters or layer.merged or kwargs or args:
         plain: torch.Tensor = layer.peft_forward(x, *args, **kwargs)
         return plain
     (name,) = layer.active_adapters
@@ -78,7 +78,14 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
     base = layer.base_layer
     a, b, weight, bias = layer.lora_A[name].weight, layer.lora_B[name].weight, base.weight, base.bias
     kind = x.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    is_cast = torch.is_autocast_enabled(kind)
+    if torch.compiler.is_compiling():
+        # A compiler fuses this form better: what is in place below would become copies there.
+        out: torch.Tensor = base(x)
+        low = layer.lora_A[name](dropout(x) if is_cast else dropout(x).to(a.dtype))
+        fused: torch.Tensor = (out + layer.lora_B[name](low) * layer.scaling[name]).to(out.dtype)
+        return fused
+    dtype = torch.get_autocast_dtype(kind) if is_cast else x.dtype
     x, weight, a = x.to(dtype), weight.to(dtype), a.to(dtype)
     b = (b * layer.scaling[name]).to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -132,7 +139,7 @@ def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], folder: Path) -
 
     try:
         adapted.save_pretrained(str(folder), state_dict=tensors, save_embedding_layers=False)
-    except SafetensorError as problem:  # its word for a full disk, too
+    except (SafetensorError, ValueError) as problem:  # the first is its word for a full disk, too
         raise OSError(str(problem)) from None
 
 

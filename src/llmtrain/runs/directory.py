@@ -6,6 +6,7 @@ runs/<run_id>/
   metrics.jsonl    one row a logged step
   logs/            log lines
   tokenizer/       what generate and eval need to read and write text
+  model_config/    of a fine-tuned model: config.json of the model it was made from
   checkpoints/     step_N/, and the pointers `latest` and `best`
   adapter/         of a LoRA run: the best adapter, in peft's own format
   samples/         answers to trainer.eval_prompts, one file an evaluation
@@ -54,6 +55,10 @@ class RunDirectory:
     @property
     def tokenizer(self) -> Path:
         return self.path / "tokenizer"
+
+    @property
+    def model_config(self) -> Path:
+        return self.path / "model_config"
 
     @property
     def checkpoints(self) -> Path:

@@ -48,11 +48,7 @@ def make_parts(config: Config, world: World) -> Parts:
     """Data and model. Anything that is wrong with them shows here, before there is a run directory."""
     micro_batches = micro_batches_in_step(config, world.world_size)
     check_trackers(config)
-    if config.model.lora and config.trainer.optimizer == "adafactor":
-        raise UsageError(
-            "trainer.optimizer adafactor makes steps in proportion to a weight, and half of LoRA's start at zero.",
-            remedy="Use adamw: adapters are small, and so are its averages.",
-        )
+    check_combination(config, world)
     assert config.run.threads
     prepared = build_data(config).prepare(config.run.threads)
     for prompt in config.trainer.eval_prompts:
@@ -71,13 +67,33 @@ def make_parts(config: Config, world: World) -> Parts:
     )
     train_batches[0]  # a damaged token store shows now
     module = build_module(config, adapter, world)
-    if train_batches[0].positions is not None and not adapter.keeps_rows_apart(module):
+    with autocast_for(config, world)():
+        adapter.examine(module)
+        keeps_apart = train_batches[0].positions is None or adapter.keeps_rows_apart(module)
+    if not keeps_apart:
         raise UsageError(
             "data.packing is true, but this model's architecture lets packed rows see each other.",
             remedy="Set data.packing to false.",
         )
     recorded = what_decides(config, prepared, adapter, world, micro_batches)
     return Parts(prepared, adapter, train_batches, eval_batches, module, micro_batches, recorded)
+
+
+def check_combination(config: Config, world: World) -> None:
+    """Settings that are each right but do not work together here."""
+    lora, attention = config.model.lora, config.model.attention
+    if lora and config.trainer.optimizer == "adafactor":
+        raise UsageError(
+            "trainer.optimizer adafactor makes steps in proportion to a weight, and half of LoRA's start at zero.",
+            remedy="Use adamw: adapters are small, and so are its averages.",
+        )
+    if lora and lora.quantize and config.distributed.strategy == "fsdp":
+        raise UsageError(
+            "model.lora.quantize does not go with distributed.strategy fsdp: 4-bit weights cannot be sharded.",
+            remedy="Use distributed.strategy ddp.",
+        )
+    if attention in ("flash_attention_2", "flex_attention") and world.device.type == "cpu":
+        raise UsageError(f"model.attention {attention} needs a GPU.", remedy="Set model.attention to sdpa or eager.")
 
 
 def build_data(config: Config) -> DataModule:

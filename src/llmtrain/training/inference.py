@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.schema import DataSection
+from llmtrain.config.schema import ROW_KINDS, DataSection
 from llmtrain.data.make_batches import make_eval_batches
 from llmtrain.data.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.data.row_store import RowStore
@@ -21,23 +21,21 @@ from llmtrain.data.window_batches import check_length
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, LlmtrainError, ResumeMe, UsageError
 from llmtrain.logs import warn
+from llmtrain.models.lora import ADAPTER
 from llmtrain.runs.content_hash import files_sha256
-from llmtrain.training.assemble import autocast_for
+from llmtrain.training.assemble import autocast_for, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.loading import LoadedModel
-from llmtrain.training.outputs import ADAPTER, write_card
+from llmtrain.training.outputs import CARD, write_card, write_origin
 from llmtrain.training.sample import sample_text
 
 LEAST_TEMPERATURE = 0.01
-ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
 Messages = list[dict[str, Any]]
 
 
 def answers_questions(loaded: LoadedModel) -> bool:
     """Whether a prompt is a question to answer, in the form of the training rows, rather than text to go on with."""
-    return loaded.config.data.name in ROW_KINDS and (
-        loaded.step is not None or has_chat_template(loaded.tokenizer_folder)
-    )
+    return loaded.config.data.name in ROW_KINDS and (loaded.is_run or has_chat_template(loaded.tokenizer_folder))
 
 
 def generate_text(
@@ -56,7 +54,7 @@ def generate_text(
         )
     data, folder = loaded.config.data, loaded.tokenizer_folder
     if isinstance(prompt, str):
-        text, prefix = prompt, [] if loaded.step is not None else loaded.tokenizer.prefix_ids()
+        text, prefix = prompt, [] if loaded.is_run else loaded.tokenizer.prefix_ids()
     else:
         text, prefix = prompt_text(data, folder, prompt), prompt_prefix(data, folder, loaded.tokenizer)
     world = World(device=loaded.device)
@@ -67,7 +65,7 @@ def generate_text(
             loaded.tokenizer,
             text,
             max_new_tokens,
-            loaded.config.model.block_size,
+            loaded.adapter.context_length(),
             temperature,
             top_k,
             seed,
@@ -77,16 +75,23 @@ def generate_text(
 
 
 def evaluate_files(
-    loaded: LoadedModel, patterns: list[str], batch_size: int, stop: Callable[[], bool] = lambda: False
+    loaded: LoadedModel,
+    patterns: list[str],
+    batch_size: int,
+    block_size: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, EvalResult]:
     """Loss over held-out files: `tuned`, and `base` beside it where the model was made from another."""
-    store, data = read_store(loaded, expand_files(patterns, "--file"))
+    block_size = block_size or loaded.config.model.block_size
+    if block_size > loaded.adapter.context_length():
+        raise UsageError(f"--block-size {block_size} is beyond the model's {loaded.adapter.context_length()} tokens.")
+    store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
     if data.packing and not loaded.adapter.keeps_rows_apart(loaded.module):
         data = data.model_copy(update={"packing": False})
     batches = make_eval_batches(
         store,
         data,
-        block_size=loaded.config.model.block_size,
+        block_size=block_size,
         micro_batch_size=batch_size,
         vocab_size=loaded.adapter.vocab_size,
         limit=None,
@@ -123,22 +128,32 @@ def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
 def _read_base(loaded: LoadedModel) -> nn.Module | None:
     """The model a full fine-tune began with, where it is still what it was: the run does not need it otherwise."""
     try:
-        if files_sha256(loaded.adapter.base_files(), Path(loaded.config.data.cache_dir).expanduser()) != (
-            loaded.base_sha256
-        ):
-            raise DataError(f"{loaded.config.model.path} is not the base model of this run any more.")
-        return loaded.adapter.build().to(loaded.device)
+        config = loaded.config.with_values("model", path=loaded.base_path)
+        adapter = build_adapter(config, loaded.tokenizer.vocab_size)
+        cache = Path(config.data.cache_dir).expanduser()
+        if files_sha256(adapter.base_files(), cache) != loaded.base_sha256:
+            raise DataError(f"{loaded.base_path} is not the base model of this run any more.")
+        module = adapter.build().to(loaded.device)
+        adapter.examine(module)
+        return module
     except (LlmtrainError, OSError) as problem:
         warn("EVAL", f"the base model is left out: {getattr(problem, 'what', problem)}")
         return None
 
 
-def read_store(loaded: LoadedModel, files: Sequence[Path]) -> tuple[RowStore | TokenStore, DataSection]:
-    """The tokens of files: of rows where they are JSON lines, else of text in whole windows."""
+def read_store(
+    loaded: LoadedModel, files: Sequence[Path], block_size: int
+) -> tuple[RowStore | TokenStore, DataSection]:
+    """The tokens of files: rows of JSON files, text of others. A run that was trained on text reads nothing else."""
     data = loaded.config.data
-    if files[0].suffix != ".jsonl" or (loaded.step is not None and data.name not in ROW_KINDS):
-        return _text_store(loaded, files), data
-    kind = data.name if loaded.step is not None else _kind_of_rows(files[0])
+    are_rows = {data.name in ROW_KINDS and path.suffix in (".jsonl", ".json") for path in files}
+    if len(are_rows) > 1:
+        raise UsageError(
+            "--file: rows (.jsonl, .json) and text cannot be measured together.", remedy="Measure them apart."
+        )
+    if are_rows == {False}:
+        return _text_store(loaded, files, block_size), data
+    kind = data.name if loaded.is_run else _kind_of_rows(files[0])
     data = data.model_copy(update={"name": kind, "tokenizer": str(loaded.tokenizer_folder)})
     module = registry.resolve("data.name", kind, registry.DATA)(data, loaded.config.run.seed)
     rows = (row for path in files for row in module.rows_of_file(str(path)))
@@ -156,7 +171,7 @@ def _kind_of_rows(path: Path) -> str:
     return "chat_jsonl" if isinstance(row, dict) and "messages" in row else "instruct_jsonl"
 
 
-def _text_store(loaded: LoadedModel, files: Sequence[Path]) -> TokenStore:
+def _text_store(loaded: LoadedModel, files: Sequence[Path], block_size: int) -> TokenStore:
     dtype = smallest_dtype(loaded.tokenizer.vocab_size)
     parts = []
     for path in files:
@@ -165,39 +180,45 @@ def _text_store(loaded: LoadedModel, files: Sequence[Path]) -> TokenStore:
             if piece.ends_document and loaded.tokenizer.end_of_text is not None:
                 parts.append(np.array([loaded.tokenizer.end_of_text], dtype))
     store = TokenStore(files[0], np.concatenate(parts))
-    check_length(store, loaded.config.model.block_size, "given", may_shrink=False)
+    check_length(store, block_size, "given", may_shrink=False)
     return store
 
 
-def export_model(loaded: LoadedModel, folder: Path, merge: bool) -> list[str]:
-    """Write weights, config, tokenizer and model card; the names of the files. What a failure leaves is removed."""
+def export_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, card_of: Path | None) -> list[str]:
+    """Write weights, config, tokenizer and model card; the names of the files. They are written under another name and
+    take their own when all are there."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
-    was_there = folder.exists()
+    fresh = folder.with_name(f".new-{folder.name}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        companion = None if merge else loaded.adapter.companion(loaded.module)
-        if companion:
-            companion(folder)
-            for path in (folder / ADAPTER).iterdir():
-                path.rename(folder / path.name)
-            (folder / ADAPTER).rmdir()
-        else:
-            loaded.adapter.export(loaded.module, folder, loaded.tokenizer.end_of_text)
-        loaded.tokenizer.save(folder)
-        write_card(folder, loaded.config, loaded.progress, loaded.base_sha256, is_adapter=companion is not None)
-    except BaseException as problem:
-        _empty(folder, and_remove=not was_there)
-        if isinstance(problem, OSError):
-            raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
-        raise
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(parents=True)
+        try:
+            _write_model(loaded, fresh, merge, dtype, card_of)
+            if folder.exists():
+                folder.rmdir()
+            fresh.rename(folder)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+    except OSError as problem:
+        raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
     return sorted(path.name for path in folder.iterdir())
 
 
-def _empty(folder: Path, and_remove: bool) -> None:
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    if and_remove:
-        folder.rmdir()
+def _write_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, card_of: Path | None) -> None:
+    companion = None if merge else loaded.adapter.companion(loaded.module)
+    if companion:
+        companion(folder)
+        for path in (folder / ADAPTER).iterdir():
+            path.rename(folder / path.name)
+        (folder / ADAPTER).rmdir()
+    else:
+        loaded.adapter.export(loaded.module, folder, loaded.tokenizer.end_of_text, dtype)
+    loaded.tokenizer.save(folder)
+    if companion and loaded.base_sha256:
+        write_origin(folder, loaded.base_sha256)
+    if loaded.is_run:
+        config = loaded.config.with_values("model", path=loaded.base_path)
+        write_card(folder, config, loaded.progress, loaded.base_sha256, is_adapter=companion is not None)
+    elif card_of is not None and (card_of / CARD).is_file():
+        shutil.copyfile(card_of / CARD, folder / CARD)

@@ -20,8 +20,6 @@ from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.training.assemble import build_adapter
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 
-LONGEST_CONTEXT = 4096  # of a model that no config of ours gives a block_size
-
 
 @dataclass(frozen=True)
 class Source:
@@ -48,6 +46,9 @@ class LoadedModel:
     device: torch.device
     progress: dict[str, Any]
     base_sha256: str | None = None
+    base_path: str | None = None
+    is_run: bool = False
+    """Whether a config of ours says how it was trained."""
 
 
 def load_model(source: Source, device: str) -> LoadedModel:
@@ -70,36 +71,46 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     state = chosen.state()
     config = build_config(Document(str(chosen.path), state["config"]))
     tokenizer = load_saved_tokenizer(run.tokenizer)
-    # The weights come from the checkpoint, so whatever the run was initialised from need not be there any more.
-    config = config.with_values("model", init="random", gradient_checkpointing=False)
-    if source.model:
-        config = config.with_values("model", path=source.model, revision=None)
+    base_path = source.model or config.model.path
+    config = _as_used(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)
-    module = _fill(adapter, config, chosen, state.get("base_sha256"))
+    module = _fill(adapter, config, chosen, state.get("base_sha256")).to(device).eval()
+    adapter.examine(module)
     return LoadedModel(
         label=run.run_id,
         step=chosen.step,
         config=config,
         adapter=adapter,
-        module=module.to(device).eval(),
+        module=module,
         tokenizer=tokenizer,
         tokenizer_folder=run.tokenizer,
         device=device,
         progress=state["progress"],
         base_sha256=state.get("base_sha256"),
+        base_path=base_path,
+        is_run=True,
     )
+
+
+def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: torch.device) -> Config:
+    """The config without what matters in training only. The weights come from the checkpoint, so whatever the run was
+    initialised from need not be there any more, unless they are adapters on it."""
+    model = config.model.model_copy(update={"init": "random", "gradient_checkpointing": False, "path": base_path})
+    if model.lora is None and run.model_config.is_dir():
+        model = model.model_copy(update={"path": str(run.model_config), "revision": None})
+    elif base_path != config.model.path:
+        model = model.model_copy(update={"revision": None})
+    if device.type != "cuda" and model.attention in ("flash_attention_2", "flex_attention"):
+        model = model.model_copy(update={"attention": "sdpa"})
+    if model.lora and model.lora.quantize and device.type != "cuda":
+        model = model.model_copy(update={"lora": model.lora.model_copy(update={"quantize": False})})
+    return config.model_copy(update={"model": model})
 
 
 def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, base_sha256: str | None) -> nn.Module:
     """The module with a checkpoint's weights in it; of a LoRA run they are the adapters, beside the base model's."""
-    if config.model.lora and base_sha256:
-        found = files_sha256(adapter.base_files(), Path(config.data.cache_dir).expanduser())
-        if found != base_sha256:
-            raise DataError(
-                f"{config.model.path} is not the base model of this run: its SHA-256 is {found[:16]}..., "
-                f"not {base_sha256[:16]}...",
-                remedy="Give the directory of the base model it was trained on with --model.",
-            )
+    if config.model.lora:
+        _check_base(adapter, config, base_sha256)
     module = adapter.build() if config.model.lora else adapter.build_empty()
     stored = checkpoint.tensors("model")
     try:
@@ -115,10 +126,23 @@ def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, base_sh
     return module
 
 
+def _check_base(adapter: ModelAdapter, config: Config, base_sha256: str | None) -> None:
+    """Adapters mean nothing on another base, even where the shapes agree."""
+    if base_sha256 is None:
+        return
+    found = files_sha256(adapter.base_files(), Path(config.data.cache_dir).expanduser())
+    if found != base_sha256:
+        raise DataError(
+            f"{config.model.path} is not the base model of this adapter: its SHA-256 is {found[:16]}..., "
+            f"not {base_sha256[:16]}...",
+            remedy="Give the directory of the base model it was trained on with --model.",
+        )
+
+
 def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     from llmtrain.models.hf_causal_lm import CausalLM, HFCausalLMAdapter
     from llmtrain.models.hf_files import read_weights
-    from llmtrain.models.lora import ADAPTER_CONFIG, is_adapter, load_adapter
+    from llmtrain.models.lora import ADAPTER_CONFIG, ORIGIN, is_adapter, load_adapter
 
     base = source.model
     if source.adapter:
@@ -133,18 +157,21 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     folder_of_tokenizer = HFCausalLMAdapter.own_tokenizer(config.model)
     tokenizer = load_tokenizer(folder_of_tokenizer)
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
-    longest = getattr(adapter.hf_config, "max_position_embeddings", None) or LONGEST_CONTEXT
-    config = config.with_values("model", block_size=min(longest, LONGEST_CONTEXT))
+    config = config.with_values("model", block_size=adapter.context_length())
     adapter.config = config.model
     model = read_weights(adapter.folder, adapter.hf_config, config.model)
     if source.adapter:
-        model = load_adapter(model, Path(source.adapter).expanduser())
+        folder = Path(source.adapter).expanduser()
+        _check_base(adapter, config, (read_json(folder / ORIGIN) or {}).get("base_sha256"))
+        model = load_adapter(model, folder)
+    module = CausalLM(model).to(device).eval()
+    adapter.examine(module)
     return LoadedModel(
         label=str(source.adapter or base),
         step=None,
         config=config,
         adapter=adapter,
-        module=CausalLM(model).to(device).eval(),
+        module=module,
         tokenizer=tokenizer,
         tokenizer_folder=Path(folder_of_tokenizer),
         device=device,

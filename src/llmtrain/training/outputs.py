@@ -1,6 +1,7 @@
 """What a run leaves for people besides checkpoints and metrics: answers to fixed prompts, the best adapter, a model
 card, and directories named after epochs."""
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from llmtrain.data.prompts import prompt_prefix, prompt_text
 from llmtrain.data.row_store import RowStore
 from llmtrain.distributed.world import World
 from llmtrain.models.base import ModelAdapter, WriteInto
+from llmtrain.models.lora import ADAPTER, ORIGIN
 from llmtrain.runs.atomic import write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
@@ -25,7 +27,6 @@ from llmtrain.training.model_card import model_card
 from llmtrain.training.sample import sample_text
 from llmtrain.training.state import Progress
 
-ADAPTER = "adapter"
 CARD = "README.md"
 _OF_RANK = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
@@ -67,6 +68,7 @@ class Outputs:
                     seed=self.config.run.seed,
                     stop=is_told,
                     prefix=self.prefix(),
+                    agree=self.agree,
                 )
             if told:
                 return None
@@ -78,6 +80,11 @@ class Outputs:
         if not isinstance(self.prepared.train, RowStore):
             return prompt
         return prompt_text(self.config.data, self.run.tokenizer, [{"role": "user", "content": prompt}])
+
+    def agree(self, token: int) -> int:
+        """Rank 0's choice. Without it ranks whose logits differ in the last bit would write texts of other lengths,
+        and wait for each other in different places."""
+        return self.world.control.sum(token if self.world.is_first else 0)
 
     def prefix(self) -> list[int]:
         if not isinstance(self.prepared.train, RowStore):
@@ -99,6 +106,7 @@ class Outputs:
             assert write_weights is not None
             write_weights(folder)
             (folder / ADAPTER / CARD).write_text(card, encoding="utf-8")
+            write_origin(folder / ADAPTER, self.base_sha256)
 
         step, is_best = progress.step, progress.best_step == progress.step  # as they are now: it may be done later
         return write if write_weights else None, lambda: self._lay_out(step, epoch, is_best)
@@ -110,10 +118,12 @@ class Outputs:
         if self.config.output.layout == "epochs" and epoch is not None:
             replace_folder(self.run.epoch(epoch), lambda folder: _link_by_rank(checkpoint, folder))
 
-    def repair(self, ended_epoch: Callable[[int], int | None]) -> None:
-        """Do what a process that was killed after publishing a checkpoint did not come to do."""
+    def repair(self, epochs: int, ended_epoch: Callable[[int], int | None]) -> None:
+        """Do what a process that was killed after publishing a checkpoint did not come to do, and remove what belongs
+        to a course that the run has left."""
         store = CheckpointStore(self.run.checkpoints)
-        for leftover in (*self.run.path.glob(".new-*"), *self.run.path.glob(".old-*")):
+        later = [path for path in self.run.path.glob("epoch-*") if int(path.name.partition("-")[2] or 0) > epochs]
+        for leftover in (*self.run.path.glob(".new-*"), *self.run.path.glob(".old-*"), *later):
             shutil.rmtree(leftover, ignore_errors=True)
         for step in store.steps():
             epoch = ended_epoch(step)
@@ -122,6 +132,9 @@ class Outputs:
         best = store.pointed("best")
         if best:
             self.publish_best(best)
+        else:
+            for path in (self.run.adapter, self.run.best):
+                shutil.rmtree(path, ignore_errors=True)
 
     def publish_best(self, checkpoint: Checkpoint) -> None:
         """adapter/ (a copy: people edit such files) and best/ of the run directory."""
@@ -129,6 +142,10 @@ class Outputs:
             replace_folder(self.run.adapter, lambda folder: _copy(checkpoint.path / ADAPTER, folder))
         if self.config.output.layout == "epochs":
             replace_folder(self.run.best, lambda folder: _link(checkpoint.path, folder))
+
+
+def write_origin(folder: Path, base_sha256: str | None) -> None:
+    (folder / ORIGIN).write_text(json.dumps({"base_sha256": base_sha256}) + "\n", encoding="utf-8")
 
 
 def write_card(

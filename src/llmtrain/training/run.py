@@ -9,7 +9,6 @@ from typing import Any
 
 from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
-from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.row_store import RowStore
 from llmtrain.data.tokenizer import is_saved_tokenizer
@@ -411,7 +410,7 @@ def begin(
 
 def describe_start(config: Config, run: RunDirectory, parts: Parts, world: World, generation: int) -> None:
     clear_heartbeats(run.heartbeats, generation)
-    describe_run(config, run, parts.prepared, world)
+    describe_run(config, run, parts, world)
 
 
 def leave_together(world: World) -> None:
@@ -466,7 +465,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     }
 
 
-def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, world: World) -> None:
+def describe_run(config: Config, run: RunDirectory, parts: Parts, world: World) -> None:
     """Write down what the run is; a resumed run keeps the metadata of its first start."""
     if config.output.save_config_copy:
         settled = config.with_values("output", run_id=run.run_id)
@@ -474,7 +473,10 @@ def describe_run(config: Config, run: RunDirectory, prepared: PreparedData, worl
     if config.output.save_meta_json and not run.meta.exists():
         write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(world.device)))
     if not is_saved_tokenizer(run.tokenizer):
-        prepared.tokenizer.save(run.tokenizer)
+        parts.prepared.tokenizer.save(run.tokenizer)
+    for path in parts.adapter.config_files():  # the base model may be gone when the run is used
+        run.model_config.mkdir(exist_ok=True)
+        write_atomic(run.model_config / path.name, path.read_text(encoding="utf-8"))
 
 
 def write_sample(outputs: Outputs, told_to_stop: Callable[[], bool]) -> str:
@@ -496,6 +498,7 @@ def write_sample(outputs: Outputs, told_to_stop: Callable[[], bool]) -> str:
             seed=config.run.seed,
             stop=told_to_stop,
             prefix=outputs.prefix(),
+            agree=outputs.agree,
         )
     except DataError:  # a char tokenizer of a text without line breaks
         return ""

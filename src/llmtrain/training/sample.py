@@ -1,6 +1,6 @@
 """Text from a model, token by token."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from llmtrain.data.sampler import derive_seed
 from llmtrain.data.tokenizer import Tokenizer
 from llmtrain.errors import UsageError
+from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 
 
@@ -23,10 +24,12 @@ def sample_ids(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
-    end: int | None = None,
+    ends: Collection[int] = (),
     stop: Callable[[], bool] = lambda: False,
+    agree: Callable[[int], int] = lambda token: token,
 ) -> list[int]:
-    """The ids that follow the prompt. Temperature 0 takes the likeliest token each time."""
+    """The ids that follow the prompt. Temperature 0 takes the likeliest token each time. `agree` makes one choice of
+    those of several processes."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
     was_training = module.training
     module.eval()
@@ -35,8 +38,8 @@ def sample_ids(
     try:
         with _not_compiled(module):
             while len(ids) < len(prompt) + max_new_tokens and not stop():
-                ids.append(_choose(following(ids).float().cpu(), temperature, top_k, generator))
-                if ids[-1] == end:
+                ids.append(agree(_choose(following(ids).float().cpu(), temperature, top_k, generator)))
+                if ids[-1] in ends:
                     break
     finally:
         module.train(was_training)
@@ -78,10 +81,13 @@ def sample_text(
     seed: int,
     stop: Callable[[], bool] = lambda: False,
     prefix: Sequence[int] = (),
+    agree: Callable[[int], int] = lambda token: token,
 ) -> str:
     """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text.
     `prefix`: ids in front of the prompt's."""
-    end = tokenizer.end_of_text
+    ends = adapter.end_ids() | ({tokenizer.end_of_text} if tokenizer.end_of_text is not None else set())
     given = [*prefix, *prompt_ids(tokenizer, prompt)]
-    ids = sample_ids(adapter, module, given, max_new_tokens, block_size, temperature, top_k, seed, end, stop)
-    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i != end])
+    if len(given) > block_size:
+        warn("TRAIN", f"the prompt has {len(given):,} tokens; the model looks at the last {block_size:,}")
+    ids = sample_ids(adapter, module, given, max_new_tokens, block_size, temperature, top_k, seed, ends, stop, agree)
+    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i not in ends])

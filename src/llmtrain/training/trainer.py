@@ -67,7 +67,8 @@ class Trainer:
             ) from None
 
     def repair_outputs(self) -> None:
-        self.outputs.repair(self._ended_epoch if self.config.max_epochs else lambda _: None)
+        ended = self._ended_epoch if self.config.max_epochs else lambda _: None
+        self.outputs.repair(self.progress.epoch, ended)
 
     def _loop(self) -> None:
         self.throughput.restart()

@@ -1,0 +1,205 @@
+"""Corners of using a fine-tuned model that a fresh reader of the code found: each was wrong once."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmtrain.config.load import load_config
+from llmtrain.config.schema import LoraSection, ModelSection
+from llmtrain.models.hf_causal_lm import CausalLM, HFCausalLMAdapter
+from tiny_llama import make_model, make_rows, make_tokenizer
+
+
+@pytest.fixture
+def base(workdir: Path) -> Path:
+    make_rows(workdir / "train.jsonl", 24)
+    make_rows(workdir / "val.jsonl", 6, 100)
+    return make_model(workdir / "base")
+
+
+@pytest.fixture
+def tune(cli, base: Path, cache: Path):
+    def run(*overrides: str, run_id: str = "mine", more: tuple[str, ...] = ()) -> Any:
+        sets = [f"model.path={base}", "model.block_size=64", "model.lora.rank=4", f"data.cache_dir={cache}"]
+        sets += ["data.train_file=train.jsonl", "data.val_file=val.jsonl", "trainer.eval_prompts=[]"]
+        sets += ["trainer.max_steps=3", "trainer.warmup_steps=0", "run.device=cpu", "run.threads=1"]
+        sets += [f"output.run_id={run_id}", *overrides]
+        return cli("train", "-c", "lora_instruct", *(part for text in sets for part in ("--set", text)), *more)
+
+    return run
+
+
+@pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_mixture_of_precisions_trains(tune, dora: bool, dtype: str, precision: str) -> None:
+    done = tune(f"model.lora.dora={dora}".lower(), f"model.dtype={dtype}", f"trainer.precision={precision}")
+    assert done.code == 0, done.err
+
+
+def test_a_compiled_layer_is_the_layer(tmp_path: Path) -> None:
+    """Inside a compiler the adapter is computed in another form: the same numbers, with and without autocast."""
+    adapter = HFCausalLMAdapter(
+        ModelSection(name="hf_causal_lm", path=str(make_model(tmp_path)), block_size=32, lora=LoraSection(rank=4)), 0
+    )
+    module = adapter.build()
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    layer = next(part for name, part in module.named_modules() if name.endswith("q_proj"))
+    compiled = torch.compile(layer, backend="eager")
+    x = torch.randn(2, 5, 32)
+    assert torch.allclose(compiled(x), layer(x), atol=1e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.allclose(compiled(x).float(), layer(x).float(), atol=2e-2)
+
+
+def softly_capped(folder: Path) -> Path:
+    """An architecture that changes its logits under a name nobody could list."""
+    from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
+
+    size = make_tokenizer(folder)
+    torch.manual_seed(0)
+    config = RecurrentGemmaConfig(
+        vocab_size=size,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        lru_width=32,
+        logits_soft_cap=0.5,
+        attention_window_size=32,
+    )
+    RecurrentGemmaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("make", "is_plain"), [(make_model, True), (softly_capped, False)])
+def test_whether_the_loss_may_be_taken_in_parts_is_tried(tmp_path: Path, make: Any, is_plain: bool) -> None:
+    section = ModelSection(name="hf_causal_lm", path=str(make(tmp_path / "m")), block_size=16)
+    adapter = HFCausalLMAdapter(section, 0)
+    module = adapter.build()
+    adapter.examine(module)
+    assert isinstance(module, CausalLM)
+    assert module.is_plain is is_plain
+    tokens = torch.arange(12).view(2, 6)
+    targets = tokens.roll(-1, 1)
+    whole = torch.nn.functional.cross_entropy(module.eval()(tokens).flatten(0, 1), targets.flatten(), reduction="sum")
+    assert torch.allclose(adapter.loss(module, tokens, targets), whole, rtol=1e-5)
+
+
+def test_an_answer_ends_where_the_model_says(tune, cli, base: Path, workdir: Path) -> None:
+    assert tune().code == 0
+    one = ["generate", "--run", "mine", "--prompt", "say red", "--temperature", "0", "--max-new-tokens", "6", "--json"]
+    text = cli(*one).json["text"]
+    from llmtrain.data.tokenizer import load_tokenizer
+
+    first = int(load_tokenizer(str(base)).encode(text)[0])
+    for folder in (base, workdir / "runs/mine/model_config"):
+        settings = json.loads((folder / "generation_config.json").read_text())
+        (folder / "generation_config.json").write_text(json.dumps({**settings, "eos_token_id": [2, first]}))
+    assert cli(*one).json["text"] == ""
+
+
+def test_an_adapter_on_another_base_of_the_same_shape_is_refused(tune, cli, workdir: Path) -> None:
+    assert tune().code == 0
+    other = make_model(workdir / "other", seed=1)
+    done = cli("eval", "--adapter", "runs/mine/adapter", "--model", str(other), "--file", "val.jsonl")
+    assert done.code == 65
+    assert "is not the base model of this adapter" in done.err
+    assert cli("eval", "--adapter", "runs/mine/adapter", "--file", "val.jsonl").code == 0
+
+
+def test_the_card_of_an_exported_adapter_is_its_own(tune, cli, workdir: Path) -> None:
+    assert tune("run.notes=taught to say words").code == 0
+    assert cli("export", "--adapter", "runs/mine/adapter", "--merge", "--to", "merged").code == 0
+    assert "taught to say words" in (workdir / "merged" / "README.md").read_text()
+    assert cli("export", "--model", "base", "--to", "copy").code == 0
+    assert not (workdir / "copy" / "README.md").exists()
+
+
+def test_a_full_fine_tune_outlives_its_base(tune, cli, base: Path) -> None:
+    assert tune("model.lora=null").code == 0
+    before = cli("eval", "--run", "mine", "--file", "val.jsonl", "--json").json
+    assert before["base"]["loss"] != before["loss"]
+    shutil.rmtree(base)
+    after = cli("eval", "--run", "mine", "--file", "val.jsonl", "--json")
+    assert after.json["loss"] == before["loss"]
+    assert after.json["base"] is None
+    assert "base model is left out" in after.err
+    assert cli("export", "--run", "mine", "--to", "out").code == 0
+
+
+def test_a_generation_config_that_cannot_be_written_back(tune, cli, base: Path) -> None:
+    (base / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
+    assert tune().code == 0
+    done = cli("export", "--run", "mine", "--merge", "--to", "out")
+    assert done.code == 0, done.err
+
+
+def test_half_the_size(tune, cli, workdir: Path) -> None:
+    assert tune().code == 0
+    for dtype in ("float32", "bfloat16"):
+        assert cli("export", "--run", "mine", "--merge", "--dtype", dtype, "--to", dtype).code == 0
+    whole, half = ((workdir / name / "model.safetensors").stat().st_size for name in ("float32", "bfloat16"))
+    assert 0.4 < half / whole < 0.7
+    assert cli("export", "--run", "mine", "--dtype", "int8", "--to", "no").code == 64
+
+
+def test_rows_and_text_are_told_apart(tune, cli, workdir: Path) -> None:
+    assert tune().code == 0
+    shutil.copy(workdir / "val.jsonl", workdir / "val.json")
+    rows = cli("eval", "--run", "mine", "--file", "val.json", "--json").json
+    assert rows["tokens"] == cli("eval", "--run", "mine", "--file", "val.jsonl", "--json").json["tokens"]
+    (workdir / "long.txt").write_text("red green blue " * 200)
+    text = ["eval", "--run", "mine", "--json", "--file", "long.txt"]
+    assert cli(*text).json["tokens"] > rows["tokens"]
+    assert cli(*text, "--file", "val.jsonl").code == 64
+    assert cli(*text, "--block-size", "1000").code == 64
+    assert cli(*text, "--block-size", "32").code == 0
+
+
+def test_what_cannot_work_is_refused_first(tune, workdir: Path) -> None:
+    for overrides, words in (
+        (["trainer.optimizer=adafactor"], "adafactor"),
+        (["model.lora.quantize=true", "distributed.strategy=fsdp"], "cannot be sharded"),
+        (["model.attention=flex_attention"], "model.attention"),
+    ):
+        done = tune(*overrides)
+        assert done.code == 64, done.err
+        assert words in done.err
+        assert not (workdir / "runs").exists()
+
+
+def test_going_back_takes_later_epochs_along(tune, workdir: Path) -> None:
+    epochs = ["trainer.max_epochs=3", "trainer.max_steps=null", "output.layout=epochs", "trainer.keep_checkpoints=5"]
+    epochs += ["trainer.eval_every_steps=null"]
+    assert tune(*epochs).code == 0
+    run = workdir / "runs/mine"
+    assert {path.name for path in run.glob("epoch-*")} == {"epoch-1", "epoch-2", "epoch-3"}
+    first = min(int(path.name[5:]) for path in (run / "checkpoints").glob("step_*"))
+    again = tune(*epochs, "trainer.max_epochs=2", more=("--resume", str(run / "checkpoints" / f"step_{first}")))
+    assert again.code == 0, again.err
+    assert {path.name for path in run.glob("epoch-*")} == {"epoch-1", "epoch-2"}
+
+
+def test_a_dataset_with_one_split(tune, workdir: Path) -> None:
+    (workdir / "set").mkdir()
+    shutil.copy(workdir / "train.jsonl", workdir / "set" / "train.jsonl")
+    whole = ["data.train_file=null", "data.val_file=null", "data.dataset_name=set", "data.val_split=null"]
+    done = tune(*whole, "data.val_fraction=0.25", more=("--dry-run", "--json"))
+    assert done.code == 0, done.err
+    assert 0 < done.json["val_tokens"] < done.json["train_tokens"]
+
+
+def test_the_presets_of_fine_tuning_are_what_they_say() -> None:
+    lora, llama = load_config("lora_instruct"), load_config("lora_llama_1b")
+    assert lora.model.lora
+    assert llama.model.lora
+    assert (llama.model.dtype, llama.trainer.precision, llama.trainer.compile) == ("bfloat16", "bf16", True)
+    assert load_config("full_finetune_small").model.lora is None
+    assert load_config("continue_pretrain").data.name == "hf_text"
