@@ -19,6 +19,7 @@ from llmtrain.commands import (
     fetch_data,
     fetch_model,
     generate,
+    launch,
     node,
     presets,
     print_config,
@@ -43,6 +44,7 @@ app = typer.Typer(
 )
 app.command("train")(train.command)
 app.command("node")(node.command)
+app.command("launch")(launch.command)
 app.command("doctor")(doctor.command)
 app.command("smoke")(smoke.command)
 app.command("validate")(validate.command)

@@ -1,6 +1,6 @@
 """Names that a config may use, each a row: name -> "module:Class", imported on use.
 
-A new model, dataset or tracker is one module, one row here, one preset and one test.
+A new model, dataset, tracker or launch kind is one module, one row here, one preset and one test.
 """
 
 import importlib
@@ -28,6 +28,14 @@ TRACKERS = {
     "jsonl": "llmtrain.tracking.jsonl:JsonlTracker",
     "mlflow": "llmtrain.tracking.mlflow:MlflowTracker",
     "tensorboard": "llmtrain.tracking.tensorboard:TensorboardTracker",
+}
+
+LAUNCHERS = {
+    "indexed_job": "llmtrain.launch.kinds.indexed_job:IndexedJob",
+    "stateful_set": "llmtrain.launch.kinds.stateful_set:StatefulSet",
+    "pytorch_job": "llmtrain.launch.kinds.pytorch_job:PyTorchJob",
+    "train_job": "llmtrain.launch.kinds.train_job:TrainJob",
+    "job_set": "llmtrain.launch.kinds.job_set:JobSet",
 }
 
 

@@ -423,3 +423,9 @@ def test_differences_name_the_fields() -> None:
     old, new = Config(), Config().with_values("trainer", lr=0.5, max_steps=7)
     assert differences(old.as_dict(), new.as_dict()) == [("trainer.lr", 3e-4, 0.5), ("trainer.max_steps", None, 7)]
     assert [may_change(path) for path in ("trainer.lr", "trainer.max_steps", "logging.level")] == [False, True, True]
+
+
+def test_a_range_is_no_time_of_day() -> None:
+    """YAML 1.1 reads 2:4 as 124."""
+    assert load("launch: {nodes: 2:4}").launch.nodes == "2:4"
+    assert load("schema_version: 2", "launch.nodes=2:4").launch.nodes == "2:4"

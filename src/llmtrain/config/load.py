@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from llmtrain.config.document import Document, dump_document, parse_value, read_document
-from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection
+from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection, takes_any_name
 from llmtrain.errors import ConfigError, UsageError, nearest
 
 DEFAULT_PRESET = "gpt_stdlib"
@@ -107,7 +107,7 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: list[
     for key, value in pairs:
         *parents, field = key.split(".")
         kind = SECTIONS.get(parents[0])
-        if len(parents) > 1 and kind and not subsection(kind, parents[1]):
+        if len(parents) > 1 and kind and not subsection(kind, parents[1]) and not takes_any_name(kind, parents[1]):
             problems.append(f"--set {key}: {'.'.join(parents)} is not a section.")
             continue
         target: Any = values
@@ -173,6 +173,6 @@ def _say(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str
         known = (fields or kind).model_fields
         return f"{dotted} is unknown.{nearest(path[-1], known)} Known: {', '.join(sorted(known))}."
     message = error["msg"]
-    if path[-1] == "run_id":
+    if path[-1] == "run_id" or path == ("launch", "name"):
         message = "use 2 to 40 lower-case letters, digits and hyphens, starting with a letter"
     return f"{dotted}: {message[0].lower()}{message[1:]}, but it is {error['input']!r}."

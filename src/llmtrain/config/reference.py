@@ -39,6 +39,8 @@ def _one_line(text: str | None) -> str:
 
 
 def _default(value: Any) -> str:
+    if isinstance(value, Section):
+        return "its own"
     return "empty" if value is None else f"`{list(value) if isinstance(value, tuple) else value}`"
 
 
@@ -51,12 +53,15 @@ def _type_name(kind: Any) -> str:
         return " / ".join(f"`{value}`" for value in get_args(kind))
     if get_origin(kind) is list:
         return f"list of {_type_name(get_args(kind)[0])}"
+    if get_origin(kind) is dict:
+        return "mapping"
     if get_origin(kind) is tuple:
         return "[" + ", ".join(_type_name(part) for part in get_args(kind)) + "]"
     if hasattr(kind, "__metadata__"):  # Annotated
         return _type_name(get_args(kind)[0])
-    if get_args(kind):  # X | None
-        return " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None)) + ", or empty"
+    if get_args(kind):  # X | None, X | Y
+        names = " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None))
+        return f"{names}, or empty" if type(None) in get_args(kind) else names
     if isinstance(kind, type) and issubclass(kind, Section):
         return "section"
     return {"str": "text", "int": "integer", "float": "number", "bool": "true / false"}.get(kind.__name__, str(kind))

@@ -4,17 +4,22 @@ The docstrings are the reference that users read (docs/config.md is made from th
 Checks that need more than one field are in each section's `problems`, so that all can be reported at once.
 """
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+# ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import Field
 
 from llmtrain import registry
+from llmtrain.config.launch import LaunchSection as LaunchSection
+from llmtrain.config.section import RUN_ID_PATTERN as RUN_ID_PATTERN
+from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem
+from llmtrain.config.section import Section as Section
 
 SCHEMA_VERSION = 2
 DEFAULT_STEPS = 1000
 ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
-RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
 # Which fields may differ between a run and its resumption: they do not decide the result.
 # Everything else must be equal, or `--allow-config-change` must be given.
@@ -51,29 +56,15 @@ RESUME_MAY_CHANGE = frozenset(
         "mlflow.*",
         "logging.*",
         "output.*",
+        "launch.*",
     }
 )  # Files, tokenizers and base models are paths: what they hold is compared by its SHA-256 instead.
 
-PositiveInt = Annotated[int, Field(gt=0)]
-CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 
-# One name may be written without the brackets of a list.
-Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 Files = Names
-
-# (fields concerned, what is wrong and the remedy)
-Problem = tuple[tuple[str, ...], str]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
-
-    def problems(self) -> Iterator[Problem]:
-        """What is wrong with the section although every field by itself is right."""
-        yield from ()
 
 
 class RunSection(Section):
@@ -458,6 +449,7 @@ class Config(Section):
     mlflow: MlflowSection = MlflowSection()
     logging: LoggingSection = LoggingSection()
     output: OutputSection = OutputSection()
+    launch: LaunchSection = LaunchSection()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; loading them gives this config again."""
@@ -478,8 +470,14 @@ SECTIONS: dict[str, type[Section]] = {
 def subsection(kind: type[Section], field: str) -> type[Section] | None:
     """The section inside a section that a field holds, such as model.lora; None for any other field."""
     info = kind.model_fields.get(field)
-    parts = get_args(info.annotation) if info else ()
+    parts = (info.annotation, *get_args(info.annotation)) if info else ()
     return next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
+
+
+def takes_any_name(kind: type[Section], field: str) -> bool:
+    """Whether a field maps names of the user's own to values, such as launch.env."""
+    info = kind.model_fields.get(field)
+    return info is not None and get_origin(info.annotation) is dict
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -1,0 +1,25 @@
+"""What every section of the config is made of."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
+
+PositiveInt = Annotated[int, Field(gt=0)]
+CountOrZero = Annotated[int, Field(ge=0)]
+
+# One name may be written without the brackets of a list.
+Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+
+# (fields concerned, what is wrong and the remedy)
+Problem = tuple[tuple[str, ...], str]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the section although every field by itself is right."""
+        yield from ()

@@ -1,0 +1,32 @@
+"""indexed_job: a Job of Kubernetes itself. Needs no operator."""
+
+from llmtrain.config.launch import LaunchSection
+from llmtrain.launch.manifests import headless_service, job_metadata, job_spec
+from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod import pod_template, without_empty
+
+
+class IndexedJob:
+    container = "trainer"
+
+    @staticmethod
+    def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
+        return f"{run_id}-0.{run_id}"
+
+    @staticmethod
+    def render(plan: JobPlan) -> list[Manifest]:
+        template = pod_template(plan, "Never", subdomain=plan.service)
+        job = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": job_metadata(plan),
+            "spec": without_empty(
+                {
+                    "completions": plan.nodes,
+                    "parallelism": plan.nodes,
+                    "ttlSecondsAfterFinished": plan.launch.ttl_sec,
+                    **job_spec(plan, template),
+                }
+            ),
+        }
+        return [headless_service(plan), job]

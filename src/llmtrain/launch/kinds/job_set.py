@@ -1,0 +1,49 @@
+"""job_set: a JobSet with one Job in it. The operator makes the headless Service."""
+
+from llmtrain.config.launch import LaunchSection
+from llmtrain.launch.manifests import job_metadata, job_spec
+from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod import pod_template, without_empty
+
+JOB_NAME = "node"
+
+
+class JobSet:
+    container = "trainer"
+
+    @staticmethod
+    def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
+        return f"{run_id}-{JOB_NAME}-0-0.{run_id}"
+
+    @staticmethod
+    def render(plan: JobPlan) -> list[Manifest]:
+        count = {"completions": plan.nodes, "parallelism": plan.nodes}
+        job = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": job_metadata(plan),
+            "spec": without_empty(
+                {
+                    **set_spec(plan, count),
+                    "network": {
+                        "enableDNSHostnames": True,
+                        "subdomain": plan.service,
+                        "publishNotReadyAddresses": True,
+                    },
+                    "ttlSecondsAfterFinished": plan.launch.ttl_sec,
+                }
+            ),
+        }
+        return [job]
+
+
+def set_spec(plan: JobPlan, count: Manifest, labels: dict[str, str] | None = None) -> Manifest:
+    """What a JobSet and a TrainingRuntime have in common. Pods are replaced by the Job, up to its backoffLimit; the
+    set itself never starts over, as it would do so after a user's mistake too."""
+    template: Manifest = {"spec": {**count, **job_spec(plan, pod_template(plan, "Never"))}}
+    if labels:
+        template = {"metadata": {"labels": labels}, **template}
+    return {
+        "failurePolicy": {"maxRestarts": 0},
+        "replicatedJobs": [{"name": JOB_NAME, "replicas": 1, "template": template}],
+    }

@@ -1,0 +1,37 @@
+"""stateful_set: a StatefulSet of Kubernetes itself, for clusters whose tools only know long-lived workloads.
+
+Its pods are always started again, whatever they ended with, so LLMTRAIN_EXIT_CODES tells `llmtrain node` not to end
+when the run has finished or failed for good.
+"""
+
+from llmtrain.config.launch import LaunchSection
+from llmtrain.launch.manifests import headless_service, job_metadata
+from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod import env_from_label, exit_codes, pod_template
+
+INDEX_LABEL = "apps.kubernetes.io/pod-index"  # Kubernetes 1.28; before that `node` reads the host name
+
+
+class StatefulSet:
+    container = "trainer"
+
+    @staticmethod
+    def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
+        return f"{run_id}-0.{run_id}"
+
+    @staticmethod
+    def render(plan: JobPlan) -> list[Manifest]:
+        env = [env_from_label("POD_INDEX", INDEX_LABEL), exit_codes("statefulset")]
+        job = {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "metadata": job_metadata(plan),
+            "spec": {
+                "replicas": plan.nodes,
+                "serviceName": plan.service,
+                "podManagementPolicy": "Parallel",  # else pod 1 waits for pod 0, which waits for pod 1
+                "selector": {"matchLabels": plan.labels},
+                "template": pod_template(plan, "Always", env),
+            },
+        }
+        return [headless_service(plan), job]

@@ -1,0 +1,173 @@
+"""What every kind has around its job (config, volumes, Service, policies), and manifests as text."""
+
+import re
+from typing import Any
+
+import yaml
+
+from llmtrain.launch.plan import CONFIG_FILE, JobPlan, Manifest, find_kind
+from llmtrain.launch.pod import without_empty
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def render(plan: JobPlan) -> list[Manifest]:
+    """All manifests of a run, in the order in which they are applied."""
+    shared = [_config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
+    return [*shared, *find_kind(plan.launch).render(plan)]
+
+
+def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | None = None) -> Manifest:
+    return {"name": name or plan.run_id, "namespace": plan.namespace, "labels": plan.labels | (labels or {})}
+
+
+def job_metadata(plan: JobPlan) -> Manifest:
+    """Of the object that Kueue looks at."""
+    return metadata(plan, labels={QUEUE_LABEL: plan.launch.queue} if plan.launch.queue else None)
+
+
+def headless_service(plan: JobPlan) -> Manifest:
+    """Gives each pod a name. A pod is not ready while it waits for the others, and must be found all the same."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(plan, plan.service),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": plan.labels,
+            "ports": [{"name": "rendezvous", "port": plan.launch.master_port}],
+        },
+    }
+
+
+def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
+    """The spec of a batch/v1 Job, which three kinds make, without its number of pods.
+
+    Exit codes: 64 and 65 fail at once, an interruption (75, or a pod that was evicted) does not count, and any other
+    is a crash that counts. Ignore has no limit here: llmtrain itself gives up (65) when no newer checkpoint comes.
+    """
+
+    def on_codes(action: str, *codes: int) -> Manifest:
+        return {
+            "action": action,
+            "onExitCodes": {"containerName": plan.container, "operator": "In", "values": list(codes)},
+        }
+
+    disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    return without_empty(
+        {
+            "completionMode": "Indexed",
+            "backoffLimit": plan.launch.max_restarts,
+            "activeDeadlineSeconds": plan.launch.active_deadline_sec,
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {"rules": [on_codes("FailJob", 64, 65), disrupted, on_codes("Ignore", 75)]},
+            "template": template,
+        }
+    )
+
+
+def _config_map(plan: JobPlan) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(plan, plan.config_map),
+        "data": {CONFIG_FILE: plan.config_text},
+    }
+
+
+def _claims(plan: JobPlan) -> list[Manifest]:
+    default = "ReadWriteMany" if plan.nodes > 1 else "ReadWriteOnce"
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": metadata(plan, plan.claim(name)),
+            "spec": without_empty(
+                {
+                    "accessModes": [volume.access_mode or default],
+                    "storageClassName": volume.storage_class,
+                    "resources": {"requests": {"storage": volume.size}},
+                }
+            ),
+        }
+        for name, volume in plan.launch.volumes.items()
+        if not volume.claim
+    ]
+
+
+def _network_policy(plan: JobPlan) -> list[Manifest]:
+    """Ranks talk on ports that the system picks, so pods of the run may reach each other on all."""
+    if not plan.launch.network_policy:
+        return []
+    peers = [{"podSelector": {"matchLabels": plan.labels}}]
+    dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+    egress: list[Manifest] = [{"to": peers}, {"ports": dns}]
+    if plan.ports_outside:
+        egress.append({"ports": [{"protocol": "TCP", "port": port} for port in plan.ports_outside]})
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata(plan),
+            "spec": {
+                "podSelector": {"matchLabels": plan.labels},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": [{"from": peers}],
+                "egress": egress,
+            },
+        }
+    ]
+
+
+def _disruption_budget(plan: JobPlan) -> list[Manifest]:
+    """A number, not a percentage: Jobs have no scale that one could be taken of."""
+    if not plan.launch.pod_disruption_budget:
+        return []
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": metadata(plan),
+            "spec": {"minAvailable": plan.min_nodes, "selector": {"matchLabels": plan.labels}},
+        }
+    ]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Texts as Kubernetes must read them: a config in lines, and anything like a number in quotes (1e3 is text to
+    PyYAML and a number to Go)."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else '"' if re.match(r"[-+.]?[0-9]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump_manifest(manifest: Manifest) -> str:
+    return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120))
+
+
+def dump_manifests(manifests: list[Manifest]) -> str:
+    return "---\n".join(dump_manifest(manifest) for manifest in manifests)
+
+
+def as_files(plan: JobPlan, manifests: list[Manifest]) -> dict[str, str]:
+    """One file for each, numbered in the order of applying, and a kustomization of them all."""
+    files = {
+        f"{number:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml": dump_manifest(manifest)
+        for number, manifest in enumerate(manifests, start=1)
+    }
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": plan.namespace,
+        "resources": list(files),
+    }
+    return {**files, "kustomization.yaml": dump_manifest(kustomization)}

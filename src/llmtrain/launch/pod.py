@@ -1,0 +1,154 @@
+"""The pod that every kind runs: it passes Pod Security `restricted`, with a read-only root filesystem."""
+
+from typing import Any
+
+from llmtrain.config.launch import DataVolumeSection
+from llmtrain.launch.plan import CONFIG_DIR, JobPlan, Manifest
+
+USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
+GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
+CACHE_DIR = "/cache"
+# All that a library may want to write outside the volumes, below two directories that are emptied with the pod.
+WRITABLE = {
+    "HOME": CACHE_DIR,
+    "USER": "llmtrain",  # else getpass looks the uid up in /etc/passwd, which may not know it
+    "TMPDIR": "/tmp",
+    "XDG_CACHE_HOME": f"{CACHE_DIR}/xdg",
+    "HF_HOME": f"{CACHE_DIR}/huggingface",
+    "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_DIR}/inductor",
+    "TRITON_CACHE_DIR": f"{CACHE_DIR}/triton",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def pod_template(
+    plan: JobPlan,
+    restart_policy: str | None,
+    env: list[Manifest] | None = None,
+    port_name: str = "rendezvous",
+    subdomain: str | None = None,
+) -> Manifest:
+    """`env` is what a kind's platform needs besides; `restart_policy` None where the operator writes it."""
+    launch = plan.launch
+    # Service meshes cut connections between ranks off; old ones read the annotation, new ones the label.
+    no_sidecar = {"sidecar.istio.io/inject": "false"}
+    spec: Manifest = {
+        "restartPolicy": restart_policy,
+        "subdomain": subdomain,
+        "terminationGracePeriodSeconds": launch.grace_period_sec + GRACE_MARGIN_SEC,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER_ID,
+            "runAsGroup": USER_ID,
+            "fsGroup": USER_ID,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "imagePullSecrets": [{"name": name} for name in launch.image_pull_secrets],
+        "priorityClassName": launch.priority_class,
+        "nodeSelector": dict(launch.node_selector),
+        "tolerations": list(launch.tolerations),
+        "affinity": dict(launch.affinity),
+        "topologySpreadConstraints": _spread(plan),
+        "containers": [_container(plan, env or [], port_name)],
+        "volumes": _volumes(plan),
+    }
+    return {
+        "metadata": {"labels": {**plan.labels, **no_sidecar}, "annotations": no_sidecar},
+        "spec": without_empty(spec),
+    }
+
+
+def without_empty(values: Manifest) -> Manifest:
+    """Without the fields that say nothing; false and 0 do say something."""
+    return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
+
+
+def env_from_label(name: str, label: str) -> Manifest:
+    """A label of the pod as an environment variable, without asking the API."""
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
+
+
+def exit_codes(platform: str) -> Manifest:
+    """For platforms that read exit codes in their own way: `llmtrain node` translates."""
+    return {"name": "LLMTRAIN_EXIT_CODES", "value": platform}
+
+
+def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
+    launch = plan.launch
+    return {
+        "name": plan.container,
+        "image": launch.image,
+        "imagePullPolicy": launch.image_pull_policy,
+        "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
+        "env": [*_env(plan), *env],
+        "ports": [{"name": port_name, "containerPort": launch.master_port}],
+        "resources": _resources(plan),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "volumeMounts": _mounts(plan),
+    }
+
+
+def _env(plan: JobPlan) -> list[Manifest]:
+    launch = plan.launch
+    plain = WRITABLE | ({"MLFLOW_TRACKING_URI": launch.tracking_uri} if launch.tracking_uri else {}) | launch.env
+    rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
+    token = launch.hf_token_secret
+    if token.name:
+        rows.append(
+            {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}},
+        )
+    return rows
+
+
+def _resources(plan: JobPlan) -> Manifest:
+    """Requests equal limits: the pod is the last to be evicted, and what it was given is there."""
+    ask = plan.launch.resources
+    amounts: dict[str, Any] = {"cpu": ask.cpu, "memory": ask.memory}
+    if ask.gpus:
+        amounts[ask.gpu_resource] = str(ask.gpus)
+    return {"requests": amounts, "limits": amounts}
+
+
+def _mounts(plan: JobPlan) -> list[Manifest]:
+    mounts: list[Manifest] = [
+        {"name": "config", "mountPath": CONFIG_DIR, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "cache", "mountPath": CACHE_DIR},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    for name, volume in plan.launch.volumes.items():
+        is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
+        mounts.append({"name": name, "mountPath": volume.mount_path} | ({"readOnly": True} if is_read_only else {}))
+    return mounts
+
+
+def _volumes(plan: JobPlan) -> list[Manifest]:
+    return [
+        {"name": "config", "configMap": {"name": plan.config_map}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "cache", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": plan.launch.resources.shm_size}},
+        *({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}} for name in plan.launch.volumes),
+    ]
+
+
+def _spread(plan: JobPlan) -> list[Manifest]:
+    if not plan.launch.topology_spread or plan.nodes == 1:
+        return []
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": plan.labels},
+        }
+    ]

@@ -1,0 +1,92 @@
+"""The launch section: what it refuses, and why."""
+
+import pytest
+
+from llmtrain.config.document import parse_document
+from llmtrain.config.launch import amount
+from llmtrain.config.load import build_config
+from llmtrain.config.schema import Config, may_change
+from llmtrain.errors import ConfigError
+
+
+def load(*sets: str, text: str = "") -> Config:
+    return build_config(parse_document(text, "test.yaml"), [f"launch.{line}" for line in sets])
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["kind=cron_job"], "Known: indexed_job, job_set, pytorch_job, stateful_set, train_job"),
+        (["nodes=0"], "launch.nodes: write a number from 1"),
+        (["nodes=true"], "launch.nodes: write a number from 1"),
+        (["nodes=-2"], "launch.nodes: write a number from 1"),
+        (["nodes=4:2"], "first number above the second"),
+        (["nodes=0:2"], "launch.nodes: write a number from 1"),
+        (["name=Upper"], "2 to 40 lower-case letters"),
+        (["namespace=Not_one"], "launch.namespace"),
+        (["resources.cpu=many"], "launch.resources.cpu: write a quantity"),
+        (["resources.cpu=-1"], "launch.resources.cpu: write a quantity"),
+        (["resources.cpu=0"], "launch.resources.cpu is 0"),
+        (["resources.memory=4GB"], "launch.resources.memory: write a quantity"),
+        (["resources.memory=1Gi", "resources.shm_size=1024Mi"], "leaves nothing"),
+        (["resources.gpus=8"], "a process uses one GPU"),
+        (["resources.cores=8"], "Known: cpu, gpu_resource, gpus, memory, shm_size"),
+        (["nodes=2", "runs_volume.access_mode=ReadWriteOnce"], "one machine only, but there are 2 nodes"),
+        (["nodes=1:3", "runs_volume.access_mode=ReadWriteOncePod"], "one machine only, but there are 3 nodes"),
+        (["runs_volume.access_mode=ReadOnlyMany"], "cannot be written"),
+        (["runs_volume.size=null"], "neither claim nor size"),
+        (["data_volume.size=5Gi"], "nobody may write"),
+        (["data_volume.claim=a", "data_volume.mount_path=/out/data"], "taken by launch.runs_volume"),
+        (["runs_volume.mount_path=/tmp"], "taken by /tmp"),
+        (["runs_volume.mount_path=relative"], "launch.runs_volume.mount_path"),
+        (["env.HF_TOKEN=x"], "looks like a secret"),
+        (["env.WANDB_API_KEY=x"], "looks like a secret"),
+        (["env.NOTE=hf_abcdefghijklmnopqrstuv"], "looks like a secret"),
+        (["tracking_uri=https://me:secret@host"], "credentials"),
+        (["tracking_uri=https://token@host"], "credentials"),
+        (["env.MIRROR=https://me:secret@host"], "looks like a secret"),
+        (["kind=stateful_set", "ttl_sec=5"], "launch.ttl_sec cannot be kept"),
+        (["kind=stateful_set", "active_deadline_sec=5"], "launch.active_deadline_sec cannot be kept"),
+        (["image.tag=1"], "launch.image is not a section"),
+    ],
+)
+def test_refused(sets: list[str], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*sets)
+    assert len(caught.value.problems) == 1, caught.value
+    assert words in caught.value.problems[0]
+
+
+def test_overrides_reach_sections_inside_and_mappings() -> None:
+    launch = load("resources.cpu=2", "runs_volume.claim=x", "env.NCCL_DEBUG=INFO", "env.N=3", "nodes=2:4").launch
+    assert (launch.resources.cpu, launch.runs_volume.claim, launch.node_range) == ("2", "x", (2, 4))
+    assert launch.env == {"NCCL_DEBUG": "INFO", "N": "3"}
+    assert load("env.TOKENIZERS_PARALLELISM=x").launch.env
+
+
+def test_a_file_says_the_same() -> None:
+    text = "launch:\n  nodes: '2:4'\n  resources: {cpu: 0.5, memory: 8Gi}\n  tolerations: [{operator: Exists}]\n"
+    launch = load(text=text).launch
+    assert (launch.node_range, launch.resources.cpu, launch.tolerations) == ((2, 4), "0.5", [{"operator": "Exists"}])
+
+
+def test_a_problem_inside_has_its_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(text="launch:\n  resources:\n    cpu: many\n")
+    assert caught.value.problems[0].startswith("line 3: launch.resources.cpu")
+
+
+def test_one_node_may_use_any_volume() -> None:
+    assert load("runs_volume.access_mode=ReadWriteOnce").launch.volumes.keys() == {"runs"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("2", 2), ("500m", 0.5), ("1.5Gi", 1.5 * 2**30), ("3k", 3000), ("1Ti", 2**40)]
+)
+def test_amounts(text: str, value: float) -> None:
+    assert float(amount(text)) == value
+
+
+def test_a_run_may_be_resumed_elsewhere() -> None:
+    assert may_change("launch.nodes")
+    assert may_change("launch")  # a run of an earlier version has no such section

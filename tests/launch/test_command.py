@@ -1,0 +1,82 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Cli = Callable[..., Any]
+
+DEMO = ("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo")
+
+
+def test_text_and_json_are_the_same_manifests(cli: Cli) -> None:
+    text, value = cli(*DEMO), cli(*DEMO, "--json").json
+    assert list(yaml.safe_load_all(text.out)) == value["manifests"]
+
+
+def test_flags_are_short_for_fields(cli: Cli) -> None:
+    flags = (
+        "--kind",
+        "job_set",
+        "--namespace",
+        "lab",
+        "--nodes",
+        "1:2",
+        "--processes-per-node",
+        "2",
+        "--image",
+        "me:1",
+    )
+    job = cli(
+        *DEMO, *flags, "--set", "launch.image=loses:1", "--set", "distributed.reproducible_reduce=false", "--json"
+    )
+    assert job.code == 0, job.err
+    (made,) = [m for m in job.json["manifests"] if m["kind"] == "JobSet"]
+    assert made["metadata"]["namespace"] == "lab"
+    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert spec["completions"] == 2
+    (container,) = spec["template"]["spec"]["containers"]
+    assert container["image"] == "me:1"
+    assert container["command"][6:10] == ["--nodes", "1:2", "--processes-per-node", "2"]
+
+
+def test_the_name_is_that_of_the_run_too(cli: Cli) -> None:
+    done = cli(*DEMO, "--set", "output.run_id=older", "--set", "launch.name=oldest", "--json")
+    config = yaml.safe_load(done.json["manifests"][0]["data"]["train.yaml"])
+    assert (config["output"]["run_id"], config["launch"]["name"]) == ("demo", "demo")
+
+
+def test_files_and_a_kustomization(cli: Cli, workdir: Path) -> None:
+    done = cli(*DEMO, "-o", "out/demo")
+    assert done.code == 0, done.err
+    folder = workdir / "out" / "demo"
+    listed = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*listed, "kustomization.yaml"])
+    printed = cli(*DEMO, "--json").json["manifests"]
+    assert [yaml.safe_load((folder / name).read_text()) for name in listed] == printed
+    again = cli(*DEMO, "-o", "out/demo")
+    assert again.code == 64
+    assert "not empty" in again.err
+
+
+def test_a_place_that_cannot_be_written_is_64(cli: Cli, workdir: Path) -> None:
+    (workdir / "file").write_text("")
+    assert cli(*DEMO, "-o", "file/inside").code == 64
+
+
+def test_launching_for_real_comes_later(cli: Cli) -> None:
+    done = cli("launch", "--config", "ddp_smoke")
+    assert done.code == 64
+    assert "--dry-run" in done.err
+
+
+def test_mistakes_are_64_and_named(cli: Cli) -> None:
+    for flags, words in (
+        (("--kind", "indexed_jobs"), "Did you mean 'indexed_job'?"),
+        (("--nodes", "none"), "launch.nodes"),
+        (("--nodes", "0"), "launch.nodes"),
+        (("--name", "Not_A_Name"), "use 2 to 40 lower-case letters"),
+    ):
+        done = cli(*DEMO, *flags)
+        assert done.code == 64
+        assert words in done.err

@@ -1,0 +1,97 @@
+"""Whole manifests, as they would be applied. UPDATE_GOLDEN=1 writes them anew; read the difference then."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from llmtrain.config.load import load_config
+from llmtrain.launch.manifests import dump_manifests, render
+from llmtrain.launch.plan import plan_job
+
+GOLDEN = Path(__file__).parent / "golden"
+
+TWO_NODES = [
+    "launch.name=ddp-demo",
+    "launch.namespace=research",
+    "launch.nodes=2",
+    "launch.image=registry.example.com/ml/llmtrain:0.1.0",
+    "launch.image_pull_secrets=registry-login",
+    "launch.resources.cpu=500m",
+    "launch.resources.memory=2Gi",
+    "launch.resources.shm_size=256Mi",
+    "launch.runs_volume.storage_class=nfs",
+    "launch.hf_token_secret.name=hf-token",
+    "launch.pod_disruption_budget=true",
+    "launch.queue=team-a",
+]
+GPU = [
+    "launch.namespace=research",
+    "launch.image=registry.example.com/ml/llmtrain:0.1.0-cuda",
+    "launch.runs_volume.claim=shared-runs",
+    "launch.data_volume.claim=corpora",
+    "launch.tolerations=[{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
+    "launch.node_selector={nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}",
+    "launch.priority_class=training",
+    "launch.env={NCCL_DEBUG: WARN}",
+    "launch.ttl_sec=604800",
+]
+CASES = {
+    "indexed_job": ("ddp_smoke", TWO_NODES),
+    "stateful_set": ("ddp_smoke", [*TWO_NODES, "launch.kind=stateful_set"]),
+    "pytorch_job": ("ddp_smoke", [*TWO_NODES, "launch.kind=pytorch_job", "launch.processes_per_node=2"]),
+    "pytorch_job_master": ("ddp_smoke", [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true"]),
+    "train_job": ("ddp_smoke", [*TWO_NODES, "launch.kind=train_job", "launch.processes_per_node=2"]),
+    "job_set": ("ddp_smoke", [*TWO_NODES, "launch.kind=job_set"]),
+    "gpu_4x1": (
+        "gpt2_124m",
+        [
+            *GPU,
+            "launch.name=gpt2-4x1",
+            "launch.nodes=4",
+            "launch.resources.gpus=1",
+            "launch.resources.cpu=16",
+            "launch.resources.memory=128Gi",
+            "launch.resources.shm_size=16Gi",
+            "trainer.grad_accum_steps=40",
+        ],
+    ),
+    "gpu_64x8": (
+        "gpt2_124m",
+        [
+            *GPU,
+            "launch.name=gpt2-64x8",
+            "launch.nodes=64",
+            "launch.processes_per_node=8",
+            "launch.resources.gpus=8",
+            "launch.resources.cpu=96",
+            "launch.resources.memory=1Ti",
+            "launch.resources.shm_size=128Gi",
+            "launch.active_deadline_sec=259200",
+            "trainer.grad_accum_steps=512",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_manifests_are_as_written_down(case: str) -> None:
+    preset, sets = CASES[case]
+    manifests = render(plan_job(load_config(preset, sets)))
+    if case != "indexed_job":  # the whole config is in one of them; a new field of it need not change all
+        manifests[0]["data"]["train.yaml"] = "left out here\n"
+    text = dump_manifests(manifests)
+    assert list(yaml.safe_load_all(text)) == manifests
+    path = GOLDEN / f"{case}.yaml"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(text)
+    assert text == path.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/launch"
+
+
+def test_world_size_is_made_once() -> None:
+    for case, nodes, processes in (("gpu_4x1", 4, 1), ("gpu_64x8", 64, 8)):
+        preset, sets = CASES[case]
+        plan = plan_job(load_config(preset, sets))
+        assert plan.world_size == {"gpu_4x1": 4, "gpu_64x8": 512}[case]
+        assert plan.command[6:10] == ["--nodes", str(nodes), "--processes-per-node", str(processes)]

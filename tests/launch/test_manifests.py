@@ -1,0 +1,280 @@
+"""What must hold for every kind, whatever the values."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from llmtrain import registry
+from llmtrain.cli import app
+from llmtrain.config.document import parse_document
+from llmtrain.config.load import build_config, load_config
+from llmtrain.config.schema import DistributedSection
+from llmtrain.distributed.identity import find_place
+from llmtrain.distributed.place import Given
+from llmtrain.errors import UsageError
+from llmtrain.launch.manifests import dump_manifests, render
+from llmtrain.launch.plan import JobPlan, plan_job
+
+KINDS = sorted(registry.LAUNCHERS)
+BASE = ["launch.name=demo", "trainer.grad_accum_steps=64"]
+Manifests = list[dict[str, Any]]
+
+
+def make(kind: str, *sets: str) -> tuple[JobPlan, Manifests]:
+    plan = plan_job(load_config("ddp_smoke", [*BASE, f"launch.kind={kind}", *sets]))
+    return plan, render(plan)
+
+
+def walk(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    yield path, value
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in rows:
+        yield from walk(inner, (*path, key))
+
+
+def templates(manifests: Manifests) -> list[dict[str, Any]]:
+    """Every pod template, wherever a kind keeps it."""
+    return [value for _, value in walk(manifests) if isinstance(value, dict) and "containers" in value.get("spec", {})]
+
+
+def restricted_violations(spec: dict[str, Any]) -> list[str]:
+    """Pod Security `restricted`, by its published list."""
+    wrong = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    wrong += [f"volume {v['name']}" for v in spec.get("volumes", []) if not set(v) - {"name"} <= allowed]
+    pod = spec.get("securityContext", {})
+    wrong += ["sysctls"] if pod.get("sysctls") else []
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        own = container.get("securityContext", {})
+        both = {**pod, **own}
+        checks = {
+            "privileged": not own.get("privileged"),
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "runAsNonRoot": both.get("runAsNonRoot") is True,
+            "runAsUser": both.get("runAsUser") != 0,
+            "seccompProfile": both.get("seccompProfile", {}).get("type") in ("RuntimeDefault", "Localhost"),
+            "drop": own.get("capabilities", {}).get("drop") == ["ALL"],
+            "add": set(own.get("capabilities", {}).get("add", [])) <= {"NET_BIND_SERVICE"},
+            "procMount": own.get("procMount", "Default") == "Default",
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+        }
+        wrong += [f"{container['name']}: {name}" for name, is_right in checks.items() if not is_right]
+    return wrong
+
+
+def test_the_check_of_pod_security_sees_what_is_wrong() -> None:
+    bad = {"containers": [{"name": "x"}], "hostNetwork": True, "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
+    expected = ["hostNetwork", "volume v"]
+    expected += [f"x: {name}" for name in ("allowPrivilegeEscalation", "runAsNonRoot", "seccompProfile", "drop")]
+    assert restricted_violations(bad) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryKind:
+    def test_pods_pass_restricted_and_are_hardened(self, kind: str) -> None:
+        plan, manifests = make(kind, "launch.nodes=2", "launch.grace_period_sec=300")
+        assert templates(manifests)
+        for template in templates(manifests):
+            spec = template["spec"]
+            (container,) = spec["containers"]
+            assert restricted_violations(spec) == []
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+            assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+            assert spec["terminationGracePeriodSeconds"] > 300
+            assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
+            assert container["resources"]["requests"] == container["resources"]["limits"]
+            mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+            assert mounts == {"/config", "/tmp", "/cache", "/dev/shm", "/out"}
+            assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in spec["volumes"]}
+            assert container["command"] == plan.command
+            assert plan.labels.items() <= template["metadata"]["labels"].items()
+
+    def test_no_rights_are_needed(self, kind: str) -> None:
+        kinds = {manifest["kind"] for manifest in make(kind)[1]}
+        assert not kinds & {"Role", "RoleBinding", "ServiceAccount", "ClusterRole", "Secret"}
+
+    @pytest.mark.parametrize("nodes", [1, 2, 4, 64])
+    def test_everything_that_depends_on_nodes_follows(self, kind: str, nodes: int) -> None:
+        plan, manifests = make(kind, f"launch.nodes={nodes}", "launch.pod_disruption_budget=true")
+        counts = ("completions", "parallelism", "replicas", "numNodes", "minAvailable")
+        # A JobSet has one Job; its pods are the Job's.
+        found = [v for p, v in walk(manifests) if p and p[-1] in counts and "replicatedJobs" not in p[-3:-1]]
+        assert set(found) == {nodes}
+        assert len(found) >= 2
+        assert plan.command[plan.command.index("--nodes") + 1] == str(nodes)
+        assert plan.world_size == nodes
+        modes = [v for p, v in walk(manifests) if p and p[-1] == "accessModes"]
+        assert modes == [["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"]]
+
+    def test_a_master_is_one_of_the_nodes(self, kind: str) -> None:
+        if kind == "pytorch_job":
+            for nodes, expected in ((1, {"Master": 1}), (4, {"Master": 1, "Worker": 3})):
+                _, manifests = make(kind, f"launch.nodes={nodes}", "launch.pytorch_master=true")
+                replicas = manifests[-1]["spec"]["pytorchReplicaSpecs"]
+                assert {role: spec["replicas"] for role, spec in replicas.items()} == expected
+
+    def test_names_fit_and_objects_are_labelled(self, kind: str) -> None:
+        plan, manifests = make(kind, "launch.nodes=64", f"launch.name={'x' * 40}")
+        names = [manifest["metadata"]["name"] for manifest in manifests]
+        names += [f"{name}-worker-63" for name in names]
+        assert all(len(name) <= 63 for name in (*names, plan.master_addr.partition(".")[0]))
+        assert all(plan.labels.items() <= manifest["metadata"]["labels"].items() for manifest in manifests)
+        assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"default"}
+        assert len({(m["kind"], m["metadata"]["name"]) for m in manifests}) == len(manifests)
+
+    def test_yaml_reads_back(self, kind: str) -> None:
+        _, manifests = make(kind, "launch.nodes=1:2", 'launch.env={A: "1e3", B: "yes", C: "0x1f", D: "2:4", E: ""}')
+        text = dump_manifests(manifests)
+        assert list(yaml.safe_load_all(text)) == manifests
+        assert 'value: "1e3"' in text
+
+    def test_the_config_in_the_pod_is_the_run(self, kind: str) -> None:
+        sets = ["launch.nodes=2", "distributed.rank=1", "distributed.world_size=9", "distributed.master_addr=here"]
+        plan, manifests = make(kind, *sets)
+        loaded = build_config(parse_document(manifests[0]["data"]["train.yaml"], "pod"))
+        assert (loaded.output.run_id, loaded.output.root_dir) == ("demo", "/out")
+        assert loaded.distributed == DistributedSection(reproducible_reduce=True)
+        assert plan_job(loaded) == plan_job(build_config(parse_document(plan.config_text, "again")))
+        assert plan_job(loaded).config_text == plan.config_text
+
+    def test_secrets_are_only_referred_to(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HF_TOKEN", "hf_thisIsNotForAnybody")
+        _, manifests = make(kind, "launch.hf_token_secret.name=hub", "launch.hf_token_secret.key=t")
+        for template in templates(manifests):
+            rows = {row["name"]: row for row in template["spec"]["containers"][0]["env"]}
+            assert rows["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}}
+        assert "hf_this" not in dump_manifests(manifests)
+
+    def test_a_pod_finds_its_place(self, kind: str) -> None:
+        """The command and what the platform adds to it, as `llmtrain node` reads them."""
+        plan, _ = make(kind, "launch.nodes=4", "launch.processes_per_node=2")
+        verb = typer.main.get_command(app).commands["node"]
+        options = verb.make_context("node", list(plan.command[4:])).params
+        assert (options["config"], options["grace_sec"]) == ("/config/train.yaml", 600)
+        given = Given(**{name: options[name] for name in Given.__dataclass_fields__})
+        place = find_place(PLATFORM[kind], given, HOSTNAME[kind], DistributedSection())
+        assert (place.node_rank, place.nodes, place.world_size) == (3, 4, 8)
+        assert (place.master_addr, place.master_port) == (plan.master_addr, 29500)
+        assert plan.master_addr != plan.service
+
+    def test_one_queue_for_kueue(self, kind: str) -> None:
+        _, manifests = make(kind, "launch.queue=team")
+        queued = [m["kind"] for m in manifests if "kueue.x-k8s.io/queue-name" in m["metadata"]["labels"]]
+        assert queued == [manifests[-1]["kind"]]
+
+
+# What each platform tells pod 3 of 4, with 2 processes a pod (kubernetes-facts, tried).
+PET = {"PET_NNODES": "4", "PET_NPROC_PER_NODE": "2"}
+PLATFORM = {
+    "indexed_job": {"JOB_COMPLETION_INDEX": "3"},
+    "stateful_set": {"POD_INDEX": "3"},
+    "pytorch_job": {**PET, "POD_INDEX": "3"},
+    "train_job": {
+        **PET,
+        "JOB_COMPLETION_INDEX": "3",
+        "PET_NODE_RANK": "3",
+        "PET_MASTER_ADDR": "demo-node-0-0.demo",
+        "PET_MASTER_PORT": "29500",
+    },
+    "job_set": {"JOB_COMPLETION_INDEX": "3"},
+}
+HOSTNAME = {
+    "indexed_job": "demo-3",
+    "stateful_set": "demo-3",
+    "pytorch_job": "demo-worker-3",
+    "train_job": "demo-node-0-3",
+    "job_set": "demo-node-0-3",
+}
+
+
+@pytest.mark.parametrize("kind", ["indexed_job", "job_set", "train_job"])
+def test_exit_codes_of_jobs(kind: str) -> None:
+    plan, manifests = make(kind, "launch.max_restarts=7")
+    (spec,) = [value for _, value in walk(manifests) if isinstance(value, dict) and "podFailurePolicy" in value]
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (7, "Failed")
+    assert spec["template"]["spec"]["restartPolicy"] == "Never"
+    fail, disrupted, resume = spec["podFailurePolicy"]["rules"]
+    assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [64, 65])
+    assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert (resume["action"], resume["onExitCodes"]["values"]) == ("Ignore", [75])
+    assert fail["onExitCodes"]["containerName"] == resume["onExitCodes"]["containerName"] == plan.container
+
+
+@pytest.mark.parametrize("kind", ["indexed_job", "stateful_set"])
+def test_the_service_names_pods_that_are_not_ready(kind: str) -> None:
+    plan, manifests = make(kind)
+    (service,) = [m for m in manifests if m["kind"] == "Service"]
+    assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == ("demo", "None")
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    (template,) = templates(manifests)
+    assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
+    assert plan.master_addr == f"demo-0.{service['metadata']['name']}"
+
+
+@pytest.mark.parametrize("kind", ["pytorch_job", "train_job", "job_set"])
+def test_the_operator_makes_the_service(kind: str) -> None:
+    assert not [m for m in make(kind)[1] if m["kind"] == "Service"]
+
+
+def test_claims_that_exist_are_not_made() -> None:
+    _, manifests = make("indexed_job", "launch.runs_volume.claim=old", "launch.models_volume.claim=weights")
+    assert not [m for m in manifests if m["kind"] == "PersistentVolumeClaim"]
+    (template,) = templates(manifests)
+    mounts = {mount["name"]: mount for mount in template["spec"]["containers"][0]["volumeMounts"]}
+    assert mounts["models"] == {"name": "models", "mountPath": "/models", "readOnly": True}
+    claims = [volume["persistentVolumeClaim"]["claimName"] for volume in template["spec"]["volumes"][4:]]
+    assert claims == ["old", "weights"]
+
+
+class TestNetworkPolicy:
+    def ports(self, *sets: str) -> list[int]:
+        (policy,) = [m for m in make("indexed_job", *sets)[1] if m["kind"] == "NetworkPolicy"]
+        peers, _dns, *outside = policy["spec"]["egress"]
+        assert [peers["to"]] == [rule["from"] for rule in policy["spec"]["ingress"]]
+        return [port["port"] for rule in outside for port in rule["ports"]]
+
+    def test_only_what_the_config_uses(self) -> None:
+        assert self.ports() == []
+        assert self.ports("data.name=hf_text", "data.dataset_name=wikitext") == [443]
+        assert self.ports("data.name=hf_text", "data.dataset_name=/data/wikitext") == []
+        assert self.ports("mlflow.enabled=true", "launch.tracking_uri=http://mlflow.tools:5000") == [5000]
+
+    def test_it_can_be_left_out(self) -> None:
+        kinds = [m["kind"] for m in make("indexed_job", "launch.network_policy=false")[1]]
+        assert "NetworkPolicy" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["launch.nodes=3"], "3 processes cannot share"),
+        (["launch.nodes=2:4"], "3 processes cannot share"),
+        (["launch.nodes=2", "distributed.strategy=none", "distributed.reproducible_reduce=false"], "strategy is none"),
+        (["output.run_id=other"], "named as its run"),
+        (["launch.env={WORLD_SIZE: 4}"], "WORLD_SIZE"),
+        (["mlflow.tracking_uri=https://me:secret@mlflow.example.com"], "credentials"),
+    ],
+)
+def test_plans_that_cannot_work_are_refused(sets: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        make("indexed_job", *sets)
+    assert ":secret@" not in str(caught.value)
+
+
+def test_a_run_id_is_made_where_none_is_given() -> None:
+    plan = plan_job(load_config("ddp_smoke"))
+    assert plan.run_id.startswith("ddp-smoke-")
+    assert f"run_id: {plan.run_id}" in plan.config_text
+    assert plan_job(load_config("ddp_smoke", ["output.run_id=mine"])).run_id == "mine"
