@@ -424,7 +424,7 @@ SLOW_VARIANTS: dict[str, dict[str, Any]] = {
     "dora": {"model__lora": {"rank": 4, "dropout": 0.1, "dora": True}},
     "on-prompt": {"data__train_on_prompt": True},
     "workers": {"data__num_workers": 2},
-    "adafactor": {"trainer__optimizer": "adafactor"},
+    "adafactor": {"trainer__optimizer": "adafactor", "model__lora": None},
     "bf16": {"trainer__precision": "bf16", "model__dtype": "bfloat16"},
     "plain-sum": {"distributed__reproducible_reduce": False},
     "seldom": {"trainer__eval_every_steps": None, "trainer__save_every_steps": None, "trainer__log_every_steps": 3},
