@@ -9,6 +9,7 @@ not padding, a second, after its first steps. Memory is the most a process had. 
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -208,7 +209,7 @@ def on_h200(steps: int, packed: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", default="/tmp/smol/SmolLM2-135M-Instruct")
+    parser.add_argument("--model", default=os.environ.get("LLMTRAIN_SMOLLM2", "models/SmolLM2-135M-Instruct"))
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--h200", action="store_true")
