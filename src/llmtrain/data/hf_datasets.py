@@ -26,8 +26,13 @@ def load_split(config: DataSection, split: Split) -> Any:
 
 def held_out(rows: Any, config: DataSection, split: Split) -> Any:
     """The last val_fraction of the rows for validation, at least one; the others for training."""
-    border = max(1, min(len(rows) - 1, int(len(rows) * (1 - config.val_fraction))))
+    border = training_count(len(rows), config)
     return rows.select(range(border) if split == "train" else range(border, len(rows)))
+
+
+def training_count(count: int, config: DataSection) -> int:
+    """How many of so many rows are for training; at least one is left for validation."""
+    return max(1, min(count - 1, int(count * (1 - config.val_fraction))))
 
 
 def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from llmtrain.config.schema import DataSection
 from llmtrain.data.chat_template import ChatTemplate
-from llmtrain.data.hf_datasets import load_split
+from llmtrain.data.hf_datasets import load_split, training_count
 from llmtrain.data.json_lines import Line, count_lines, find_file, read_json_lines
 from llmtrain.data.prompts import choose_format
 from llmtrain.data.row_data import RowData
@@ -94,7 +94,7 @@ class JsonRows(RowData):
             raise DataError(
                 f"{name} has one row, so none can be held out for validation.", remedy="Name data.val_file."
             )
-        border = max(1, min(count - 1, int(count * (1 - self.config.val_fraction))))
+        border = training_count(count, self.config)
         return islice(lines, border) if split == "train" else islice(lines, border, None)
 
     def _usable(self, source: str, lines: Iterable[Line]) -> Iterator[Row]:

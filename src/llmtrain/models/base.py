@@ -1,7 +1,8 @@
 """What the trainer asks of a model family. Add a row to registry.MODELS and it can be named in a config."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -122,6 +123,17 @@ class ModelAdapter(ABC):
     ) -> None:
         """Write the weights in a format that other programs load; `end_of_text` is the token to stop at."""
         raise UsageError(f"Model '{self.config.name}' has no export format.")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module without dropout for a while, then as it was."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
 
 
 def parameter_count(module: nn.Module) -> int:

@@ -6,8 +6,7 @@ transformers holds the architecture and reads the weights, peft adds the adapter
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,15 @@ from llmtrain.errors import DataError, UsageError
 from llmtrain.hub.find import find_model
 from llmtrain.logs import warn
 from llmtrain.models import linear_loss
-from llmtrain.models.base import LossFunction, ModelAdapter, NextLogits, WriteInto, parameter_count, trainable_count
+from llmtrain.models.base import (
+    LossFunction,
+    ModelAdapter,
+    NextLogits,
+    WriteInto,
+    evaluating,
+    parameter_count,
+    trainable_count,
+)
 from llmtrain.models.hf_files import check_installed, is_tokenizer_folder, quiet_libraries, read_config, read_weights
 from llmtrain.models.lora import ADAPTER, add_lora, is_adapter_weight, lora_layers, save_adapter
 from llmtrain.runs.atomic import read_json
@@ -167,7 +174,7 @@ class HFCausalLMAdapter(ModelAdapter):
         rows = torch.arange(32, device=device).view(2, 16) % self.vocab_size
         borders = (8, 5)
         positions = torch.stack([torch.cat([torch.arange(b), torch.arange(16 - b)]) for b in borders]).to(device)
-        with _evaluating(module):
+        with evaluating(module):
             after, leaking = (self._logits(module, rows, given) for given in (positions, None))
             for index, border in enumerate(borders):
                 alone = self._logits(module, rows[index : index + 1, border:], None)[0]
@@ -192,7 +199,7 @@ class HFCausalLMAdapter(ModelAdapter):
         device = next(module.parameters()).device
         rows = torch.arange(16, device=device).view(2, 8) % self.vocab_size
         targets = rows.roll(-1, dims=1)
-        with _evaluating(module):
+        with evaluating(module):
             module.is_plain = False
             try:
                 whole = float(module(rows, targets))
@@ -215,10 +222,8 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def compiled(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as all at once, and compiled in a fifth of the time."""
-        for block in self.blocks(module):
-            block.compile()
         linear_loss.compile_chunks()
-        return self.loss
+        return super().compiled(module, by_block=True)
 
     def flops_per_token(self, module: nn.Module) -> float:
         """Frozen weights need no gradient of their own: 4 a weight instead of 6."""
@@ -315,16 +320,6 @@ def _vocab_size(config: Any, folder: Path) -> int:
     if not isinstance(size, int):
         raise DataError(f"{folder} is no language model: its config.json ({config.model_type}) has no vocab_size.")
     return size
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    was_training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(was_training)
 
 
 def _whole_copy(parameter: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,11 +23,15 @@ from llmtrain.distributed.wrap import Wrapped, is_sharding, wrap_model
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
+from llmtrain.runs.content_hash import files_sha256
 from llmtrain.runs.metadata import versions
 from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, TrackedRun, Trackers
 from llmtrain.training.resume import Resumption
 from llmtrain.training.step import Stepper
+
+GPU_ATTENTION = ("flash_attention_2", "flex_attention")
+"""Values of model.attention that have no form for a CPU."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +70,11 @@ def make_parts(config: Config, world: World) -> Parts:
         eval_limit=config.trainer.eval_batches,
         can_pack=adapter.can_pack,
     )
-    train_batches[0]  # a damaged token store shows now
+    first = train_batches[0]  # a damaged token store shows now
     module = build_module(config, adapter, world)
     with autocast_for(config, world)():
         adapter.examine(module)
-        keeps_apart = train_batches[0].positions is None or adapter.keeps_rows_apart(module)
+        keeps_apart = first.positions is None or adapter.keeps_rows_apart(module)
     if not keeps_apart:
         raise UsageError(
             "data.packing is true, but this model's architecture lets packed rows see each other.",
@@ -92,8 +97,14 @@ def check_combination(config: Config, world: World) -> None:
             "model.lora.quantize does not go with distributed.strategy fsdp: 4-bit weights cannot be sharded.",
             remedy="Use distributed.strategy ddp.",
         )
-    if attention in ("flash_attention_2", "flex_attention") and world.device.type == "cpu":
+    if attention in GPU_ATTENTION and world.device.type == "cpu":
         raise UsageError(f"model.attention {attention} needs a GPU.", remedy="Set model.attention to sdpa or eager.")
+
+
+def base_sha256(config: Config, adapter: ModelAdapter) -> str | None:
+    """Of the model that is built upon, which checkpoints do not hold; None where there is none."""
+    files = adapter.base_files()
+    return files_sha256(files, Path(config.data.cache_dir).expanduser()) if files else None
 
 
 def build_data(config: Config) -> DataModule:

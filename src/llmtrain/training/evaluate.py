@@ -10,7 +10,7 @@ from torch import nn
 
 from llmtrain.data.batches import EvalBatches
 from llmtrain.distributed.world import World
-from llmtrain.models.base import LossFunction
+from llmtrain.models.base import LossFunction, evaluating
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,9 @@ def evaluate(
     The batches are dealt to the ranks in rounds. In the last round a rank may have none left and computes one for
     nothing: a sharded model needs everyone for every forward pass. The sum is taken in the order of the batches, so
     it is the same on any number of ranks."""
-    was_training = module.training
-    module.eval()
     mine, tokens = [], 0
     count = len(batches)
-    try:
+    with evaluating(module):
         for first in range(0, count, world.world_size):
             if stop():
                 return None
@@ -50,8 +48,6 @@ def evaluate(
             with autocast():
                 mine.append(loss(module, batch.inputs, batch.targets, batch.positions).double())
             tokens += batch.target_count if number < count else 0
-    finally:
-        module.train(was_training)
     rows = world.control.gather_rows(torch.stack(mine))  # (ranks, rounds)
     total = sum(rows.T.reshape(-1).tolist()[:count])
     tokens = world.control.sum(tokens)

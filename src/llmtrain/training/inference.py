@@ -1,6 +1,5 @@
 """Using a trained model: text from it, its loss on files, its weights for other programs."""
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from torch import nn
 
 from llmtrain import registry
 from llmtrain.config.schema import ROW_KINDS, DataSection
+from llmtrain.data.json_lines import read_json_lines
 from llmtrain.data.make_batches import make_eval_batches
 from llmtrain.data.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.data.row_store import RowStore
@@ -22,11 +22,10 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, LlmtrainError, ResumeMe, UsageError
 from llmtrain.logs import warn
 from llmtrain.models.lora import ADAPTER
-from llmtrain.runs.content_hash import files_sha256
-from llmtrain.training.assemble import autocast_for, build_adapter
+from llmtrain.training.assemble import autocast_for, base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.loading import LoadedModel
-from llmtrain.training.outputs import CARD, write_card, write_origin
+from llmtrain.training.outputs import CARD, replace_folder, write_card, write_origin
 from llmtrain.training.sample import sample_text
 
 LEAST_TEMPERATURE = 0.01
@@ -130,8 +129,7 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
     try:
         config = loaded.config.with_values("model", path=loaded.base_path)
         adapter = build_adapter(config, loaded.tokenizer.vocab_size)
-        cache = Path(config.data.cache_dir).expanduser()
-        if files_sha256(adapter.base_files(), cache) != loaded.base_sha256:
+        if base_sha256(config, adapter) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} is not the base model of this run any more.")
         module = adapter.build().to(loaded.device)
         adapter.examine(module)
@@ -162,12 +160,7 @@ def read_store(
 
 def _kind_of_rows(path: Path) -> str:
     """By the first line, for a model that no config of ours says it of."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        first = next((line for line in file if line.strip()), "")
-    try:
-        row = json.loads(first)
-    except ValueError as problem:
-        raise DataError(f"{path}, line 1: not JSON: {problem}.") from None
+    row = next(read_json_lines(path, str(path))).value  # what is wrong with it is told when the rows are read
     return "chat_jsonl" if isinstance(row, dict) and "messages" in row else "instruct_jsonl"
 
 
@@ -189,17 +182,9 @@ def export_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, car
     take their own when all are there."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
-    fresh = folder.with_name(f".new-{folder.name}")
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        fresh.mkdir(parents=True)
-        try:
-            _write_model(loaded, fresh, merge, dtype, card_of)
-            if folder.exists():
-                folder.rmdir()
-            fresh.rename(folder)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        replace_folder(folder, lambda fresh: _write_model(loaded, fresh, merge, dtype, card_of))
     except OSError as problem:
         raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
     return sorted(path.name for path in folder.iterdir())

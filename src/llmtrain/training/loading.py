@@ -15,9 +15,8 @@ from llmtrain.distributed.world import pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.atomic import read_json
-from llmtrain.runs.content_hash import files_sha256
 from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.training.assemble import build_adapter
+from llmtrain.training.assemble import GPU_ATTENTION, base_sha256, build_adapter
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 
 
@@ -100,17 +99,17 @@ def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: t
         model = model.model_copy(update={"path": str(run.model_config), "revision": None})
     elif base_path != config.model.path:
         model = model.model_copy(update={"revision": None})
-    if device.type != "cuda" and model.attention in ("flash_attention_2", "flex_attention"):
+    if device.type != "cuda" and model.attention in GPU_ATTENTION:
         model = model.model_copy(update={"attention": "sdpa"})
     if model.lora and model.lora.quantize and device.type != "cuda":
         model = model.model_copy(update={"lora": model.lora.model_copy(update={"quantize": False})})
     return config.model_copy(update={"model": model})
 
 
-def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, base_sha256: str | None) -> nn.Module:
+def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:
     """The module with a checkpoint's weights in it; of a LoRA run they are the adapters, beside the base model's."""
     if config.model.lora:
-        _check_base(adapter, config, base_sha256)
+        _check_base(adapter, config, recorded)
     module = adapter.build() if config.model.lora else adapter.build_empty()
     stored = checkpoint.tensors("model")
     try:
@@ -126,15 +125,15 @@ def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, base_sh
     return module
 
 
-def _check_base(adapter: ModelAdapter, config: Config, base_sha256: str | None) -> None:
+def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> None:
     """Adapters mean nothing on another base, even where the shapes agree."""
-    if base_sha256 is None:
+    if recorded is None:
         return
-    found = files_sha256(adapter.base_files(), Path(config.data.cache_dir).expanduser())
-    if found != base_sha256:
+    found = base_sha256(config, adapter)
+    if found != recorded:
         raise DataError(
-            f"{config.model.path} is not the base model of this adapter: its SHA-256 is {found[:16]}..., "
-            f"not {base_sha256[:16]}...",
+            f"{config.model.path} is not the base model of this adapter: its SHA-256 is {str(found)[:16]}..., "
+            f"not {recorded[:16]}...",
             remedy="Give the directory of the base model it was trained on with --model.",
         )
 

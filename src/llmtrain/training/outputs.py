@@ -100,11 +100,12 @@ class Outputs:
     def with_checkpoint(self, progress: Progress, epoch: int | None) -> tuple[WriteInto | None, Callable[[], None]]:
         """What to write into the checkpoint of this moment, and what to do once it is complete."""
         write_weights = self.adapter.companion(self.module)
-        card = model_card(self.config, asdict(progress), self.base_sha256, is_adapter=True)
+        now = asdict(progress)  # a background save writes it later
 
         def write(folder: Path) -> None:
             assert write_weights is not None
             write_weights(folder)
+            card = model_card(self.config, now, self.base_sha256, is_adapter=True)
             (folder / ADAPTER / CARD).write_text(card, encoding="utf-8")
             write_origin(folder / ADAPTER, self.base_sha256)
 

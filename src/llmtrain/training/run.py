@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import Any
 
 from llmtrain.config.document import dump_document
@@ -20,7 +19,6 @@ from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Supers
 from llmtrain.logs import log, set_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
-from llmtrain.runs.content_hash import files_sha256
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
@@ -32,6 +30,7 @@ from llmtrain.training import faults
 from llmtrain.training.assemble import (
     Parts,
     autocast_for,
+    base_sha256,
     build_stepper,
     make_parts,
     open_trackers,
@@ -102,7 +101,7 @@ def run_training(
         parts = world.control.together(lambda: make_parts(config, world))
         check_alike(world, "data", parts.prepared.fingerprint, "Give every process the same files.")
         check_alike(world, "base model", base_sizes(parts), "Give every process the same model directory.")
-        parts.recorded["base_sha256"] = rank0(lambda: base_sha256(config, parts))
+        parts.recorded["base_sha256"] = rank0(lambda: base_sha256(config, parts.adapter))
         if resumption:
             rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
         settled = settle_steps(config, parts.train_batches)
@@ -119,12 +118,6 @@ def run_training(
 
 def base_sizes(parts: Parts) -> str:
     return str([(path.name, path.stat().st_size) for path in parts.adapter.base_files()])
-
-
-def base_sha256(config: Config, parts: Parts) -> str | None:
-    """Of the model that is built upon, which checkpoints do not hold."""
-    files = parts.adapter.base_files()
-    return files_sha256(files, Path(config.data.cache_dir).expanduser()) if files else None
 
 
 def finished_before(config: Config, resume: str | None) -> tuple[bool, TrainResult | None]:

@@ -11,7 +11,7 @@ from llmtrain.data.sampler import derive_seed
 from llmtrain.data.tokenizer import Tokenizer
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
-from llmtrain.models.base import ModelAdapter
+from llmtrain.models.base import ModelAdapter, evaluating
 
 
 @torch.no_grad()
@@ -31,18 +31,13 @@ def sample_ids(
     """The ids that follow the prompt. Temperature 0 takes the likeliest token each time. `agree` makes one choice of
     those of several processes."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
-    was_training = module.training
-    module.eval()
     ids = list(prompt)
     following = adapter.next_logits(module, block_size)
-    try:
-        with _not_compiled(module):
-            while len(ids) < len(prompt) + max_new_tokens and not stop():
-                ids.append(agree(_choose(following(ids).float().cpu(), temperature, top_k, generator)))
-                if ids[-1] in ends:
-                    break
-    finally:
-        module.train(was_training)
+    with evaluating(module), _not_compiled(module):
+        while len(ids) < len(prompt) + max_new_tokens and not stop():
+            ids.append(agree(_choose(following(ids).float().cpu(), temperature, top_k, generator)))
+            if ids[-1] in ends:
+                break
     return ids[len(prompt) :]
 
 
