@@ -9,7 +9,7 @@ CONFIG ?= gpt_stdlib
 ARGS   ?=
 PROCESSES ?= 2
 
-.PHONY: help setup train train-ddp test test-slow lint format bench constraints e2e clean
+.PHONY: help setup train train-ddp test test-slow lint format bench constraints e2e e2e-full clean
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"
@@ -44,8 +44,11 @@ format: setup  ## let ruff format and fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-e2e: setup  ## end to end: a wheel, installed and used (the cluster tests will join here)
-	$(BIN)/python -m pytest tests/end_to_end --timeout 1200
+e2e: setup  ## end to end: a wheel; every launch kind on a real cluster (../shared/kube, or LLMTRAIN_E2E_KUBECONFIG)
+	$(BIN)/python -m pytest tests/end_to_end -m "not slow" --timeout 1200 --durations 10 -rs
+
+e2e-full: setup  ## the same with the long ones: LoRA of a real model, deleted pods on every kind
+	$(BIN)/python -m pytest tests/end_to_end --timeout 1800 --durations 20 -rs
 
 bench: setup  ## side-by-side measurements; needs ../shared/data
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

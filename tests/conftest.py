@@ -19,6 +19,7 @@ settings.load_profile("llmtrain")
 # Before any library reads them: no test may wait for a network, and the caller's settings must not leak in.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["KUBECONFIG"] = "/nowhere/kubeconfig"  # no test reaches a cluster of the caller's
 for _name in ("LLMTRAIN_FAULT", "MLFLOW_TRACKING_URI", "WORLD_SIZE", "RANK", "LOCAL_RANK"):
     os.environ.pop(_name, None)
 

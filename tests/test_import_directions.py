@@ -13,6 +13,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
+    ("operate",),
     ("training", "launch", "diagnose"),
     ("models", "data", "distributed", "tracking"),
     ("hub",),

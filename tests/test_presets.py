@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain.config.load import list_presets, load_config
+from llmtrain.registry import LAUNCHERS
 
 NAMES = {
     "example",
@@ -23,6 +24,9 @@ NAMES = {
     "full_finetune_small",
     "continue_pretrain",
     "lora_llama_1b",
+    "k8s_gpu_4x1",
+    "k8s_gpu_64x8",
+    *(f"k8s_{kind}" for kind in LAUNCHERS),
 }
 
 

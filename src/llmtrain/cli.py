@@ -1,11 +1,10 @@
 """The command table. Modules of commands import nothing heavy at the top, so that --help answers at once."""
 
-import ctypes
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -13,25 +12,37 @@ import typer
 import llmtrain
 from llmtrain.commands import (
     chat,
+    delete,
     doctor,
     evaluate,
     export,
+    fetch,
     fetch_data,
     fetch_model,
     generate,
     launch,
+    logs,
     node,
+    prefetch,
     presets,
     print_config,
+    resume,
     runs,
+    secret,
     smoke,
+    status,
+    stop,
+    sync,
     tokenizer,
     train,
     validate,
 )
+from llmtrain.distributed.platform_codes import end_with_parent, run_in_child
 from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
 from llmtrain.runs.exit_report import write_exit_report
 
+# An option with or without a value is more than the parser knows.
+_SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
 # The parser's own error, wherever this version of typer has it from.
 _ParserError: Any = typer.BadParameter.__mro__[1]
 
@@ -42,22 +53,51 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("train")(train.command)
-app.command("node")(node.command)
-app.command("launch")(launch.command)
-app.command("doctor")(doctor.command)
-app.command("smoke")(smoke.command)
-app.command("validate")(validate.command)
-app.command("print-config")(print_config.command)
-app.command("presets")(presets.command)
-app.command("generate")(generate.command)
-app.command("chat")(chat.command)
-app.command("eval")(evaluate.command)
-app.command("export")(export.command)
-app.command("fetch-model")(fetch_model.command)
-app.command("fetch-data")(fetch_data.command)
-app.add_typer(runs.app, name="runs")
-app.add_typer(tokenizer.app, name="tokenizer")
+# What `llmtrain --help` shows, by what people want to do.
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Train": {
+        "train": train.command,
+        "node": node.command,
+        "doctor": doctor.command,
+        "smoke": smoke.command,
+        "validate": validate.command,
+        "print-config": print_config.command,
+        "presets": presets.command,
+    },
+    "On a Kubernetes cluster": {
+        "launch": launch.command,
+        "status": status.command,
+        "logs": logs.command,
+        "stop": stop.command,
+        "resume": resume.command,
+        "fetch": fetch.command,
+        "delete": delete.command,
+    },
+    "Use what was trained": {
+        "generate": generate.command,
+        "chat": chat.command,
+        "eval": evaluate.command,
+        "export": export.command,
+        "sync": sync.command,
+    },
+    "Models and data": {
+        "fetch-model": fetch_model.command,
+        "fetch-data": fetch_data.command,
+        "prefetch": prefetch.command,
+    },
+}
+GROUPS = {
+    "secret": (secret.app, "On a Kubernetes cluster"),
+    "runs": (runs.app, "Use what was trained"),
+    "tokenizer": (tokenizer.app, "Models and data"),
+}
+for _panel, _rows in COMMANDS.items():
+    for _name, _function in _rows.items():
+        _words = " ".join((_function.__doc__ or "").split())
+        _first_sentence = _words.partition(". ")[0].rstrip(".") + "."
+        app.command(_name, rich_help_panel=_panel, short_help=_first_sentence)(_function)
+for _name, (_group, _panel) in GROUPS.items():
+    app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 def _print_version(asked: bool) -> None:
@@ -76,12 +116,16 @@ def top(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 64 bad usage or config, 65 bad data or checkpoint, 75 resume me."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run a command and exit: 0 done, 64 bad usage or config, 65 bad data or checkpoint, 75 resume me.
+    `node` says it in the words of its platform."""
+    arguments = [_SPELLING.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
     _share_the_cores()
-    _end_with_the_launcher()
+    if os.environ.get("LLMTRAIN_WORKER") == "1":
+        end_with_parent()
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
+        code = run_in_child() if arguments[:1] == ["node"] else None
+        if code is None:
+            code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
     except LlmtrainError as error:
         code = _report(error, arguments)
     except _ParserError as error:
@@ -100,12 +144,6 @@ def _share_the_cores() -> None:
     with one other busy process on two cores that made small models 68 times slower."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
-def _end_with_the_launcher() -> None:
-    """A worker whose launcher was killed would train on with nobody watching: it is told to stop instead."""
-    if os.environ.get("LLMTRAIN_WORKER") == "1" and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _help_hint(error: Any) -> str:

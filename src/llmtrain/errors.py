@@ -7,6 +7,7 @@
     ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
     ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full at the last save
     ├── JoinError         69  the processes did not find each other in time; to a platform this is a crash
+    ├── ClusterError      69  the cluster cannot be reached, or does not do what it was asked
     └── ResumeMe          75  told to stop; the same command with --resume goes on
         ├── PeerLost      75  another process of the run died or hangs: a crash to restart from
         └── Superseded    75  another process has taken the run over; nothing is to be done
@@ -78,6 +79,10 @@ class TrainingStopped(LlmtrainError):
 
 
 class JoinError(LlmtrainError):
+    exit_code = 69
+
+
+class ClusterError(LlmtrainError):
     exit_code = 69
 
 

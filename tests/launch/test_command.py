@@ -64,11 +64,6 @@ def test_a_place_that_cannot_be_written_is_64(cli: Cli, workdir: Path) -> None:
     assert cli(*DEMO, "-o", "file/inside").code == 64
 
 
-def test_launching_for_real_comes_later(cli: Cli) -> None:
-    done = cli("launch", "--config", "ddp_smoke")
-    assert done.code == 64
-    assert "--dry-run" in done.err
-
 
 def test_mistakes_are_64_and_named(cli: Cli) -> None:
     for flags, words in (

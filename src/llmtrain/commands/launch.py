@@ -1,46 +1,134 @@
 """llmtrain launch: the config as a job of a Kubernetes cluster."""
 
 import json
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 from llmtrain.errors import UsageError
 
+if TYPE_CHECKING:
+    from llmtrain.launch.plan import JobPlan, Work
+
+KindOption = Annotated[str | None, typer.Option(help="Short for launch.kind.", show_default=False)]
+NodesOption = Annotated[str | None, typer.Option(help="Short for launch.nodes: N or MIN:MAX.", show_default=False)]
+ProcessesOption = Annotated[
+    int | None, typer.Option(min=1, help="Short for launch.processes_per_node.", show_default=False)
+]
+ImageOption = Annotated[str | None, typer.Option(help="Short for launch.image.", show_default=False)]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not watch the run, only start it.")]
+
 
 def command(
+    own_command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- COMMAND ...]", help="Run this instead of training: any torch script of the image."),
+    ] = None,
     config: ConfigOption = None,
     set_: SetOption = None,
-    kind: Annotated[str | None, typer.Option(help="Short for launch.kind.", show_default=False)] = None,
+    kind: KindOption = None,
     name: Annotated[str | None, typer.Option(help="Short for launch.name: job and run id.", show_default=False)] = None,
-    namespace: Annotated[str | None, typer.Option(help="Short for launch.namespace.", show_default=False)] = None,
-    nodes: Annotated[str | None, typer.Option(help="Short for launch.nodes: N or MIN:MAX.", show_default=False)] = None,
-    processes_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Short for launch.processes_per_node.", show_default=False)
-    ] = None,
-    image: Annotated[str | None, typer.Option(help="Short for launch.image.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the manifests; no cluster is asked.")] = False,
+    namespace: NamespaceOption = None,
+    nodes: NodesOption = None,
+    processes_per_node: ProcessesOption = None,
+    image: ImageOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the manifests; no cluster is asked. --dry-run=server: it checks them."),
+    ] = False,
+    server: Annotated[bool, typer.Option("--dry-run-server", hidden=True)] = False,
     output: Annotated[
         str | None,
         typer.Option("-o", "--output", help="With --dry-run: write files to this directory.", show_default=False),
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run if it is there already.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier instead, on the same pods.")] = False,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Look for problems instead, on the same pods.")] = False,
+    launcher: Annotated[
+        str, typer.Option(help="What starts COMMAND: llmtrain, or torchrun for images without llmtrain.")
+    ] = "llmtrain",
+    detach: DetachOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Run a config on a Kubernetes cluster: `launch --dry-run | kubectl apply -f -`."""
+    """Run a config on a Kubernetes cluster, and watch it. Ctrl-C leaves it running."""
     from llmtrain.config.load import load_config
-    from llmtrain.launch.manifests import as_files, dump_manifests, render
     from llmtrain.launch.plan import plan_job
 
-    if not dry_run:
-        raise UsageError("Launching is not built yet: give --dry-run, and apply the output with kubectl.")
-    given = {"kind": kind, "name": name, "namespace": namespace, "image": image}
-    short = [f"launch.{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
-    short += [f"output.run_id={json.dumps(name)}"] if name is not None else []  # a job is named as its run
+    work = _work(own_command, smoke, doctor, launcher)
+    if output is not None and not dry_run:
+        raise UsageError("-o is where --dry-run writes the manifests.", remedy="Add --dry-run, or leave -o out.")
+    overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, namespace)]
+    if name is not None:  # a job is named as its run
+        overrides += [f"launch.name={json.dumps(name)}", f"output.run_id={json.dumps(name)}"]
+    loaded = load_config(config, overrides)
+    if dry_run:
+        _print_manifests(plan_job(loaded, work), output, json_)
+        return
+
+    from llmtrain.commands.following import check_ended, follow_run
+    from llmtrain.launch import apply
+    from llmtrain.launch.explain import AlreadyThere
+    from llmtrain.launch.record import find_record
+
+    cluster = connect(kubeconfig, context)
+    loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
+    plan = plan_job(loaded, work)
+    warn_of(plan)
+    if server:
+        skipped = apply.check_on_server(cluster, plan)
+        lines = [f"{cluster.name} accepts the manifests of run {plan.run_id}; nothing was made.", *skipped]
+        show(json_, {"run_id": plan.run_id, "accepted": True, "skipped": skipped}, "\n".join(lines))
+        return
+    try:
+        apply.submit(cluster, plan, keep_data=resume)
+    except AlreadyThere:
+        if not resume:
+            raise
+        record = find_record(cluster, plan.run_id, plan.namespace)
+        check_ended(cluster, record)
+        apply.resume(cluster, record, plan)
+    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, json_=json_)
+
+
+def short_options(
+    kind: str | None, nodes: str | None, processes_per_node: int | None, image: str | None, namespace: str | None
+) -> list[str]:
+    """The overrides that the short options stand for."""
+    texts = {"kind": kind, "namespace": namespace, "image": image}
+    short = [f"launch.{field}={json.dumps(value)}" for field, value in texts.items() if value is not None]
     short += [f"launch.nodes={nodes}"] if nodes is not None else []
-    short += [f"launch.processes_per_node={processes_per_node}"] if processes_per_node is not None else []
-    plan = plan_job(load_config(config, [*(set_ or []), *short]))
+    return short + ([f"launch.processes_per_node={processes_per_node}"] if processes_per_node is not None else [])
+
+
+def warn_of(plan: "JobPlan") -> None:
+    for warning in plan.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def _work(own_command: list[str] | None, smoke: bool, doctor: bool, launcher: str) -> "Work":
+    from llmtrain.launch.plan import Work
+
+    if sum((bool(own_command), doctor, smoke)) > 1:
+        raise UsageError("Give one of: a command, --doctor, --smoke.")
+    if launcher not in ("llmtrain", "torchrun"):
+        raise UsageError(f"--launcher '{launcher}' is unknown.", known=["llmtrain", "torchrun"])
+    if launcher == "torchrun" and not own_command:
+        raise UsageError("--launcher torchrun is for a command of your own.", remedy="Add it: -- python train.py")
+    if own_command:
+        return Work("command", tuple(own_command), "torchrun" if launcher == "torchrun" else "llmtrain")
+    return Work("smoke" if smoke else "doctor" if doctor else "train")
+
+
+def _print_manifests(plan: "JobPlan", output: str | None, json_: bool) -> None:
+    from llmtrain.launch.manifests import as_files, dump_manifests, render
+
+    warn_of(plan)
     manifests = render(plan)
     if output is None:
         show(json_, {"manifests": manifests}, dump_manifests(manifests).rstrip("\n"))

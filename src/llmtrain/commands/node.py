@@ -21,6 +21,7 @@ from llmtrain.commands.options import (
     shorthands,
 )
 from llmtrain.commands.processes import explaining, options, run_processes, worker_command
+from llmtrain.distributed.platform_codes import ended_before, keeping_the_end, kept_run
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
 from llmtrain.logs import log
@@ -97,39 +98,42 @@ def command(
         rdzv_conf=rdzv_conf,
         rdzv_endpoint=rdzv_endpoint,
     )
-    place = find_place(os.environ, given, socket.gethostname(), distributed)
-    if loaded and not doctor and not smoke:
-        for count in range(place.min_nodes, place.max_nodes + 1):  # every size that the job may come to have
-            micro_batches_in_step(loaded, count * place.processes_per_node)
-    for what, source in sorted(place.sources.items()):
-        log("DDP", f"{what} from {source}", logging.DEBUG)
-    os.environ["LLMTRAIN_NODE"] = "1"
-    if is_direct(place, max_restarts):
-        seat_alone(place, always=bool(own_command))
+    run = kept_run(loaded) if loaded and not doctor and not smoke else None
+    if run and (code := ended_before(run)) is not None:
+        log("DDP", f"this launch of run {run.run_id} has ended before, for good")
+        raise typer.Exit(code)  # cli.main then waits
+    with keeping_the_end(run):
+        place = find_place(os.environ, given, socket.gethostname(), distributed)
+        if loaded and not doctor and not smoke:
+            for count in range(place.min_nodes, place.max_nodes + 1):  # every size that the job may come to have
+                micro_batches_in_step(loaded, count * place.processes_per_node)
+        for thing, source in sorted(place.sources.items()):
+            log("DDP", f"{thing} from {source}", logging.DEBUG)
+        os.environ["LLMTRAIN_NODE"] = "1"
+        if is_direct(place, max_restarts):
+            seat_alone(place, always=bool(own_command))
+            if own_command:
+                become(own_command, place, distributed)
+            elif doctor:
+                doctor_command.command(config, set_, json_=json_)
+            elif smoke:
+                smoke_command.command(config, set_, json_=json_)
+            else:
+                train_command.command(config, set_, resume="auto", json_=json_)
+            return
+        own_words = options(config, set_, json_)
         if own_command:
-            become(own_command, place, distributed)
+            if shutil.which(own_command[0]) is None:
+                raise UsageError(f"{own_command[0]} cannot be run: there is no such command.")
+            with explaining(loaded):
+                run_processes(place, own_command, distributed, max_restarts, grace_sec, is_ours=False)
         elif doctor:
-            doctor_command.command(config, set_, json_=json_)
-        elif smoke:
-            smoke_command.command(config, set_, json_=json_)
+            with explaining(loaded):
+                doctor_command.run_workers(place, worker_command("doctor", *own_words), distributed)
         else:
-            train_command.command(config, set_, resume="auto", json_=json_)
-        return
-    own_words = options(config, set_, json_)
-    if own_command:
-        if shutil.which(own_command[0]) is None:
-            raise UsageError(f"{own_command[0]} cannot be run: there is no such command.")
-        with explaining(loaded):
-            run_processes(place, own_command, distributed, max_restarts, grace_sec, is_ours=False)
-    elif doctor:
-        with explaining(loaded):
-            doctor_command.run_workers(place, worker_command("doctor", *own_words), distributed)
-    else:
-        words = (
-            worker_command("smoke", *own_words) if smoke else worker_command("train", "--resume", "auto", *own_words)
-        )
-        with explaining(loaded):
-            run_processes(place, words, distributed, max_restarts, grace_sec)
+            what = ["smoke"] if smoke else ["train", "--resume", "auto"]
+            with explaining(loaded):
+                run_processes(place, worker_command(*what, *own_words), distributed, max_restarts, grace_sec)
 
 
 def is_direct(place: "Place", max_restarts: int) -> bool:

@@ -141,8 +141,8 @@ class LaunchSection(Section):
     operator)."""
     name: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
     """Name of the job, which is the run id. Empty: output.run_id, or made from run.name and the time."""
-    namespace: Namespace = "default"
-    """Namespace of everything that is made."""
+    namespace: Namespace | None = None
+    """Namespace of everything that is made. Empty: that of the kubeconfig's context."""
     nodes: NodeCount = 1
     """Number of pods, or 'MIN:MAX' for a run that goes on with fewer."""
     processes_per_node: PositiveInt = 1

@@ -6,6 +6,7 @@ Checks that need more than one field are in each section's `problems`, so that a
 
 # ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -19,6 +20,7 @@ from llmtrain.config.section import Section as Section
 
 SCHEMA_VERSION = 2
 DEFAULT_STEPS = 1000
+S3_URI_PATTERN = r"s3://(?P<bucket>[A-Za-z0-9._-]{1,255})(?:/(?P<prefix>[^\s?#@]*))?"
 ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
 
 # Which fields may differ between a run and its resumption: they do not decide the result.
@@ -430,10 +432,22 @@ class OutputSection(Section):
     layout: Literal["steps", "epochs"] = "steps"
     """`epochs`: besides checkpoints/, lay out epoch-N/rank-K/ after each epoch, and best/. They are hard links; each
     keeps its checkpoint's space when keep_checkpoints removes the original."""
+    sync_uri: Annotated[str, Field(min_length=1)] | None = None
+    """Copy the run directory to s3://bucket/prefix/<run id> once the run is finished, as `llmtrain sync` does (needs
+    boto3). Credentials and endpoint come from boto3's own places, never from the URI."""
     save_config_copy: bool = True
     """Write the resolved config to config.yaml."""
     save_meta_json: bool = True
     """Write meta.json: versions, machine, git commit, command line."""
+
+    def problems(self) -> Iterator[Problem]:
+        if self.sync_uri and not re.fullmatch(S3_URI_PATTERN, self.sync_uri):
+            # The value is not shown: it may hold a key.
+            yield (
+                ("sync_uri",),
+                "output.sync_uri is not of the form s3://bucket/prefix. Write that, without credentials: boto3 finds "
+                "them, as in AWS_PROFILE or AWS_ACCESS_KEY_ID.",
+            )
 
 
 class Config(Section):

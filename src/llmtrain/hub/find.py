@@ -58,12 +58,18 @@ def _existing_directory(path: str, field: str) -> Path | None:
     except (OSError, RuntimeError) as problem:  # not ours to look into; ~somebody who is not known
         reason = getattr(problem, "strerror", None) or problem
         raise UsageError(clean(f"{field} '{path}' cannot be read: {reason}.")) from None
-    if path.startswith(("/", "./", "../", "~")) or path in (".", "..") or path.endswith("/") or path.count("/") > 1:
+    if looks_like_path(path):
         raise UsageError(
             clean(f"{field} '{path}' does not exist, or is not a directory."),
             remedy="Name a directory with config.json and *.safetensors in it, or a model on the hub as owner/name.",
         )
     return None
+
+
+def looks_like_path(reference: str) -> bool:
+    """Whether it can only be a path: no name on the hub looks so."""
+    is_rooted = reference.startswith(("/", "./", "../", "~")) or reference in (".", "..")
+    return is_rooted or reference.endswith("/") or reference.count("/") > 1
 
 
 def check_id(name: str, what: str) -> None:

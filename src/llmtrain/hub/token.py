@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 
 from llmtrain.errors import UsageError
 from llmtrain.runs.redact import redact
@@ -13,7 +14,13 @@ _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 def hub_token() -> str | None:
     """The token of the environment. None leaves it to the library, which may find a login file."""
-    for name, token in tokens():
+    return first_token(os.environ)
+
+
+def first_token(variables: Mapping[str, str | None]) -> str | None:
+    """The token among variables, by the first of its names that is set; an error, without its value, where that is
+    none."""
+    for name, token in tokens(variables):
         if not _TOKEN.fullmatch(token):
             raise UsageError(
                 f"{name} is no token: it has a space, a line break or another character inside that none has.",
@@ -23,9 +30,9 @@ def hub_token() -> str | None:
     return None
 
 
-def tokens() -> list[tuple[str, str]]:
+def tokens(variables: Mapping[str, str | None] = os.environ) -> list[tuple[str, str]]:
     """(variable, stripped value) of each that is set."""
-    values = [(name, os.environ.get(name, "").strip()) for name in TOKEN_VARIABLES]
+    values = [(name, (variables.get(name) or "").strip()) for name in TOKEN_VARIABLES]
     return [(name, value) for name, value in values if value]
 
 

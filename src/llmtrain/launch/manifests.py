@@ -1,13 +1,17 @@
 """What every kind has around its job (config, volumes, Service, policies), and manifests as text."""
 
+import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from llmtrain.launch.plan import CONFIG_FILE, JobPlan, Manifest, find_kind
+from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_kind
 from llmtrain.launch.pod import without_empty
 
+# Conditions of a Job, which a TrainJob has too.
+JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
@@ -72,8 +76,13 @@ def _config_map(plan: JobPlan) -> Manifest:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(plan, plan.config_map),
-        "data": {CONFIG_FILE: plan.config_text},
+        "data": {CONFIG_FILE: plan.config_text, JOB_FILE: job_text(plan)},
     }
+
+
+def job_text(plan: JobPlan) -> str:
+    """What the config does not say, for whoever resumes the run."""
+    return json.dumps({"work": asdict(plan.work), "number": plan.number})
 
 
 def _claims(plan: JobPlan) -> list[Manifest]:

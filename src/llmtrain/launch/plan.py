@@ -1,8 +1,8 @@
 """plan_job: a config to a JobPlan. Names, labels and the arithmetic of processes are made here, once; the kinds only
 write them down in the words of their platform."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from llmtrain import registry
@@ -12,17 +12,32 @@ from llmtrain.config.schema import Config
 from llmtrain.distributed.micro_batches import micro_batches_in_step
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
+from llmtrain.hub.find import looks_like_path
+from llmtrain.hub.needs import hub_needs
 from llmtrain.runs.directory import new_run_id
 
 Manifest = dict[str, Any]
 
 CONFIG_DIR = "/config"
 CONFIG_FILE = "train.yaml"
+JOB_FILE = "job.json"
+DEFAULT_NAMESPACE = "default"
 APP_LABEL = {"app": "llmtrain"}
 RUN_LABEL = "llmtrain/run"
 HTTPS_PORT = 443
 # What the config may say about one process's place; in a cluster each pod finds out for itself.
 PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the pods run."""
+
+    mode: Literal["train", "smoke", "doctor", "command"] = "train"
+    command: tuple[str, ...] = ()
+    """Mode `command`: a command of the user's own, for every process."""
+    launcher: Literal["llmtrain", "torchrun"] = "llmtrain"
+    """Mode `command`: what starts it; torchrun for images without llmtrain."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,12 @@ class JobPlan:
     config_text: str
     command: list[str]
     ports_outside: list[int]  # that pods must reach outside the run
+    is_fetching: bool  # from the hub, before it trains
     launch: LaunchSection
+    work: Work = Work()
+    number: int = 1
+    """Which launch of the run this is: 1, and one more each time it is resumed."""
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:
@@ -68,8 +88,17 @@ class JobPlan:
 class Kind(Protocol):
     """A way to run pods: one module in kinds/, one row in registry.LAUNCHERS."""
 
+    api_version: str
+    kind: str
+    """What the job itself is, in the cluster's words."""
     container: str
     """Name of the container, where the platform forces one."""
+    states: dict[str, str]
+    """Which of its conditions means `finished`, `failed` or `suspended`. Empty: it never ends by itself."""
+
+    @staticmethod
+    def index_variable(launch: LaunchSection) -> str:
+        """The environment variable in which a pod finds which node it is."""
 
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:
@@ -85,7 +114,7 @@ def find_kind(launch: LaunchSection) -> Kind:
     return kind
 
 
-def plan_job(config: Config) -> JobPlan:
+def plan_job(config: Config, work: Work = Work(), number: int = 1) -> JobPlan:  # noqa: B008 (frozen)
     """Pure, but for the run id that is made where none is given. The same config gives the same plan."""
     launch = config.launch
     kind = find_kind(launch)
@@ -97,35 +126,58 @@ def plan_job(config: Config) -> JobPlan:
         )
     min_nodes, nodes = launch.node_range
     master_addr = kind.master_addr(run_id, launch)
-    _check(config, master_addr)
+    _check(config, work, master_addr)
     resolved = _in_the_pod(config, run_id)
+    is_fetching = work.mode == "train" and hub_needs(resolved).any and not _is_offline(launch)
     return JobPlan(
         run_id=run_id,
-        namespace=launch.namespace,
+        namespace=launch.namespace or DEFAULT_NAMESPACE,
         min_nodes=min_nodes,
         nodes=nodes,
         processes_per_node=launch.processes_per_node,
         container=kind.container,
         master_addr=master_addr,
         config_text=dump_config(resolved),
-        command=_command(launch, run_id, master_addr),
-        ports_outside=_ports_outside(resolved),
+        command=_command(launch, work, run_id, master_addr),
+        ports_outside=_ports_outside(resolved, is_fetching or work.mode == "command"),
+        is_fetching=is_fetching,
         launch=launch,
+        work=work,
+        number=number,
+        warnings=_warnings(resolved, work),
     )
 
 
-def _command(launch: LaunchSection, run_id: str, master_addr: str) -> list[str]:
+def _command(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -> list[str]:
     """What every pod runs, whatever the kind. Which node it is is not in here: the platform says that."""
+    if work.launcher == "torchrun":
+        return _torchrun(launch, work, run_id, master_addr)
     return [
         *("python", "-m", "llmtrain", "node"),
-        *("--config", f"{CONFIG_DIR}/{CONFIG_FILE}"),
+        *(() if work.mode == "command" else ("--config", f"{CONFIG_DIR}/{CONFIG_FILE}")),
+        *({"smoke": ["--smoke"], "doctor": ["--doctor"]}.get(work.mode, [])),
         *("--nodes", str(launch.nodes)),
         *("--processes-per-node", str(launch.processes_per_node)),
         *("--master-addr", master_addr),
         *("--master-port", str(launch.master_port)),
         *("--rdzv-id", run_id),
         *("--grace-sec", str(launch.grace_period_sec)),
+        *(("--", *work.command) if work.mode == "command" else ()),
     ]
+
+
+def _torchrun(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -> list[str]:
+    """Kubernetes itself puts the value of $(NAME) in."""
+    at = f"{master_addr}:{launch.master_port}"
+    index = find_kind(launch).index_variable(launch)
+    fewest, most = launch.node_range
+    meeting = (
+        ["--rdzv-backend=c10d", f"--rdzv-endpoint={at}", f"--rdzv-id={run_id}"]
+        if fewest < most
+        else [f"--node-rank=$({index})", f"--master-addr={master_addr}", f"--master-port={launch.master_port}"]
+    )
+    sizes = [f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}"]
+    return ["torchrun", *sizes, *meeting, "--no-python", *work.command]
 
 
 def _in_the_pod(config: Config, run_id: str) -> Config:
@@ -138,19 +190,24 @@ def _in_the_pod(config: Config, run_id: str) -> Config:
     return config
 
 
-def _check(config: Config, master_addr: str) -> None:
+def _check(config: Config, work: Work, master_addr: str) -> None:
     launch = config.launch
     min_nodes, nodes = launch.node_range
-    for count in range(min_nodes, nodes + 1):  # every size that the job may come to have
+    is_training = work.mode == "train"
+    for count in range(min_nodes, nodes + 1) if is_training else ():  # every size that the job may come to have
         micro_batches_in_step(config, count * launch.processes_per_node)
-    if nodes > 1 and config.distributed.strategy == "none":
+    if is_training and nodes > 1 and config.distributed.strategy == "none":
         raise UsageError(
             f"distributed.strategy is none, but launch.nodes is {launch.nodes}.", remedy="Use ddp or fsdp, or one node."
         )
     longest = f"{master_addr.partition('.')[0].removesuffix('0')}{nodes - 1}"
     if len(longest) > NAME_LIMIT:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
-    reserved = {name for names in NAMES.values() for name in names} | {"HF_TOKEN", "LLMTRAIN_EXIT_CODES"}
+    reserved = {name for names in NAMES.values() for name in names} | {
+        "HF_TOKEN",
+        "LLMTRAIN_EXIT_CODES",
+        "LLMTRAIN_LAUNCH",
+    }
     taken = sorted(reserved.intersection(launch.env))
     if taken:
         raise UsageError(
@@ -164,18 +221,47 @@ def _check(config: Config, master_addr: str) -> None:
         )
 
 
-def _ports_outside(config: Config) -> list[int]:
-    """Ports of the hub and of the tracking server, as far as this config asks them for anything."""
-    model, data = config.model, config.data
-    wants_model = model.name == "hf_causal_lm" and not model.local_files_only and not _is_path(model.path)
-    wants_data = bool(data.dataset_name) and not _is_path(data.dataset_name)
-    is_offline = config.launch.env.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-    ports = {HTTPS_PORT} if (wants_model or wants_data or data.tokenizer == "gpt2") and not is_offline else set()
-    uri = urlsplit(config.mlflow.tracking_uri or "")
-    if config.mlflow.enabled and uri.scheme in ("http", "https"):
-        ports.add(uri.port or (HTTPS_PORT if uri.scheme == "https" else 80))
+def _is_offline(launch: LaunchSection) -> bool:
+    return launch.env.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+
+
+def _ports_outside(config: Config, is_asking: bool) -> list[int]:
+    """Ports of the hub and of the tracking server, as far as this job asks them for anything."""
+    ports = {HTTPS_PORT} if is_asking and not _is_offline(config.launch) else set()
+    for place, is_used in (
+        (config.mlflow.tracking_uri, config.mlflow.enabled),
+        (config.output.sync_uri, True),
+    ):
+        uri = urlsplit(place or "")
+        if is_used and uri.scheme in ("http", "https", "s3"):
+            ports.add(uri.port or (80 if uri.scheme == "http" else HTTPS_PORT))
     return sorted(ports)
 
 
-def _is_path(name: str | None) -> bool:
-    return (name or "").startswith(("/", "./", "../", "~"))
+def _warnings(config: Config, work: Work) -> list[str]:
+    """Paths of this machine that pods will not find, as far as a name can tell."""
+    if work.mode != "train":
+        return []
+    model, data, launch = config.model, config.data, config.launch
+    paths = {
+        "model.path": [model.path] if model.path and looks_like_path(model.path) else [],
+        "model.tokenizer_path": [model.tokenizer_path]
+        if model.tokenizer_path and looks_like_path(model.tokenizer_path)
+        else [],
+        "model.init": [model.init] if model.init != "random" else [],
+        "data.files": data.files,
+        "data.val_files": data.val_files,
+        "data.train_file": [data.train_file] if data.train_file else [],
+        "data.val_file": [data.val_file] if data.val_file else [],
+        "data.dataset_name": [data.dataset_name] if data.dataset_name and looks_like_path(data.dataset_name) else [],
+        "data.tokenizer": [data.tokenizer] if data.tokenizer not in (None, "byte", "char", "gpt2") else [],
+    }
+    mounts = {name: volume.mount_path for name, volume in launch.volumes.items()}
+    seen = ", ".join(f"{path} ({name}_volume)" for name, path in mounts.items())
+    return [
+        f"{field} {path} is not on a volume: unless the image {launch.image} has it, pods will not find it. They see "
+        f"{seen}."
+        for field, values in paths.items()
+        for path in values
+        if not any(f"{path}/".startswith(f"{mount}/") for mount in mounts.values())
+    ]

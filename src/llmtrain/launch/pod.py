@@ -3,7 +3,8 @@
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection
-from llmtrain.launch.plan import CONFIG_DIR, JobPlan, Manifest
+from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, JobPlan, Manifest
+from llmtrain.runs.generations import LAUNCH
 
 USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
 GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
@@ -15,9 +16,26 @@ WRITABLE = {
     "TMPDIR": "/tmp",
     "XDG_CACHE_HOME": f"{CACHE_DIR}/xdg",
     "HF_HOME": f"{CACHE_DIR}/huggingface",
+    "TIKTOKEN_CACHE_DIR": f"{CACHE_DIR}/tiktoken",
     "TORCHINDUCTOR_CACHE_DIR": f"{CACHE_DIR}/inductor",
     "TRITON_CACHE_DIR": f"{CACHE_DIR}/triton",
     "PYTHONUNBUFFERED": "1",
+}
+
+POD_SECURITY: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": USER_ID,
+    "runAsGroup": USER_ID,
+    "fsGroup": USER_ID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "runAsNonRoot": True,
+    "capabilities": {"drop": ["ALL"]},
+    "seccompProfile": {"type": "RuntimeDefault"},
 }
 
 
@@ -38,20 +56,14 @@ def pod_template(
         "terminationGracePeriodSeconds": launch.grace_period_sec + GRACE_MARGIN_SEC,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER_ID,
-            "runAsGroup": USER_ID,
-            "fsGroup": USER_ID,
-            "fsGroupChangePolicy": "OnRootMismatch",
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": POD_SECURITY,
         "imagePullSecrets": [{"name": name} for name in launch.image_pull_secrets],
         "priorityClassName": launch.priority_class,
         "nodeSelector": dict(launch.node_selector),
         "tolerations": list(launch.tolerations),
         "affinity": dict(launch.affinity),
         "topologySpreadConstraints": _spread(plan),
+        "initContainers": [_prefetch(plan)] if plan.is_fetching else [],
         "containers": [_container(plan, env or [], port_name)],
         "volumes": _volumes(plan),
     }
@@ -83,26 +95,41 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
         "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
-        "env": [*_env(plan), *env],
+        "env": [*_env(plan, is_asking=not plan.is_fetching), *env],
         "ports": [{"name": port_name, "containerPort": launch.master_port}],
         "resources": _resources(plan),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsNonRoot": True,
-            "capabilities": {"drop": ["ALL"]},
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": CONTAINER_SECURITY,
         "volumeMounts": _mounts(plan),
     }
 
 
-def _env(plan: JobPlan) -> list[Manifest]:
+def _prefetch(plan: JobPlan) -> Manifest:
+    """Fetches what the config names on the hub before training starts, which then needs neither hub nor token."""
+    return {
+        "name": "prefetch",
+        "image": plan.launch.image,
+        "imagePullPolicy": plan.launch.image_pull_policy,
+        "command": ["python", "-m", "llmtrain", "prefetch", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
+        "env": _env(plan, is_asking=True),
+        "resources": _resources(plan),
+        "securityContext": CONTAINER_SECURITY,
+        "volumeMounts": _mounts(plan),
+    }
+
+
+def _env(plan: JobPlan, is_asking: bool) -> list[Manifest]:
+    """`is_asking`: whether this container may ask the hub."""
     launch = plan.launch
-    plain = WRITABLE | ({"MLFLOW_TRACKING_URI": launch.tracking_uri} if launch.tracking_uri else {}) | launch.env
+    plain = {**WRITABLE, LAUNCH: str(plan.number)}
+    plain |= {"MLFLOW_TRACKING_URI": launch.tracking_uri} if launch.tracking_uri else {}
+    models = launch.models_volume
+    if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept
+        plain["HF_HOME"] = f"{models.mount_path}/huggingface"
+    plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1"}
+    plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     token = launch.hf_token_secret
-    if token.name:
+    if token.name and is_asking:
         rows.append(
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}},
         )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Pods that share a volume may well have the same process id.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write_synced(temporary, text.encode())
         temporary.replace(path)

@@ -12,6 +12,7 @@ runs/<run_id>/
   samples/         answers to trainer.eval_prompts, one file an evaluation
   epoch-N/ best/   with output.layout epochs: files of those checkpoints
   finished.json    there once the run is complete: its result
+  ended.json       of a StatefulSet: which launch ended for good, and with what exit code; its pods come back and look
   lock             who is writing
   generations.json every start of the run, and how it ended
   heartbeats/      where each rank is
@@ -82,6 +83,10 @@ class RunDirectory:
     @property
     def finished(self) -> Path:
         return self.path / "finished.json"
+
+    @property
+    def ended(self) -> Path:
+        return self.path / "ended.json"
 
     @property
     def lock(self) -> Path:

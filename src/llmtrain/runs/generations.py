@@ -1,9 +1,11 @@
 """generations.json: every start of a run has a number, and says how it ended.
 
 A generation that ended without a word crashed. Three crashes in a row without a newer checkpoint mean that starting it
-again will not help; whoever starts a run unattended then gives up. Being told to stop is no crash.
+again will not help; whoever starts a run unattended then gives up. Being told to stop is no crash, and somebody who
+launches the run again (LLMTRAIN_LAUNCH counts that) has a reason to think it will help.
 """
 
+import os
 import socket
 import time
 from typing import Any
@@ -14,6 +16,8 @@ from llmtrain.runs.directory import RunDirectory
 
 MAX_CRASHES = 3
 KEPT = 50
+LAUNCH = "LLMTRAIN_LAUNCH"
+"""Environment variable: which launch of the run this is, where a launcher counts them."""
 _NO_CRASH = ("finished", "stopped", "refused")
 
 
@@ -34,13 +38,16 @@ def begin_generation(
     """Number this start. The caller owns the run's lock."""
     rows = read_generations(run)
     last = rows[-1] if rows else None
+    launch = os.environ.get(LAUNCH)
     crashes = 0
-    if last and is_unattended and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
+    is_again = is_unattended and last is not None and last.get("launch") == launch
+    if last and is_again and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
         crashes = last["crashes"] + 1
     if crashes >= MAX_CRASHES:
         raise TrainingStopped(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
-            remedy=f"Look at {run.logs}. When the cause is gone, `llmtrain train --resume {run.path}` goes on.",
+            remedy=f"Look at {run.logs}. When the cause is gone, "
+            f"`llmtrain {f'resume {run.run_id}' if launch else f'train --resume {run.path}'}` goes on.",
         )
     generation = last["generation"] + 1 if last else 1
     row = {
@@ -51,6 +58,7 @@ def begin_generation(
         "from_step": from_step,
         "to_step": to_step,
         "crashes": crashes,
+        "launch": launch,
         "ended": None,
     }
     write_json(run.generations, [*rows, row][-KEPT:])

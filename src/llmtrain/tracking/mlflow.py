@@ -9,17 +9,23 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.runs.atomic import read_json, write_json
+from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.redact import redact
 from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+RUN_ID_TAG = "llmtrain.run_id"
+METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # what a server takes in one call
 FLUSH_SEC = 30.0
 FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod that is told to stop has little time left
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -36,8 +42,7 @@ class MlflowTracker(NullTracker):
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         self._run = run
-        self._client: Any = None
-        self._run_id = ""
+        self._made: MlflowRun
         self._dead = False
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
@@ -46,10 +51,10 @@ class MlflowTracker(NullTracker):
 
     def log(self, step: int, metrics: Metrics) -> None:
         now = int(time.time() * 1000)
-        self._jobs.put(lambda: self._log_batch(step, metrics, now))
+        self._jobs.put(lambda: self._made.log_metrics(as_metrics(step, metrics, now)))
 
     def samples(self, step: int, path: Path) -> None:  # noqa: ARG002
-        self._jobs.put(lambda: self._client.log_artifact(self._run_id, str(path), artifact_path="samples"))
+        self._jobs.put(lambda: self._made.client.log_artifact(self._made.id, str(path), artifact_path="samples"))
 
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         self._jobs.put(lambda: self._close(status, result))
@@ -71,98 +76,168 @@ class MlflowTracker(NullTracker):
                 warn("TRAIN", f"MLflow is lost; training goes on and metrics.jsonl keeps everything: {text}")
 
     def _open(self) -> None:
-        for name, value in _SETTINGS.items():
-            os.environ.setdefault(name, value)
-        from mlflow.tracking import MlflowClient
-
-        for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every table they make
-        uri, artifacts = tracking_location(self._run.config)
-        self._client = MlflowClient(tracking_uri=uri)
-        if not self._reopen(uri):
-            self._create(uri, artifacts)
-
-    def _create(self, uri: str, artifacts: str | None) -> None:
-        config, run_id = self._run.config.mlflow, self._run.directory.run_id
-        found = self._client.get_experiment_by_name(config.experiment)
-        experiment = (
-            found.experiment_id
-            if found
-            else self._client.create_experiment(config.experiment, artifact_location=artifacts)
-        )
-        made = self._client.create_run(experiment, run_name=config.run_name or run_id, tags={"llmtrain.run_id": run_id})
-        self._run_id = made.info.run_id
-        self._describe(uri)
-
-    def _reopen(self, uri: str) -> bool:
-        """Go on in the MLflow run that an earlier start made, unless it was made in another store."""
-        known = read_json(self._run.directory.mlflow)
-        if not isinstance(known, dict) or known.get("tracking_uri") != redact(uri):
-            return False
-        self._run_id = str(known.get("run_id"))
-        try:
-            self._client.update_run(self._run_id, status="RUNNING")
-        except Exception:  # deleted there, or the server is gone: making a new one will tell
-            return False
-        if not known.get("described"):  # killed while it was being described
-            self._describe(uri)
-        return True
-
-    def _describe(self, uri: str) -> None:
-        """Parameters, config and metadata; the note in the run directory says whether all of it arrived."""
-        note = {"run_id": self._run_id, "tracking_uri": redact(uri)}
-        write_json(self._run.directory.mlflow, {**note, "described": False})
-        self._log_params()
-        for path in (self._run.directory.config, self._run.directory.meta):
-            if path.is_file():
-                self._client.log_artifact(self._run_id, str(path))
-        write_json(self._run.directory.mlflow, {**note, "described": True})
-
-    def _log_params(self) -> None:
-        from mlflow.entities import Param
-
-        values = {
-            f"{s}.{f}": v
-            for s, fields in self._run.config.as_dict().items()
-            if isinstance(fields, dict)
-            for f, v in fields.items()
-        }
-        params = [Param(name, redact(str(value))) for name, value in {**values, **self._run.facts}.items()]
-        for start in range(0, len(params), 100):  # the server takes 100 at a time
-            self._client.log_batch(self._run_id, params=params[start : start + 100])
-
-    def _log_batch(self, step: int, metrics: Metrics, now: int) -> None:
-        from mlflow.entities import Metric
-
-        self._client.log_batch(self._run_id, metrics=[Metric(k, v, now, step) for k, v in metrics.items()])
+        run = self._run
+        self._made = MlflowRun(run.directory, run.config, run.facts, tracking_location(run.config))
+        if not self._made.reopen():
+            self._made.create()
 
     def _close(self, status: Status, result: dict[str, Any] | None) -> None:
         best = (result or {}).get("best_checkpoint")
         if best and self._run.config.mlflow.log_models:
-            self._client.log_artifacts(self._run_id, best, artifact_path="best_checkpoint")
+            self._made.client.log_artifacts(self._made.id, best, artifact_path="best_checkpoint")
         if status != "superseded":  # then the run goes on, in another process
-            self._client.set_terminated(self._run_id, status=_STATUS[status])
+            self._made.end(status)
+
+
+class MlflowRun:
+    """The run of an MLflow store that stands for a run directory. The live tracker and the replay of a finished run
+    both write through it, so that a store cannot tell the two apart."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        config: Config,
+        facts: dict[str, Any],
+        location: tuple[str, str | None],
+        is_home: bool = True,
+    ) -> None:
+        """`is_home`: the run directory notes this store as its own, and a resumed run goes on in it."""
+        uri, self._artifacts = location
+        self._directory, self._config, self._facts = directory, config, facts
+        self._uri, self._is_home = redact(uri), is_home
+        self.client = _client(uri)
+        self.id = ""
+
+    def reopen(self) -> bool:
+        """Go on in the MLflow run that an earlier start made, unless it was made in another store."""
+        known = self._note()
+        if known.get("tracking_uri") != self._uri or not self.take(str(known.get("run_id"))):
+            return False
+        if not known.get("described"):  # killed while it was being described
+            self.describe()
+        return True
+
+    def find(self) -> bool:
+        """Go on in a run that carries our run id in the experiment, whoever made it."""
+        experiment = self.client.get_experiment_by_name(self._config.mlflow.experiment)
+        if experiment is None:
+            return False
+        wanted = f"tags.`{RUN_ID_TAG}` = '{self._directory.run_id}'"
+        found = self.client.search_runs([experiment.experiment_id], wanted, max_results=1)
+        return bool(found) and self.take(found[0].info.run_id)
+
+    def take(self, mlflow_id: str) -> bool:
+        try:
+            self.client.update_run(mlflow_id, status="RUNNING")
+        except Exception:  # deleted there, or the server is gone: making a new one will tell
+            return False
+        self.id = mlflow_id
+        return True
+
+    def create(self, started_at_ms: int | None = None) -> None:
+        config, run_id = self._config.mlflow, self._directory.run_id
+        found = self.client.get_experiment_by_name(config.experiment)
+        experiment = (
+            found.experiment_id
+            if found
+            else self.client.create_experiment(config.experiment, artifact_location=self._artifacts)
+        )
+        made = self.client.create_run(
+            experiment, start_time=started_at_ms, run_name=config.run_name or run_id, tags={RUN_ID_TAG: run_id}
+        )
+        self.id = made.info.run_id
+        self.describe()
+
+    def describe(self) -> None:
+        """Parameters, config and metadata; the note in the run directory says whether all of it arrived."""
+        self._write_note(described=False)
+        self._log_params()
+        for path in (self._directory.config, self._directory.meta):
+            if path.is_file():
+                self.client.log_artifact(self.id, str(path))
+        self._write_note(described=True)
+
+    def log_metrics(self, metrics: Sequence["Metric"]) -> None:
+        for start in range(0, len(metrics), METRICS_AT_ONCE):
+            self.client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
+
+    def end(self, status: Status, ended_at_ms: int | None = None) -> None:
+        self.client.set_terminated(self.id, status=_STATUS[status], end_time=ended_at_ms)
+
+    def _log_params(self) -> None:
+        """Those that are not there yet: MLflow refuses to change one, and a resumed run may have other settings. The
+        config that goes beside them is the newest."""
+        from mlflow.entities import Param
+
+        values = {
+            f"{s}.{f}": v
+            for s, fields in self._config.as_dict().items()
+            if isinstance(fields, dict)
+            for f, v in fields.items()
+        }
+        known = self.client.get_run(self.id).data.params
+        params = [Param(k, redact(str(v))) for k, v in {**values, **self._facts}.items() if k not in known]
+        for start in range(0, len(params), PARAMS_AT_ONCE):
+            self.client.log_batch(self.id, params=params[start : start + PARAMS_AT_ONCE])
+
+    def _note(self) -> dict[str, Any]:
+        known = read_json(self._directory.mlflow)
+        return known if isinstance(known, dict) else {}
+
+    def _write_note(self, described: bool) -> None:
+        if self._is_home or self._note().get("tracking_uri") in (None, self._uri):
+            note = {"run_id": self.id, "tracking_uri": self._uri, "described": described}
+            write_json(self._directory.mlflow, note)
+
+
+def _client(uri: str) -> Any:
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    from mlflow.tracking import MlflowClient
+
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every table they make
+    return MlflowClient(tracking_uri=uri)
+
+
+def as_metrics(step: int, metrics: Metrics, time_ms: int) -> list["Metric"]:
+    from mlflow.entities import Metric
+
+    return [Metric(name, value, time_ms, step) for name, value in metrics.items()]
 
 
 def check_installed() -> None:
+    require_mlflow("mlflow.enabled is true", ", or set mlflow.enabled to false")
+
+
+def require_mlflow(what: str, otherwise: str = "") -> None:
     if importlib.util.find_spec("mlflow") is None:
-        raise UsageError(
-            "mlflow.enabled is true, but mlflow is not installed.",
-            remedy="pip install 'llmtrain[mlflow]', or set mlflow.enabled to false.",
-        )
+        raise UsageError(f"{what}, but mlflow is not installed.", remedy=f"pip install 'llmtrain[mlflow]'{otherwise}.")
 
 
 def tracking_location(config: Config) -> tuple[str, str | None]:
-    """(tracking URI, artifact location or None for the server's own). The config wins over the environment.
+    """Where a run with this config is tracked. The config wins over the environment."""
+    return store_at(config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or config.output.root_dir)
 
-    A plain directory, and the default, become a sqlite file in it with artifacts beside.
+
+def store_at(uri: str) -> tuple[str, str | None]:
+    """(tracking URI, artifact location or None for the server's own).
+
+    A plain directory becomes a sqlite file in it with artifacts beside.
     """
-    uri = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or config.output.root_dir
-    if uri.startswith("databricks") or ("://" in uri and not uri.startswith(("sqlite:", "file:"))):
+    folder = local_folder(uri)
+    if folder is None:
         return uri, None
     if uri.startswith("sqlite:"):
-        folder = Path(uri.removeprefix("sqlite:///")).expanduser().absolute().parent
         return uri, (folder / "mlartifacts").as_uri()
-    folder = Path(uri.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
+
+
+def local_folder(uri: str) -> Path | None:
+    """The directory of a store on this machine; None for a server."""
+    if uri.startswith("databricks") or ("://" in uri and not uri.startswith(("sqlite:", "file:"))):
+        return None
+    if uri.startswith("sqlite:"):
+        return Path(uri.removeprefix("sqlite:///")).expanduser().absolute().parent
+    return Path(uri.removeprefix("file://").removeprefix("file:")).expanduser().absolute()

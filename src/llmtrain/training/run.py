@@ -16,7 +16,7 @@ from llmtrain.distributed.micro_batches import micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
-from llmtrain.logs import log, set_rank, setup_logging
+from llmtrain.logs import log, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
@@ -24,7 +24,9 @@ from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
 from llmtrain.runs.metadata import collect_metadata
-from llmtrain.runs.redact import redact_values
+from llmtrain.runs.redact import redact, redact_values
+from llmtrain.runs.sync import check_installed as check_sync_installed
+from llmtrain.runs.sync import sync_run
 from llmtrain.tracking.base import NullTracker, Status, TrackedRun
 from llmtrain.training import faults
 from llmtrain.training.assemble import (
@@ -77,6 +79,8 @@ def run_training(
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopFlag())
         micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
+        if config.output.sync_uri:
+            check_sync_installed("output.sync_uri is set")
         is_over, done = finished_before(config, resume)
         if is_over:
             return done
@@ -113,7 +117,21 @@ def run_training(
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
         generation = begin(stack, run, resumption, world, lock, settled.trainer.steps)
-        return _train(settled, config, world, run, resumption, parts, lock, stop, generation)
+        result = _train(settled, config, world, run, resumption, parts, lock, stop, generation)
+        if result and config.output.sync_uri:  # rank 0 of a run that has finished
+            sync_finished(run, config.output.sync_uri)
+        return result
+
+
+def sync_finished(run: RunDirectory, uri: str) -> None:
+    """The run is finished and stays so, whatever the storage says."""
+    try:
+        copied = sync_run(run, uri)
+    except Exception as problem:
+        what = problem.what if isinstance(problem, LlmtrainError) else redact(str(problem))
+        warn("SAVE", f"the run is finished, but was not copied: {what} Repeat with: llmtrain sync {run.path} {uri}")
+        return
+    log("SAVE", f"{copied['files']} files, {copied['bytes'] / 1e6:.1f} MB copied to {copied['uri']}")
 
 
 def base_sizes(parts: Parts) -> str:

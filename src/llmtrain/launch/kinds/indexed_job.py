@@ -1,13 +1,19 @@
 """indexed_job: a Job of Kubernetes itself. Needs no operator."""
 
 from llmtrain.config.launch import LaunchSection
-from llmtrain.launch.manifests import headless_service, job_metadata, job_spec
+from llmtrain.launch.manifests import JOB_STATES, headless_service, job_metadata, job_spec
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod import pod_template, without_empty
 
 
 class IndexedJob:
+    api_version, kind = "batch/v1", "Job"
     container = "trainer"
+    states = JOB_STATES
+
+    @staticmethod
+    def index_variable(launch: LaunchSection) -> str:  # noqa: ARG004
+        return "JOB_COMPLETION_INDEX"
 
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
@@ -17,8 +23,8 @@ class IndexedJob:
     def render(plan: JobPlan) -> list[Manifest]:
         template = pod_template(plan, "Never", subdomain=plan.service)
         job = {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
+            "apiVersion": IndexedJob.api_version,
+            "kind": IndexedJob.kind,
             "metadata": job_metadata(plan),
             "spec": without_empty(
                 {

@@ -1,5 +1,7 @@
 """job_set: a JobSet with one Job in it. The operator makes the headless Service."""
 
+from typing import ClassVar
+
 from llmtrain.config.launch import LaunchSection
 from llmtrain.launch.manifests import job_metadata, job_spec
 from llmtrain.launch.plan import JobPlan, Manifest
@@ -9,7 +11,13 @@ JOB_NAME = "node"
 
 
 class JobSet:
+    api_version, kind = "jobset.x-k8s.io/v1alpha2", "JobSet"
     container = "trainer"
+    states: ClassVar = {"Completed": "finished", "Failed": "failed", "Suspended": "suspended"}
+
+    @staticmethod
+    def index_variable(launch: LaunchSection) -> str:  # noqa: ARG004
+        return "JOB_COMPLETION_INDEX"
 
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
@@ -19,8 +27,8 @@ class JobSet:
     def render(plan: JobPlan) -> list[Manifest]:
         count = {"completions": plan.nodes, "parallelism": plan.nodes}
         job = {
-            "apiVersion": "jobset.x-k8s.io/v1alpha2",
-            "kind": "JobSet",
+            "apiVersion": JobSet.api_version,
+            "kind": JobSet.kind,
             "metadata": job_metadata(plan),
             "spec": without_empty(
                 {

@@ -6,6 +6,8 @@ headless Service for each pod. It retries exit codes from 128 only: `llmtrain no
 code when LLMTRAIN_EXIT_CODES says so.
 """
 
+from typing import ClassVar
+
 from llmtrain.config.launch import LaunchSection
 from llmtrain.launch.manifests import job_metadata
 from llmtrain.launch.plan import JobPlan, Manifest
@@ -16,7 +18,13 @@ PORT_NAME = "pytorchjob-port"
 
 
 class PyTorchJob:
+    api_version, kind = "kubeflow.org/v1", "PyTorchJob"
     container = "pytorch"
+    states: ClassVar = {"Succeeded": "finished", "Failed": "failed", "Suspended": "suspended"}
+
+    @staticmethod
+    def index_variable(launch: LaunchSection) -> str:
+        return "PET_NODE_RANK" if launch.pytorch_master else "POD_INDEX"
 
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:
@@ -26,8 +34,8 @@ class PyTorchJob:
     def render(plan: JobPlan) -> list[Manifest]:
         launch = plan.launch
         job = {
-            "apiVersion": "kubeflow.org/v1",
-            "kind": "PyTorchJob",
+            "apiVersion": PyTorchJob.api_version,
+            "kind": PyTorchJob.kind,
             "metadata": job_metadata(plan),
             "spec": {
                 "nprocPerNode": str(plan.processes_per_node),
@@ -55,9 +63,9 @@ def _replicas(plan: JobPlan) -> Manifest:
 
 
 def _replica(plan: JobPlan, count: int, env: list[Manifest]) -> Manifest:
-    # The operator writes the pod's own restart policy.
+    # The operator writes the pod's own restart policy. torchrun ends with 1 whatever its processes ended with.
     return {
         "replicas": count,
-        "restartPolicy": "ExitCode",
+        "restartPolicy": "OnFailure" if plan.work.launcher == "torchrun" else "ExitCode",
         "template": pod_template(plan, None, env, port_name=PORT_NAME),
     }

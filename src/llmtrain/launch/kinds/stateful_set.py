@@ -4,6 +4,8 @@ Its pods are always started again, whatever they ended with, so LLMTRAIN_EXIT_CO
 when the run has finished or failed for good.
 """
 
+from typing import ClassVar
+
 from llmtrain.config.launch import LaunchSection
 from llmtrain.launch.manifests import headless_service, job_metadata
 from llmtrain.launch.plan import JobPlan, Manifest
@@ -13,7 +15,13 @@ INDEX_LABEL = "apps.kubernetes.io/pod-index"  # Kubernetes 1.28; before that `no
 
 
 class StatefulSet:
+    api_version, kind = "apps/v1", "StatefulSet"
     container = "trainer"
+    states: ClassVar[dict[str, str]] = {}
+
+    @staticmethod
+    def index_variable(launch: LaunchSection) -> str:  # noqa: ARG004
+        return "POD_INDEX"
 
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
@@ -23,8 +31,8 @@ class StatefulSet:
     def render(plan: JobPlan) -> list[Manifest]:
         env = [env_from_label("POD_INDEX", INDEX_LABEL), exit_codes("statefulset")]
         job = {
-            "apiVersion": "apps/v1",
-            "kind": "StatefulSet",
+            "apiVersion": StatefulSet.api_version,
+            "kind": StatefulSet.kind,
             "metadata": job_metadata(plan),
             "spec": {
                 "replicas": plan.nodes,

@@ -6,7 +6,7 @@ brings its runtime along: in the same namespace, named as the run, and applied f
 
 from llmtrain.config.launch import LaunchSection
 from llmtrain.launch.kinds.job_set import JOB_NAME, set_spec
-from llmtrain.launch.manifests import job_metadata, metadata
+from llmtrain.launch.manifests import JOB_STATES, job_metadata, metadata
 from llmtrain.launch.plan import JobPlan, Manifest
 
 API_GROUP = "trainer.kubeflow.org"
@@ -15,7 +15,13 @@ STEP_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}  # the J
 
 
 class TrainJob:
+    api_version, kind = API_VERSION, "TrainJob"
     container = "node"  # so the Trainer finds it
+    states = JOB_STATES
+
+    @staticmethod
+    def index_variable(launch: LaunchSection) -> str:  # noqa: ARG004
+        return "PET_NODE_RANK"
 
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
@@ -34,7 +40,7 @@ class TrainJob:
         }
         job = {
             "apiVersion": API_VERSION,
-            "kind": "TrainJob",
+            "kind": TrainJob.kind,
             "metadata": job_metadata(plan),
             "spec": {
                 "runtimeRef": {"apiGroup": API_GROUP, "kind": "TrainingRuntime", "name": plan.run_id},

@@ -1,0 +1,53 @@
+"""llmtrain delete: remove a run, or all, from the cluster."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from llmtrain.commands.options import JsonOption, show
+from llmtrain.commands.stop import PodCount, listen, warn_of_lost
+from llmtrain.errors import UsageError
+
+
+def command(
+    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id.", show_default=False)] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All runs of the namespace.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="Delete the volumes made for the run too.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --all or --data.")] = False,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Remove a run from the cluster; one that is going saves and ends first. Volumes stay unless --data is given, and
+    volumes that were there before the run always."""
+    from llmtrain.launch import apply
+    from llmtrain.launch.record import find_record, list_records
+
+    if (run is None) is not all_:
+        raise UsageError("Give the id of a run, or --all.")
+    cluster = connect(kubeconfig, context)
+    place = namespace or cluster.namespace
+    records = list_records(cluster, place) if run is None else [find_record(cluster, run, place)]
+    if records and (all_ or data) and not yes:
+        which = ", ".join(record.run_id for record in records)
+        _ask(f"Delete {which}{' with all data' if data else ''} in namespace {place} of {cluster.name}?")
+    left, kept = [], []
+    for record in records:
+        listen(cluster, record)
+        left += apply.delete(cluster, record, data, PodCount())
+        kept += [] if data and not record.config.launch.runs_volume.claim else [record.runs_claim]
+    names = [record.run_id for record in records]
+    lines = [f"Run {name} is deleted." for name in names] or [f"There are no runs in namespace {place}."]
+    lines += [f"Its data stays on claim {claim}." for claim in kept]
+    show(json_, {"deleted": names, "namespace": place, "kept_claims": kept, "lost_pods": left}, "\n".join(lines))
+    warn_of_lost(left)
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(question, remedy="Add --yes: nobody can be asked here.")
+    if not typer.confirm(question):
+        raise typer.Exit(1)

@@ -1,0 +1,85 @@
+"""What launch and resume do once the job is made: watch it to its end, and end as it did."""
+
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+from llmtrain.commands.options import show
+from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
+
+if TYPE_CHECKING:
+    from llmtrain.launch.cluster import Cluster
+    from llmtrain.launch.record import Record
+    from llmtrain.operate.status import RunStatus
+
+
+def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool, json_: bool) -> None:
+    """Watch a run that was just launched. A launch that cannot start is taken back if it was the run's first."""
+    from llmtrain.launch.record import find_record
+    from llmtrain.operate.follow import follow
+    from llmtrain.operate.status import run_status
+
+    record = find_record(cluster, run_id, namespace)
+    if detach:
+        status = run_status(cluster, record, with_log=False, with_usage=False)
+        show(json_, status.as_dict(), f"Run {run_id} is launched. {_hints(cluster, record)}")
+        return
+
+    def take_back(error: UsageError) -> None:
+        if record.number == 1:
+            from llmtrain.launch import apply
+
+            apply.take_back(cluster, record.plan)
+            error.remedy = f"{error.remedy} Nothing was left on the cluster."
+        raise error
+
+    place = _place(cluster, record)
+    out = sys.stderr if json_ else sys.stdout
+    try:
+        status = follow(cluster, record, is_terminal=out.isatty(), out=out, on_never_started=take_back)
+    except KeyboardInterrupt:
+        print(f"\nRun {run_id} goes on. {_hints(cluster, record)}", file=sys.stderr)
+        return
+    end_as(status, json_, place)
+
+
+def end_as(status: "RunStatus", json_: bool, place: str = "") -> None:
+    """Show how a run that was watched has ended, and end with its exit code."""
+    run = f"{status.run_id}{place}"
+    if status.state == "finished":
+        next_ = f"Bring it here: llmtrain fetch {run}. Remove it: llmtrain delete {run}."
+        show(json_, status.as_dict(), f"Run {status.run_id} is finished. {next_}")
+        return
+    if json_:
+        show(True, status.as_dict(), "")
+    why = f": {status.why_short}" if status.why_short else ""
+    if status.state == "failed":
+        error = LlmtrainError(f"Run {status.run_id} failed{why}.", remedy=f"llmtrain logs {run} shows what it said.")
+        error.exit_code = status.exit_code or LlmtrainError.exit_code
+        raise error
+    raise ResumeMe(f"Run {status.run_id} is {status.state}{why}.", remedy=f"llmtrain resume {run} goes on with it.")
+
+
+def check_ended(cluster: "Cluster", record: "Record") -> None:
+    """A run that is still going cannot be launched again."""
+    from llmtrain.operate.status import run_status
+
+    status = run_status(cluster, record, with_usage=False)
+    if not status.has_ended:
+        _refuse(record.run_id, status.state)
+
+
+def _refuse(run_id: str, state: str) -> NoReturn:
+    raise UsageError(
+        f"Run '{run_id}' is still going ({state}).",
+        remedy=f"Watch it (llmtrain status {run_id} --watch), or stop it first (llmtrain stop {run_id}).",
+    )
+
+
+def _hints(cluster: "Cluster", record: "Record") -> str:
+    """The next commands, as they must be typed."""
+    run = f"{record.run_id}{_place(cluster, record)}"
+    return f"Watch it: llmtrain status {run} --watch. Its log: llmtrain logs {run}. End it: llmtrain stop {run}."
+
+
+def _place(cluster: "Cluster", record: "Record") -> str:
+    return "" if record.namespace == cluster.namespace else f" -n {record.namespace}"

@@ -1,0 +1,36 @@
+"""llmtrain logs: what the nodes of a run say."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+
+
+def command(
+    run: RunArgument,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only the node of this rank.", show_default=False)] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only the last lines of each node.", show_default=False)
+    ] = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+) -> None:
+    """The logs of all nodes of a run, merged by time: `[node] line`. Containers and pods that were replaced come
+    first; when all pods are gone, the logs kept on the runs volume are read."""
+    from llmtrain.launch.record import find_record
+    from llmtrain.operate.logs import merged_logs
+
+    cluster = connect(kubeconfig, context)
+    record = find_record(cluster, run, namespace or cluster.namespace)
+    try:
+        for line in merged_logs(cluster, record, rank=rank, follow=follow, tail=tail):
+            print(line, flush=follow)
+    except KeyboardInterrupt:
+        return
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

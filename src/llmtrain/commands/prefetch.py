@@ -1,0 +1,34 @@
+"""llmtrain prefetch: what a config takes from the hub, into the cache. A pod's init container runs it."""
+
+from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
+
+
+def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> None:
+    """Fetch the model, tokenizer and dataset that a config names on the hub, so that training needs no network."""
+    from llmtrain.config.load import load_config
+    from llmtrain.data.hf_datasets import load_split
+    from llmtrain.data.tokenizer import GPT2Tokenizer
+    from llmtrain.hub.find import find_model
+    from llmtrain.hub.needs import hub_needs
+    from llmtrain.logs import log, setup_logging
+
+    loaded = load_config(config, set_ or [])
+    setup_logging(loaded.logging)
+    model, data, needs = loaded.model, loaded.data, hub_needs(loaded)
+    fetched = []
+    if needs.model and model.path:
+        find_model(model.path, model.revision, False, code=model.trust_remote_code)
+        fetched.append(f"model {model.path}")
+    if needs.tokenizer and model.tokenizer_path:
+        find_model(model.tokenizer_path, None, False, "model.tokenizer_path")
+        fetched.append(f"tokenizer {model.tokenizer_path}")
+    if needs.dataset:
+        load_split(data, "train")
+        load_split(data, "val")
+        fetched.append(f"dataset {data.dataset_name}")
+    if needs.gpt2:
+        GPT2Tokenizer()
+        fetched.append("tokenizer gpt2")
+    for thing in fetched:
+        log("DATA", f"fetched: {thing}")
+    show(json_, {"fetched": fetched}, f"{len(fetched)} fetched." if fetched else "Nothing to fetch: all is local.")

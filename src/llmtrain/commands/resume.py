@@ -1,0 +1,45 @@
+"""llmtrain resume: go on with a run of the cluster that has ended, as it was or on another number of nodes."""
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.launch import (
+    DetachOption,
+    ImageOption,
+    KindOption,
+    NodesOption,
+    ProcessesOption,
+    short_options,
+    warn_of,
+)
+from llmtrain.commands.options import JsonOption, SetOption
+
+
+def command(
+    run: RunArgument,
+    set_: SetOption = None,
+    kind: KindOption = None,
+    nodes: NodesOption = None,
+    processes_per_node: ProcessesOption = None,
+    image: ImageOption = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    detach: DetachOption = False,
+    json_: JsonOption = False,
+) -> None:
+    """Launch a run again by the config it was launched with: it goes on from its newest checkpoint."""
+    from llmtrain.commands.following import check_ended, follow_run
+    from llmtrain.config.document import parse_document
+    from llmtrain.config.load import build_config, dump_config
+    from llmtrain.launch import apply
+    from llmtrain.launch.plan import plan_job
+    from llmtrain.launch.record import find_record
+
+    cluster = connect(kubeconfig, context)
+    record = find_record(cluster, run, namespace or cluster.namespace)
+    check_ended(cluster, record)
+    overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, None)]
+    changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
+    plan = plan_job(changed, record.work)
+    warn_of(plan)
+    apply.resume(cluster, record, plan)
+    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, json_=json_)

@@ -1,0 +1,145 @@
+"""llmtrain secret: what pods need and nobody else may read, from a file of this machine into a Secret."""
+
+import base64
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from llmtrain.commands.options import JsonOption, show
+from llmtrain.errors import LlmtrainError, UsageError
+
+if TYPE_CHECKING:
+    from llmtrain.launch.cluster import Cluster
+
+app = typer.Typer(help="Put secrets into the cluster; manifests only refer to them.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Put secrets into the cluster; manifests only refer to them."""
+
+
+@app.command("hf-token")
+def hf_token_command(
+    from_env_file: Annotated[
+        str, typer.Option("--from-env-file", help="File with a line HF_TOKEN=...; it is not shown anywhere.")
+    ],
+    name: Annotated[str, typer.Option(help="Name of the Secret.")] = "hf-token",
+    key: Annotated[str, typer.Option(help="Key of the token inside it.")] = "token",
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Make or update the Secret with the Hugging Face token, which is read from a file: it is in no command line, no
+    shell history and no log."""
+    from llmtrain.config.launch import HfTokenSection
+
+    try:
+        HfTokenSection(name=name, key=key)
+    except ValueError:
+        raise UsageError(
+            f"A Secret cannot have the name '{name}' and the key '{key}'.",
+            remedy="Names have lower-case letters, digits, hyphens and dots; keys have letters, digits, - _ and dots.",
+        ) from None
+    file = Path(from_env_file).expanduser()
+    token = _read_token(file)
+    _warn_of(file)
+    cluster = connect(kubeconfig, context)
+    where = namespace or cluster.namespace
+    try:
+        done = _put(cluster, where, name, key, token)
+    except LlmtrainError as problem:
+        if _encoded(token) in str(problem) or token in str(problem):  # an admission webhook may quote what it refuses
+            raise UsageError(f"The cluster refuses Secret {name} in namespace {where}.") from None
+        raise
+    config = f"launch.hf_token_secret.name: {name}"
+    config += f"\nlaunch.hf_token_secret.key: {key}" if key != "token" else ""
+    show(
+        json_,
+        {"secret": name, "key": key, "namespace": where, "done": done},
+        f"Secret {name} in namespace {where} is {done}. In the config:\n{config}",
+    )
+
+
+def _read_token(file: Path) -> str:
+    from llmtrain.hub.token import TOKEN_VARIABLES, first_token
+
+    try:
+        from dotenv import dotenv_values
+    except ImportError:
+        raise UsageError(
+            "python-dotenv is not installed.", remedy="Install the extra: pip install 'llmtrain[k8s]'."
+        ) from None
+    try:
+        with file.open(encoding="utf-8") as text:
+            values = dotenv_values(stream=text, interpolate=False)  # a $ in a token is a $
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = problem.strerror if isinstance(problem, OSError) else "it is not text"
+        raise UsageError(f"{file} cannot be read: {reason}.", remedy="Name the file that holds HF_TOKEN.") from None
+    token = first_token(values)
+    if token is None:
+        raise UsageError(
+            f"{file} sets none of {', '.join(TOKEN_VARIABLES)}.", remedy="Write a line HF_TOKEN=... into it."
+        )
+    return token
+
+
+def _warn_of(file: Path) -> None:
+    """Whoever else may come to read the file."""
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        _warn(f"{file} can be read by others on this machine (mode {mode:o}): chmod 600 {file}")
+    if _is_for_git(file):
+        _warn(f"git does not ignore {file}: the token would be committed with it. Add it to .gitignore.")
+
+
+def _is_for_git(file: Path) -> bool:
+    """Whether it lies in a git work tree that would take it in."""
+    try:
+        # 0: ignored, 1: not, 128: no work tree, or no git to ask.
+        asked = subprocess.run(
+            ["git", "check-ignore", "--quiet", "--", str(file.absolute())],
+            cwd=file.absolute().parent,
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return asked.returncode == 1
+
+
+def _put(cluster: "Cluster", namespace: str, name: str, key: str, token: str) -> str:
+    from llmtrain.launch.plan import APP_LABEL
+
+    data = {key: _encoded(token)}
+    found = cluster.get("v1", "Secret", name, namespace)
+    if found is None:
+        labels = dict(APP_LABEL)
+        meta = {"name": name, "namespace": namespace, "labels": labels}
+        cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": data})
+        return "made"
+    labels = found["metadata"].get("labels") or {}
+    if any(labels.get(label) != value for label, value in APP_LABEL.items()):
+        raise UsageError(
+            f"Secret {name} in namespace {namespace} is there already, and llmtrain did not make it.",
+            remedy="Choose another name with --name, or refer to that one in the config if it holds the token.",
+        )
+    if (found.get("data") or {}).get(key) == data[key]:
+        return "unchanged"
+    cluster.patch("v1", "Secret", name, namespace, {"data": data})
+    return "updated"
+
+
+def _encoded(token: str) -> str:
+    return base64.b64encode(token.encode()).decode()
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)

@@ -1,0 +1,71 @@
+"""llmtrain stop: let a run of the cluster save and end; it can be resumed."""
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.options import JsonOption, show
+from llmtrain.errors import LlmtrainError
+
+if TYPE_CHECKING:
+    from llmtrain.launch.cluster import Cluster
+    from llmtrain.launch.record import Record
+
+
+def command(
+    run: RunArgument,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Tell a run to save a checkpoint and end. Its objects are removed, its data and its record stay."""
+    from llmtrain.launch import apply
+    from llmtrain.launch.record import find_record
+
+    cluster = connect(kubeconfig, context)
+    record = find_record(cluster, run, namespace or cluster.namespace)
+    listen(cluster, record)
+    left = apply.stop(cluster, record, PodCount())
+    text = f"Run {run} is stopped. Go on with it: llmtrain resume {run}. Bring it here: llmtrain fetch {run}."
+    show(json_, {"run_id": run, "namespace": record.namespace, "state": "stopped", "lost_pods": left}, text)
+    warn_of_lost(left)
+
+
+class PodCount:
+    """Says how many pods are still ending, each time that changes."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def __call__(self, pods: list[dict[str, Any]]) -> None:
+        if len(pods) != self._last:
+            print(f"waiting for {len(pods)} pod{'s' if len(pods) != 1 else ''} to save and end", file=sys.stderr)
+        self._last = len(pods)
+
+
+def listen(cluster: "Cluster", record: "Record") -> None:
+    """Print what rank 0 says from now on: whether and where it saves."""
+    from llmtrain.operate.status import run_status
+
+    first = [pod for pod in run_status(cluster, record, with_log=False, with_usage=False).pods if pod.index == 0]
+
+    def copy(pod: str) -> None:
+        try:
+            for line in cluster.log(pod, record.namespace, record.kind.container, tail=0, follow=True):
+                print(line, file=sys.stderr, flush=True)
+        except LlmtrainError:  # the log is a courtesy
+            return
+
+    for pod in first:
+        if pod.phase == "Running":
+            threading.Thread(target=copy, args=(pod.name,), daemon=True).start()
+
+
+def warn_of_lost(pods: list[str]) -> None:
+    if pods:
+        print(
+            f"warning: {', '.join(pods)} did not end in time. The machine may be lost: the pod stays until it is back.",
+            file=sys.stderr,
+        )

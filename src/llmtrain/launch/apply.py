@@ -1,0 +1,206 @@
+"""Manifests to the cluster and away again: submit, resume, stop, delete.
+
+Objects are made in order, the ConfigMap first: whoever makes it has the run's name. A launch that fails half-way takes
+back what it made. Objects of somebody else are never touched, nor is data, unless `delete` is told to.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+from llmtrain.config.launch import SINGLE_NODE_MODES
+from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.explain import AlreadyThere
+from llmtrain.launch.manifests import render
+from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod import GRACE_MARGIN_SEC
+from llmtrain.launch.record import STOPPED_AT, Record, is_ours
+
+KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
+CONFIRM_SEC = 1.0
+
+
+def check_on_server(cluster: Cluster, plan: JobPlan) -> list[str]:
+    """Ask the API server to check every manifest, without keeping any. Returns what could not be asked."""
+    skipped = []
+    for manifest in render(plan):
+        if _needs_runtime(manifest):
+            # The webhook looks the runtime up, which a dry run has not made.
+            skipped.append(f"{manifest['kind']} {manifest['metadata']['name']}: needs its runtime to be there first")
+        else:
+            cluster.create(manifest, dry_run=True)
+    return skipped
+
+
+def _needs_runtime(manifest: Manifest) -> bool:
+    return bool(manifest["kind"] == "TrainJob")
+
+
+def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
+    """Make all objects of a new run. Refused where anything of that name is there already; `keep_data`: volumes of an
+    earlier run of that name are taken over."""
+    _check_claims(cluster, plan)
+    missing = []
+    for manifest in render(plan):
+        found = _find(cluster, manifest)
+        if found is None:
+            missing.append(manifest)
+        elif not (keep_data and manifest["kind"] == "PersistentVolumeClaim" and is_ours(found, plan.run_id)):
+            raise _taken(found, plan)
+    with _undoing() as undo:
+        for manifest in missing:
+            cluster.create(manifest)
+            undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
+
+
+def resume(cluster: Cluster, record: Record, plan: JobPlan) -> None:
+    """Launch a run again that has ended, which the caller has made sure of: its job is made anew, its record and its
+    data are kept."""
+    plan = replace(plan, number=record.number + 1)
+    manifests = render(plan)
+    _check_claims(cluster, plan)
+    remove_job(cluster, record)
+    with _undoing() as undo:
+        for manifest in manifests:
+            found = _find(cluster, manifest)
+            if found is None:
+                cluster.create(manifest)
+                undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
+            elif not is_ours(found, plan.run_id):
+                raise _taken(found, plan)
+            elif manifest["kind"] == "ConfigMap":
+                _patch_record(cluster, plan, {**manifest, "metadata": {"annotations": {STOPPED_AT: None}}})
+                undo.append(partial(_patch_record, cluster, plan, found))
+
+
+def _patch_record(cluster: Cluster, plan: JobPlan, config_map: Object) -> None:
+    change = {"data": config_map["data"], "metadata": {"annotations": config_map["metadata"].get("annotations")}}
+    cluster.patch("v1", "ConfigMap", plan.config_map, plan.namespace, change)
+
+
+def job_state(job: Object, record: Record) -> str:
+    """`finished`, `failed`, `suspended` or `active`, by the job's own conditions."""
+    true = {row["type"] for row in job.get("status", {}).get("conditions") or [] if row.get("status") == "True"}
+    states = [state for condition, state in record.kind.states.items() if condition in true]
+    return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
+
+
+def stop(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None]) -> list[str]:
+    """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
+    pods that are still there after their grace period: their machine is lost."""
+    left = remove_job(cluster, record, waiting)
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    cluster.patch(
+        "v1", "ConfigMap", f"{record.run_id}-config", record.namespace, {"metadata": {"annotations": {STOPPED_AT: now}}}
+    )
+    return left
+
+
+def delete(cluster: Cluster, record: Record, data: bool, waiting: Callable[[list[Object]], None]) -> list[str]:
+    """Remove everything of a run; its volumes only where `data` says so."""
+    left = remove_job(cluster, record, waiting)
+    for manifest in render(record.plan):
+        if manifest["kind"] == "PersistentVolumeClaim" and data:
+            _delete_ours(cluster, manifest, record.run_id)
+    cluster.delete("v1", "ConfigMap", f"{record.run_id}-config", record.namespace)
+    return left
+
+
+def remove_job(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None] | None = None) -> list[str]:
+    """The job, then its pods (which save first), then what stood around it."""
+    manifests = [manifest for manifest in render(record.plan) if manifest["kind"] not in KEPT]
+    job = manifests.pop()  # the last that is made is the first to go
+    _delete_ours(cluster, job, record.run_id)
+    left = _wait_for_pods(cluster, record, waiting)
+    for manifest in reversed(manifests):
+        _delete_ours(cluster, manifest, record.run_id)
+    return left
+
+
+def _wait_for_pods(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None] | None) -> list[str]:
+    grace = record.config.launch.grace_period_sec + GRACE_MARGIN_SEC
+    deadline = time.monotonic() + grace + 30
+    while True:
+        pods = cluster.find("v1", "Pod", record.namespace, record.labels)
+        if not pods:
+            return []
+        if time.monotonic() > deadline:
+            return [pod["metadata"]["name"] for pod in pods]
+        if waiting:
+            waiting(pods)
+        time.sleep(CONFIRM_SEC)
+
+
+def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str) -> None:
+    found = _find(cluster, manifest)
+    if found is not None and is_ours(found, run_id):
+        meta = manifest["metadata"]
+        cluster.delete(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
+
+
+def _find(cluster: Cluster, manifest: Manifest) -> Object | None:
+    meta = manifest["metadata"]
+    return cluster.get(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
+
+
+@contextmanager
+def _undoing() -> Iterator[list[Callable[[], None]]]:
+    """Take back what was done when something goes wrong, Ctrl-C included."""
+    undo: list[Callable[[], None]] = []
+    try:
+        yield undo
+    except BaseException:
+        for step in reversed(undo):
+            with suppress(LlmtrainError):  # the first error is the one to tell
+                step()
+        raise
+
+
+def take_back(cluster: Cluster, plan: JobPlan) -> None:
+    """Remove every object of a launch of which no pod has ever run: there is no data yet."""
+    for manifest in reversed(render(plan)):
+        _delete_ours(cluster, manifest, plan.run_id)
+
+
+def _check_claims(cluster: Cluster, plan: JobPlan) -> None:
+    """Claims that are named must be there, and be shared if several machines are to mount them."""
+    for name, volume in plan.launch.volumes.items():
+        if not volume.claim:
+            continue
+        found = cluster.get("v1", "PersistentVolumeClaim", volume.claim, plan.namespace)
+        if found is None:
+            known = [c["metadata"]["name"] for c in cluster.find("v1", "PersistentVolumeClaim", plan.namespace)]
+            raise UsageError(
+                f"launch.{name}_volume.claim: there is no claim {volume.claim} in namespace {plan.namespace}.",
+                known=known,
+                remedy="Name one that is there, or give a size for one to be made.",
+            )
+        modes = found["spec"].get("accessModes") or []
+        if plan.nodes > 1 and modes and all(mode in SINGLE_NODE_MODES for mode in modes):
+            raise UsageError(
+                f"The claim {volume.claim} (launch.{name}_volume) is {', '.join(modes)}: one machine at a time can "
+                f"mount it, but {plan.nodes} nodes need it.",
+                remedy="Use a ReadWriteMany claim, or one node.",
+            )
+
+
+def _taken(found: Object, plan: JobPlan) -> UsageError:
+    kind, name = found["kind"], found["metadata"]["name"]
+    if not is_ours(found, plan.run_id):
+        return UsageError(
+            f"{kind} {name} in namespace {plan.namespace} exists already, and is not of this run.",
+            remedy="Give the run another name with --name; nothing was changed.",
+        )
+    if kind == "PersistentVolumeClaim":
+        return AlreadyThere(
+            f"The volume {name} of an earlier run '{plan.run_id}' is still there.",
+            remedy="Go on with that run (--resume), give another --name, or remove it: kubectl delete pvc "
+            f"{name} -n {plan.namespace}",
+        )
+    return AlreadyThere(
+        f"Run '{plan.run_id}' exists already in namespace {plan.namespace}.",
+        remedy=f"See it: llmtrain status {plan.run_id}. Go on with it: --resume. Or give another --name.",
+    )

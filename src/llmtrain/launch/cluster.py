@@ -1,0 +1,317 @@
+"""The cluster: the only file that imports the Kubernetes client (extra `k8s`).
+
+The client reads the kubeconfig, logs in and holds the connections; what is sent are plain dictionaries, as in the
+manifests. Whatever goes wrong comes out as one of our errors: a ClusterError when the cluster cannot be reached or does
+not answer, a UsageError when it says no.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
+from llmtrain.launch.explain import Missing, Request, explain_refusal, one_line
+
+Object = dict[str, Any]
+Labels = dict[str, str | None]
+
+CONNECT_SEC = 5.0
+ANSWER_SEC = 60.0
+SILENCE_SEC = 3600.0  # of a log that is followed: a model may compile or save for long
+MESSAGE_BYTES = 2**16  # of what a command in a pod complains about, the end is kept
+FIELD_MANAGER = "llmtrain"
+PLURALS = {
+    "ConfigMap": "configmaps",
+    "Event": "events",
+    "Job": "jobs",
+    "JobSet": "jobsets",
+    "NetworkPolicy": "networkpolicies",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Pod": "pods",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "PodMetrics": "pods",
+    "PyTorchJob": "pytorchjobs",
+    "Secret": "secrets",
+    "Service": "services",
+    "StatefulSet": "statefulsets",
+    "TrainJob": "trainjobs",
+    "TrainingRuntime": "trainingruntimes",
+}
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+
+class Cluster:
+    def __init__(self, settings: Any, name: str, namespace: str) -> None:
+        from kubernetes import client
+
+        self.name = name
+        """The context it was reached by, for people."""
+        self.namespace = namespace
+        """Where commands look unless told otherwise."""
+        self._settings = settings
+        self._pool = client.ApiClient(settings).rest_client.pool_manager
+
+    @classmethod
+    def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> "Cluster":
+        """By a kubeconfig (the one given, $KUBECONFIG, ~/.kube/config), or, inside a pod, by its service account.
+        Nothing is asked yet."""
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise UsageError(
+                "The Kubernetes client is not installed.", remedy="Install the extra: pip install 'llmtrain[k8s]'."
+            ) from None
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say ourselves what went wrong
+        settings = client.Configuration()
+        try:
+            contexts, current = config.list_kube_config_contexts(kubeconfig)
+        except config.ConfigException as problem:
+            if kubeconfig is None and context is None and (_ACCOUNT / "token").exists():
+                config.load_incluster_config(settings)
+                return cls(settings, "the cluster of this pod", (_ACCOUNT / "namespace").read_text().strip())
+            raise UsageError(
+                f"No cluster is known: {one_line(problem)}", remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG."
+            ) from None
+        except Exception as problem:  # what a YAML reader says
+            raise UsageError(f"The kubeconfig cannot be read: {one_line(problem)}") from None
+        chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
+        if chosen is None:
+            raise UsageError(f"The kubeconfig has no context '{context}'.", known=[c["name"] for c in contexts])
+        try:
+            config.load_kube_config(kubeconfig, chosen["name"], settings)
+        except Exception as problem:  # certificates that are no files, log-in programs that fail
+            raise UsageError(f"The context {chosen['name']} cannot be used: {one_line(problem)}") from None
+        return cls(settings, chosen["name"], chosen["context"].get("namespace") or "default")
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str) -> Object | None:
+        """An object, or None where there is none of that name."""
+        return self._json(Request("get", api_version, kind, namespace, name))
+
+    def find(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        labels: Labels | None = None,
+        fields: dict[str, str] | None = None,
+    ) -> list[Object]:
+        """Objects of a namespace, or of all. A label without a value: whatever its value."""
+        query = {
+            "labelSelector": ",".join(
+                key if value is None else f"{key}={value}" for key, value in (labels or {}).items()
+            ),
+            "fieldSelector": ",".join(f"{key}={value}" for key, value in (fields or {}).items()),
+        }
+        found = self._json(Request("list", api_version, kind, namespace), query) or {}
+        # The items of a list do not say again what they are.
+        return [{"apiVersion": api_version, "kind": kind, **item} for item in found.get("items") or []]
+
+    def create(self, manifest: Object, dry_run: bool = False) -> Object:
+        """Make an object; a field it does not have is an error. `dry_run`: the server checks it and keeps nothing."""
+        meta = manifest["metadata"]
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All" if dry_run else ""}
+        request = Request("create", manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+        made = self._json(request, query, manifest)
+        if made is None:
+            raise Missing(request)
+        return made
+
+    def patch(self, api_version: str, kind: str, name: str, namespace: str, change: Object) -> Object | None:
+        """Merge a change into an object; None where there is none."""
+        request = Request("patch", api_version, kind, namespace, name)
+        return self._json(request, {"fieldManager": FIELD_MANAGER}, change)
+
+    def delete(self, api_version: str, kind: str, name: str, namespace: str, grace_sec: int | None = None) -> bool:
+        """Remove an object and, in the background, what belongs to it. False where there was none."""
+        options: Object = {"propagationPolicy": "Background"}
+        options |= {"gracePeriodSeconds": grace_sec} if grace_sec is not None else {}
+        return self._json(Request("delete", api_version, kind, namespace, name), body=options) is not None
+
+    def log(
+        self,
+        pod: str,
+        namespace: str,
+        container: str,
+        *,
+        tail: int | None = None,
+        previous: bool = False,
+        follow: bool = False,
+        since: str | None = None,
+        timestamps: bool = False,
+    ) -> Iterator[str]:
+        """Lines of a container's log; none where it has not started or is gone. `since`: a time as Kubernetes writes
+        it."""
+        query = {
+            "container": container,
+            "tailLines": "" if tail is None else str(tail),
+            "previous": "true" if previous else "",
+            "follow": "true" if follow else "",
+            "sinceTime": since or "",
+            "timestamps": "true" if timestamps else "",
+        }
+        request = Request("get", "v1", "Pod", namespace, pod, "log")
+        try:
+            response = self._send(request, query, None, SILENCE_SEC if follow else ANSWER_SEC)
+        except UsageError as refused:
+            if refused.details.get("status") == "HTTP 400":  # it waits to start, or there is no previous one
+                return
+            raise
+        if response is None:
+            return
+        with closing(response):
+            yield from _lines(response, request, self.name)
+
+    def run(self, pod: str, namespace: str, container: str, command: list[str]) -> Iterator[bytes]:
+        """What a command in a pod writes to standard output, as it comes. Ends in an error if the command fails."""
+        from websocket import ABNF
+
+        found = self.get("v1", "Pod", pod, namespace)  # asked first: the websocket has no limit for connecting
+        if found is None or found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
+            raise ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
+        channels = {1: b"", 2: b"", 3: b""}  # standard output and error, and how it ended
+        socket = self._open_exec(pod, namespace, container, command)
+        try:
+            while True:
+                try:
+                    code, frame = _next_frame(socket)
+                except Exception as problem:  # the websocket's own, and the operating system's
+                    raise self._unreachable(problem) from None
+                if code == ABNF.OPCODE_CLOSE:
+                    break
+                number = frame.data[0] if frame.data and code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) else None
+                if number == 1 and len(frame.data) > 1:
+                    yield frame.data[1:]
+                elif number in channels:
+                    channels[number] = (channels[number] + frame.data[1:])[-MESSAGE_BYTES:]
+        finally:
+            socket.shutdown()  # at once: to close politely would read on what still comes
+        _check_ending(channels[3], channels[2], pod)
+
+    def _open_exec(self, pod: str, namespace: str, container: str, command: list[str]) -> Any:
+        """Not by the library's `stream`, which keeps all that was ever read in memory, reads on without an end while
+        more comes, takes Ctrl-C for an error and does not say why it was refused."""
+        from kubernetes.stream.ws_client import create_websocket
+
+        request = Request("create", "v1", "Pod", namespace, pod, "exec")
+        words = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        words += [("command", word) for word in command]
+        host = "ws" + self._settings.host.removeprefix("http")
+        try:
+            headers = {row["key"].lower(): row["value"] for row in self._settings.auth_settings().values()}
+            socket = create_websocket(self._settings, f"{host}{_path(request)}?{urlencode(words)}", headers)
+            socket.settimeout(ANSWER_SEC)
+        except Exception as problem:
+            status = getattr(problem, "status_code", None)
+            if isinstance(status, int) and status >= 400:
+                body = getattr(problem, "resp_body", None) or b""
+                gone = ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
+                raise explain_refusal(request, status, body.decode("utf-8", "replace")) or gone from None
+            raise self._unreachable(problem) from None
+        return socket
+
+    def usage(self, namespace: str, labels: Labels) -> dict[str, dict[str, dict[str, str]]] | None:
+        """What containers use now: pod -> container -> {"cpu": ..., "memory": ...}, as quantities. None where the
+        cluster does not measure that, or not for us."""
+        try:
+            rows = self.find("metrics.k8s.io/v1beta1", "PodMetrics", namespace, labels)
+        except LlmtrainError:
+            return None
+        return {
+            row["metadata"]["name"]: {c["name"]: c.get("usage", {}) for c in row.get("containers", [])} for row in rows
+        }
+
+    def _json(self, request: Request, query: dict[str, str] | None = None, body: Object | None = None) -> Object | None:
+        response = self._send(request, query or {}, body, ANSWER_SEC)
+        if response is None:
+            return None
+        try:
+            found: Object = json.loads(response.read())
+        except Exception as problem:  # the line broke, or something that is no cluster answered
+            raise self._unreachable(problem) from None
+        return found
+
+    def _send(self, request: Request, query: dict[str, str], body: Object | None, patience_sec: float) -> Any:
+        """The answer to a request, unread; None where the object is not there."""
+        import urllib3
+
+        method = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}[request.verb]
+        words = urlencode({key: value for key, value in query.items() if value})
+        url = f"{self._settings.host}{_path(request)}{'?' + words if words else ''}"
+        headers = {"Accept": "application/json, */*", "User-Agent": "llmtrain"}
+        headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            for setting in self._settings.auth_settings().values():
+                headers[setting["key"]] = setting["value"]
+            response = self._pool.request(
+                method,
+                url,
+                body=None if body is None else json.dumps(body),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=CONNECT_SEC, read=patience_sec),
+                retries=urllib3.Retry(1 if method == "GET" else 0, redirect=0, status=0, raise_on_status=False),
+                preload_content=False,
+            )
+            if response.status < 400:
+                return response
+            text = response.read().decode("utf-8", "replace")
+        except Exception as problem:  # urllib3 raises many kinds, log-in programs any
+            raise self._unreachable(problem) from None
+        refused = explain_refusal(request, response.status, text)
+        if refused is None:
+            return None
+        raise refused
+
+    def _unreachable(self, problem: Exception) -> ClusterError:
+        reason = getattr(problem, "reason", None) or problem
+        return ClusterError(
+            f"The cluster of context {self.name} ({self._settings.host}) does not answer: {one_line(reason)}",
+            remedy="Is it up, and does `kubectl get nodes` reach it from here? Another context is named by --context.",
+        )
+
+
+def _path(request: Request) -> str:
+    group = "/api/v1" if request.api_version == "v1" else f"/apis/{request.api_version}"
+    place = f"/namespaces/{quote(request.namespace)}" if request.namespace is not None else ""
+    is_inside = request.part or request.verb != "create"
+    name = f"/{quote(request.name)}" if request.name and is_inside else ""
+    part = f"/{request.part}" if request.part else ""
+    return f"{group}{place}/{PLURALS[request.kind]}{name}{part}"
+
+
+def _lines(response: Any, request: Request, cluster: str) -> Iterator[str]:
+    rest = b""
+    try:
+        for piece in response.stream(amt=2**14):
+            *whole, rest = (rest + piece).split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in whole)
+    except GeneratorExit:
+        raise
+    except Exception as problem:
+        raise ClusterError(f"The log of {request.name} broke off ({cluster}): {one_line(problem)}") from None
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+def _next_frame(socket: Any) -> Any:
+    """Of a websocket that may be silent for long, but answers when it is asked whether it is still there."""
+    from websocket import WebSocketTimeoutException
+
+    try:
+        return socket.recv_data_frame(True)
+    except WebSocketTimeoutException:
+        socket.ping()
+    return socket.recv_data_frame(True)
+
+
+def _check_ending(verdict: bytes, complaint: bytes, pod: str) -> None:
+    try:
+        said = json.loads(verdict)
+    except ValueError:
+        raise ClusterError(f"The connection to {pod} broke off.", remedy="Try again.") from None
+    if said.get("status") != "Success":
+        words = complaint.decode("utf-8", "replace").strip().splitlines()
+        raise ClusterError(f"A command in {pod} failed: {words[-1] if words else said.get('message')}")

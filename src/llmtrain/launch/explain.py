@@ -1,0 +1,131 @@
+"""What a cluster's refusal means, in one sentence with a remedy."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
+from llmtrain.runs.redact import redact
+
+# Who brings kinds that are not part of Kubernetes.
+OPERATORS = {
+    "PyTorchJob": "the Kubeflow Training Operator (v1), https://www.kubeflow.org/docs/components/trainer/legacy-v1",
+    "TrainJob": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
+    "TrainingRuntime": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
+    "JobSet": "JobSet, https://jobset.sigs.k8s.io/docs/installation",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; `part` of an object is its log, or a command in it."""
+
+    verb: str
+    api_version: str
+    kind: str
+    namespace: str | None
+    name: str = ""
+    part: str = ""
+
+    @property
+    def thing(self) -> str:
+        where = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.kind} {self.name}{where}" if self.name else f"{self.kind} objects{where}"
+
+
+class Missing(UsageError):
+    """The cluster has no such kind of object: an operator is not installed."""
+
+    def __init__(self, request: Request) -> None:
+        operator = OPERATORS.get(request.kind)
+        super().__init__(
+            f"This cluster knows no {request.kind} ({request.api_version}).",
+            remedy=f"Install {operator}, or use --kind indexed_job, which needs none."
+            if operator
+            else "Its version is too old, or too new, for this.",
+        )
+
+
+class AlreadyThere(UsageError):
+    """An object of this name exists."""
+
+
+def explain_refusal(request: Request, status: int, body: str) -> LlmtrainError | None:
+    """The error for an HTTP status of 400 and more; None where the object just is not there."""
+    said = _message(body)
+    error = _explain(request, status, said)
+    if error is not None:
+        error.details["status"] = f"HTTP {status}"
+    return error
+
+
+def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
+    thing = request.thing
+    if status == 404:
+        if found := re.search(r'namespaces "([^"]+)" not found', said):
+            return UsageError(
+                f"There is no namespace {found[1]}.",
+                remedy=f"Make it (kubectl create namespace {found[1]}), or name another with --namespace.",
+            )
+        # An object that is not there is told in JSON; a kind that is not there is an unknown address.
+        is_unknown_kind = "page not found" in said or "could not find the requested resource" in said
+        return Missing(request) if is_unknown_kind else None
+    if status == 401:
+        return UsageError(
+            f"The cluster does not accept your login ({said}).", remedy="Log in again, or name --context."
+        )
+    if status == 403:
+        return _forbidden(request, said)
+    if status == 409 and request.verb == "create":
+        if "being deleted" in said:
+            return AlreadyThere(f"{thing} is still being deleted.", remedy="Wait a moment, then try again.")
+        return AlreadyThere(f"{thing} exists already.")
+    if status in (400, 422):
+        return UsageError(f"The cluster refuses {thing}: {said}")
+    if status == 429 or status >= 500:
+        if "failed calling webhook" in said:
+            return ClusterError(
+                f"{thing} cannot be checked by its operator: {said}", remedy="Is the operator running? Try again soon."
+            )
+        return ClusterError(f"The cluster fails at {request.verb} {thing} (HTTP {status}): {said}", remedy="Try again.")
+    return ClusterError(f"The cluster refuses to {request.verb} {thing} (HTTP {status}): {said}")
+
+
+def _forbidden(request: Request, said: str) -> UsageError:
+    if "exceeded quota" in said:
+        return UsageError(
+            f"{request.thing} would exceed a quota: {quota(said)}",
+            remedy="Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota.",
+        )
+    if "violates PodSecurity" in said:
+        return UsageError(f"The namespace's security rules refuse {request.thing}: {said}")
+    if "is being terminated" in said:
+        return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
+    if "cannot " in said and "User" in said:
+        found = re.search(r'cannot (\w+) resource "([^"]+)"', said)
+        right = f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}"
+        where = f" -n {request.namespace}" if request.namespace else " --all-namespaces"
+        return UsageError(
+            f"You have no right to {right}{f' in namespace {request.namespace}' if request.namespace else ''}.",
+            remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right}{where}` shows it), or name "
+            "another --namespace.",
+        )
+    return UsageError(f"The cluster forbids {request.thing}: {said}")
+
+
+def quota(said: str) -> str:
+    """`exceeded quota: q, requested: pods=2, used: pods=1, limited: pods=2` without the rest of the sentence."""
+    found = re.search(r"exceeded quota: (.*)", said)
+    return one_line(found[1] if found else said)
+
+
+def one_line(problem: object) -> str:
+    return redact(" ".join(str(problem).split()))[:500]
+
+
+def _message(body: str) -> str:
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return one_line(body)
+    return one_line(value.get("message", "") if isinstance(value, dict) else body)

@@ -1,0 +1,102 @@
+"""What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from llmtrain.config.document import parse_document
+from llmtrain.config.load import build_config
+from llmtrain.config.schema import Config
+from llmtrain.errors import LlmtrainError, UsageError, nearest
+from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.plan import APP_LABEL, CONFIG_FILE, JOB_FILE, RUN_LABEL, JobPlan, Kind, Work, find_kind, plan_job
+
+STOPPED_AT = "llmtrain/stopped-at"  # annotation: when somebody stopped the run
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run that was launched."""
+
+    run_id: str
+    namespace: str
+    config: Config
+    work: Work
+    number: int
+    """How often it was launched."""
+    launched_at: str
+    stopped_at: str | None
+
+    @property
+    def kind(self) -> Kind:
+        return find_kind(self.config.launch)
+
+    @property
+    def labels(self) -> dict[str, str | None]:
+        """Of all its objects."""
+        return {**APP_LABEL, RUN_LABEL: self.run_id}
+
+    @property
+    def plan(self) -> JobPlan:
+        """The plan it was launched by."""
+        return plan_job(self.config, self.work, self.number)
+
+    @property
+    def runs_claim(self) -> str:
+        return self.config.launch.runs_volume.claim or f"{self.run_id}-runs"
+
+
+def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
+    """The record of a run, or an error that names the runs there are."""
+    found = cluster.get("v1", "ConfigMap", f"{run_id}-config", namespace)
+    if found is not None and is_ours(found, run_id):
+        return read_record(found)
+    known = [record.run_id for record in list_records(cluster, namespace)]
+    raise UsageError(
+        f"Run '{run_id}' is not in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
+        known=known,
+        remedy="`llmtrain status --all-namespaces` looks everywhere; --namespace and --context name another place.",
+    )
+
+
+def list_records(cluster: Cluster, namespace: str | None) -> list[Record]:
+    """All runs of a namespace, or of all, oldest first. A record that cannot be read is passed over."""
+    found = cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None})
+    records = []
+    for config_map in found:
+        try:
+            records.append(read_record(config_map))
+        except LlmtrainError:  # written by another version, or by hand
+            continue
+    return sorted(records, key=lambda record: (record.launched_at, record.run_id))
+
+
+def read_record(config_map: Object) -> Record:
+    meta, data = config_map["metadata"], config_map.get("data") or {}
+    run_id = meta["labels"][RUN_LABEL]
+    try:
+        text = data[CONFIG_FILE]
+        job: dict[str, Any] = json.loads(data[JOB_FILE])
+        given = job["work"]
+        work = Work(given["mode"], tuple(given["command"]), given["launcher"])
+        number = int(job["number"])
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"ConfigMap {meta['name']} in namespace {meta['namespace']} is not readable as a run of llmtrain."
+        ) from None
+    config = build_config(parse_document(text, f"the config of {run_id}"))
+    return Record(
+        run_id=run_id,
+        namespace=meta["namespace"],
+        config=config.with_values("launch", namespace=meta["namespace"]),
+        work=work,
+        number=number,
+        launched_at=meta.get("creationTimestamp", ""),
+        stopped_at=(meta.get("annotations") or {}).get(STOPPED_AT),
+    )
+
+
+def is_ours(found: Object, run_id: str) -> bool:
+    """Whether an object belongs to this run, and not to somebody else who uses the same name."""
+    labels = found["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in {**APP_LABEL, RUN_LABEL: run_id}.items())

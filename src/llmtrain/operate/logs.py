@@ -1,0 +1,184 @@
+"""What all nodes of a run say, in one stream: from the cluster while there are pods, then from the runs volume."""
+
+import heapq
+import json
+import re
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from llmtrain.errors import ClusterError, UsageError
+from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.record import Record
+from llmtrain.operate.pod_log import LogLine, PodLogs, split_time
+from llmtrain.operate.pods import by_index, container_state, current_container, pod_statuses
+from llmtrain.operate.progress import Progress
+from llmtrain.operate.state import ENDED, Seen, find_state
+from llmtrain.operate.status import find_job, find_pods
+
+POLL_SEC = 2.0
+AWAY_LIMIT_SEC = 600.0
+DRAIN_SEC = 5.0
+_WRITTEN_AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_RANK_FILE = re.compile(r"rank-(\d+)\.log$")
+
+
+def merged_logs(
+    cluster: Cluster,
+    record: Record,
+    *,
+    rank: int | None = None,
+    follow: bool = False,
+    tail: int | None = None,
+    previous: bool = True,
+) -> Iterator[str]:
+    """Lines of all nodes, or of the one that has `rank`, each behind `[node] `, in the order they were written.
+    `previous`: also of containers and pods that were replaced. `tail`: the last lines of each node. Where the pods are
+    gone, the files that the run keeps on its volume."""
+    index = node_of(record, rank)
+    pods = [pod for i, own in by_index(record, find_pods(cluster, record)).items() if index in (None, i) for pod in own]
+    if follow and (pods or find_job(cluster, record) is not None):
+        lines = _followed(cluster, record, index, tail)
+    elif pods:
+        lines = _written(cluster, record, index, pods, tail, previous)
+    else:
+        lines = _kept(cluster, record, rank, tail)
+    yield from (f"[{line.index}] {line.text}" for line in lines)
+
+
+def node_of(record: Record, rank: int | None) -> int | None:
+    """The node that has a rank: its processes share one log."""
+    if rank is None:
+        return None
+    launch = record.config.launch
+    world = launch.node_range[1] * launch.processes_per_node
+    if not 0 <= rank < world:
+        raise UsageError(f"Run '{record.run_id}' has no rank {rank}: its ranks are 0 to {world - 1}.")
+    return rank // launch.processes_per_node
+
+
+def _written(
+    cluster: Cluster, record: Record, index: int | None, pods: list[Object], tail: int | None, previous: bool
+) -> Iterator[LogLine]:
+    """What is there by now, merged by time."""
+    streams = []
+    for node, own in by_index(record, pods).items():
+        if index in (None, node):
+            kept = own if previous else own[-1:]
+            lines = (line for pod in kept for line in _pod_lines(cluster, record, node, pod, tail, previous))
+            streams.append(_last(lines, tail))
+    return heapq.merge(*streams, key=lambda line: line.time)
+
+
+def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
+    return lines if count is None else deque(lines, maxlen=count)
+
+
+def _pod_lines(
+    cluster: Cluster, record: Record, index: int, pod: Object, tail: int | None, previous: bool
+) -> Iterator[LogLine]:
+    container = record.kind.container
+    name = current_container(pod, container).get("name", container)
+    had_another = previous and container_state(pod, container)[2] > 0
+    for is_previous in (True, False) if had_another else (False,):
+        at = ""
+        for line in cluster.log(
+            pod["metadata"]["name"], record.namespace, name, tail=tail, previous=is_previous, timestamps=True
+        ):
+            stamp, text = split_time(line)
+            at = stamp or at
+            yield LogLine(index, at, text)
+
+
+def _followed(cluster: Cluster, record: Record, index: int | None, tail: int | None) -> Iterator[LogLine]:
+    """As they come, until the run has ended. Pods that are made meanwhile join in."""
+    logs = PodLogs(cluster, record, index, tail)
+    nodes = range(record.config.launch.node_range[0]) if index is None else (index,)
+    said_last: dict[int, Progress] = {}
+    answered_at, ended_at = time.monotonic(), None
+    try:
+        while True:
+            now = time.monotonic()
+            try:
+                job, pods = find_job(cluster, record), find_pods(cluster, record)
+                logs.update(pods)
+                answered_at = now
+                if _has_ended(record, job, pods) or all(_is_idle(record, said_last.get(node)) for node in nodes):
+                    ended_at = ended_at or now
+            except ClusterError:
+                if now - answered_at > AWAY_LIMIT_SEC:
+                    raise
+            if ended_at and (logs.is_drained or now - ended_at > DRAIN_SEC):
+                return
+            while (left := now + (POLL_SEC if not ended_at else 0.2) - time.monotonic()) > 0:
+                for line in logs.lines(wait_sec=left):
+                    said_last[line.index] = Progress().after(line.text)
+                    yield line
+    finally:
+        logs.close()
+
+
+def _has_ended(record: Record, job: Object | None, pods: list[Object]) -> bool:
+    return find_state(record, Seen(job, pod_statuses(record, pods))) in ENDED
+
+
+def _is_idle(record: Record, said_last: Progress | None) -> bool:
+    """A node of a StatefulSet that has ended, and waits to be removed: nothing more will come."""
+    is_set = record.config.launch.kind == "stateful_set"
+    return is_set and said_last is not None and said_last.idle_code is not None
+
+
+def _kept(cluster: Cluster, record: Record, rank: int | None, tail: int | None) -> Iterator[LogLine]:
+    """The files under logs/ of the run directory, which every process writes for itself."""
+    from llmtrain.operate.reader import reader_pod
+
+    with reader_pod(cluster, record) as reader:
+        files = {_rank_of(file.path): file.path for file in reader.files("logs/")}
+        if rank is not None:
+            files = {own: path for own, path in files.items() if own == rank}
+        if not files:
+            whose = "" if rank is None else f" of rank {rank}"
+            raise UsageError(
+                f"The pods of run '{record.run_id}' are gone, and its directory on the volume has no log{whose}.",
+                remedy="logging.log_to_file keeps logs there; a run that never started has none.",
+            )
+        count = record.config.launch.processes_per_node
+        streams = [
+            _last(_file_lines(own // count, _text_lines(reader.read(path))), tail)
+            for own, path in sorted(files.items())
+        ]
+        yield from heapq.merge(*streams, key=lambda line: line.time)
+
+
+def _rank_of(path: str) -> int:
+    """logs/rank-3.log; rank 0's has a name that the config gives."""
+    found = _RANK_FILE.search(path)
+    return int(found[1]) if found else 0
+
+
+def _file_lines(index: int, lines: Iterable[str]) -> Iterator[LogLine]:
+    at = ""
+    for line in lines:
+        at = _written_at(line) or at
+        yield LogLine(index, at, line)
+
+
+def _written_at(line: str) -> str | None:
+    """When a line of a log file was written, as a text that sorts."""
+    if found := _WRITTEN_AT.match(line):
+        return found[0]
+    if not line.startswith("{"):
+        return None
+    try:
+        return f"{float(json.loads(line)['time']):017.3f}"
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _text_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from (line.decode("utf-8", "replace") for line in whole)
+    if rest:
+        yield rest.decode("utf-8", "replace")

@@ -1,0 +1,150 @@
+"""The state of a run in one word, and why in one line: from its record, its job, its pods and rank 0's log."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from llmtrain.launch.apply import job_state
+from llmtrain.launch.cluster import Object
+from llmtrain.launch.explain import one_line, quota
+from llmtrain.launch.record import Record
+from llmtrain.operate.events import had_job, refusal
+from llmtrain.operate.pods import PodStatus, worst_code
+from llmtrain.operate.progress import Progress
+
+ENDED = ("finished", "failed", "stopped", "removed", "incomplete")
+"""The states that do not change any more by themselves."""
+MEANING = {
+    64: "bad usage or config",
+    65: "bad data, an unusable checkpoint, or given up",
+    69: "the processes did not find each other in time",
+    75: "told to stop, or a peer was lost",
+    137: "killed, or out of memory",
+}
+EVENTS_KEPT_SEC = 3000.0  # a little less than clusters do
+_SILENT_MODES = ("doctor", "command")  # no steps are logged
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was found of a run."""
+
+    job: Object | None
+    pods: list[PodStatus]
+    progress: Progress | None = None
+    """None where the log was not read."""
+    idle_code: int | None = None
+    """Where every pod waits to be removed (StatefulSet): what they ended with."""
+    events: Sequence[Object] = field(default=(), repr=False)
+
+
+def find_state(record: Record, seen: Seen) -> str:
+    job, pods = seen.job, seen.pods
+    if job is None:
+        if pods:
+            return "stopping"
+        if record.stopped_at:
+            return "stopped"
+        return "removed" if had_job(record, seen.events) or age_sec(record) > EVENTS_KEPT_SEC else "incomplete"
+    if "deletionTimestamp" in job["metadata"]:
+        return "stopping"
+    if seen.idle_code is not None:
+        return "failed" if seen.idle_code else "finished"
+    ended = job_state(job, record)
+    return ended if ended != "active" else _active_state(record, pods, seen.progress)
+
+
+def age_sec(record: Record) -> float:
+    launched = datetime.fromisoformat(record.launched_at) if record.launched_at else datetime.now(UTC)
+    return max(0.0, (datetime.now(UTC) - launched).total_seconds())
+
+
+def _active_state(record: Record, pods: list[PodStatus], progress: Progress | None) -> str:
+    """`pending`, `starting`, `running` or `restarting`."""
+    there = sum(pod.is_running or pod.exit_code == 0 for pod in pods)  # at the end nodes leave one by one
+    has_restarted = any(pod.restarts or pod.last_exit_code is not None or pod.phase == "Failed" for pod in pods)
+    has_stepped = progress is not None and progress.step is not None
+    if not there:
+        return "restarting" if has_restarted or has_stepped else "pending"
+    is_whole = there >= record.config.launch.node_range[0]
+    if is_whole and (progress is None or progress.has_stepped or record.work.mode in _SILENT_MODES):
+        return "running"
+    return "restarting" if has_restarted or has_stepped else "starting"
+
+
+def find_exit_code(state: str, seen: Seen) -> int | None:
+    if state == "finished":
+        return 0
+    if state != "failed":
+        return None
+    if seen.idle_code is not None:
+        return seen.idle_code
+    codes = [code for pod in seen.pods for code in (pod.exit_code, pod.last_exit_code) if code]
+    return worst_code(codes)
+
+
+def explain_state(record: Record, state: str, seen: Seen) -> str | None:
+    """One line, or None where there is nothing to say."""
+    if state == "failed":
+        return _explain_failure(record, seen)
+    if state == "suspended":
+        queue = record.config.launch.queue
+        return f"waits in the queue {queue}" if queue else "suspended by somebody"
+    if state == "stopped":
+        return f"stopped at {record.stopped_at}"
+    if state == "incomplete":
+        return f"its launch was cut short: --resume makes it whole, llmtrain delete {record.run_id} clears it away"
+    if seen.job is None or state in ("stopping", "finished"):
+        return None
+    return _explain_waiting(record, seen)
+
+
+def _explain_waiting(record: Record, seen: Seen) -> str | None:
+    stuck = [pod for pod in seen.pods if pod.reason and pod.phase not in ("Succeeded", "Terminating")]
+    if stuck:
+        others = len(stuck) < record.config.launch.node_range[1]
+        return reason_text(stuck[0]) + (f" (node {', '.join(str(pod.index) for pod in stuck[:8])})" if others else "")
+    if len(seen.pods) < record.config.launch.node_range[1] and seen.job is not None:
+        said = refusal(record, seen.job, seen.events)
+        if said:
+            return f"pods are refused: {quota(said) if 'exceeded quota' in said else one_line(said)}"
+    leaving = next((pod for pod in seen.pods if pod.phase == "Terminating"), None)
+    if leaving:
+        return f"{leaving.name} is being removed" + (f" from {leaving.node}" if leaving.node else "")
+    ended = next((pod for pod in seen.pods if pod.last_exit_code), None)
+    return f"node {ended.index} ended with {code_text(ended.last_exit_code)}, and was started again" if ended else None
+
+
+def _explain_failure(record: Record, seen: Seen) -> str | None:
+    code = find_exit_code("failed", seen)
+    conditions = (seen.job or {}).get("status", {}).get("conditions") or []
+    failed: Object = next((row for row in conditions if record.kind.states.get(row["type"]) == "failed"), {})
+    limits = {"DeadlineExceeded": "launch.active_deadline_sec is over", "BackoffLimitExceeded": "no restarts are left"}
+    said = limits.get(failed.get("reason", ""))
+    by_memory = next((pod.name for pod in seen.pods if pod.reason == "OOMKilled"), None)
+    parts = [
+        f"exit {code_text(code)}" if code else None,
+        f"{by_memory} ran out of memory (launch.resources.memory)" if by_memory else None,
+        said or (one_line(failed.get("message") or "") if not code else None),
+    ]
+    return "; ".join(part for part in parts if part) or None
+
+
+def code_text(code: int | None) -> str:
+    return f"code {code}" + (f" ({MEANING[code]})" if code in MEANING else "")
+
+
+def reason_text(pod: PodStatus) -> str:
+    """`ImagePullBackOff: what the kubelet says`."""
+    word = "unschedulable" if pod.reason == "Unschedulable" else pod.reason
+    if pod.phase == "Failed" and pod.exit_code is not None:
+        word = code_text(pod.exit_code) if pod.reason == "Error" else f"{pod.reason}, {code_text(pod.exit_code)}"
+    if pod.reason == "CrashLoopBackOff":
+        return f"ended with {code_text(pod.last_exit_code)}; the cluster waits before it starts it again"
+    return f"{word}: {message_text(pod)}" if pod.message else str(word)
+
+
+def message_text(pod: PodStatus) -> str:
+    """The cluster's sentence, without the waiting that the kubelet speaks of before the cause."""
+    said = pod.message or pod.reason or ""
+    return said.partition("ErrImagePull: ")[2] or said

@@ -1,0 +1,203 @@
+"""How runs do: one of them, or all, with few questions to the cluster."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmtrain.errors import LlmtrainError
+from llmtrain.launch.cluster import Cluster, Labels, Object
+from llmtrain.launch.explain import Missing
+from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
+from llmtrain.launch.record import Record, is_ours, list_records
+from llmtrain.operate.events import find_events
+from llmtrain.operate.pods import PodStatus, pod_statuses, worst_code
+from llmtrain.operate.progress import Progress, read_progress
+from llmtrain.operate.state import ENDED, Seen, age_sec, explain_state, find_exit_code, find_state
+
+TAIL_LINES = 400  # of rank 0's log: enough to hold a step, whatever else it says
+IDLE_LINES = 5  # of a pod that waits: the mark is its last line
+AT_ONCE = 16  # logs that are asked for at the same time
+_ALL_RUNS: Labels = {**APP_LABEL, RUN_LABEL: None}
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    run_id: str
+    namespace: str
+    kind: str
+    mode: str
+    state: str
+    """pending, starting, running, restarting, suspended, stopping; finished, failed, stopped, removed, incomplete."""
+    why_short: str | None
+    nodes: int
+    processes_per_node: int
+    world_size: int
+    pods: list[PodStatus]
+    restarts: int
+    """Those that can still be seen: pods that were deleted are forgotten."""
+    step: int | None
+    max_steps: int | None
+    loss: float | None
+    val_loss: float | None
+    tokens_per_second: float | None
+    time_left: str | None
+    exit_code: int | None
+    """Of a run that has ended."""
+    launched_at: str
+    age_sec: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+
+def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_usage: bool = True) -> RunStatus:
+    """One run. Without its log, neither its step nor the end of a StatefulSet is known."""
+    job, pods = find_job(cluster, record), find_pods(cluster, record)
+    usage = cluster.usage(record.namespace, record.labels) if with_usage and pods else None
+    statuses = pod_statuses(record, pods, usage)
+    progress = rank_zero_progress(cluster, record, statuses) if with_log else None
+    idle = idle_code(cluster, record, statuses, progress)
+    events = find_events(cluster, record.namespace) if wants_events(record, job, statuses) else []
+    return make_status(record, Seen(job, statuses, progress, idle, events))
+
+
+def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
+    """All runs of a namespace, or of all, oldest first. Logs are read of those that are going on."""
+    records = list_records(cluster, namespace)
+    if not records:
+        return []
+    pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
+    for pod in cluster.find("v1", "Pod", namespace, _ALL_RUNS):
+        pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][RUN_LABEL]].append(pod)
+    jobs = _all_jobs(cluster, namespace, records)
+    seen = [Seen(jobs.get(_key(record)), pod_statuses(record, pods[_key(record)])) for record in records]
+    events: list[Object] = []
+    if any(wants_events(record, each.job, each.pods) for record, each in zip(records, seen, strict=True)):
+        events = find_events(cluster, namespace)
+
+    def finish(record: Record, each: Seen) -> RunStatus:
+        progress = rank_zero_progress(cluster, record, each.pods) if _is_going(record, each) else None
+        idle = idle_code(cluster, record, each.pods, progress)
+        return make_status(record, Seen(each.job, each.pods, progress, idle, events))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(finish, records, seen))
+
+
+def make_status(record: Record, seen: Seen) -> RunStatus:
+    """The status from what was found; asks nothing."""
+    launch, progress = record.config.launch, seen.progress or Progress()
+    state = find_state(record, seen)
+    nodes = launch.node_range[1]
+    return RunStatus(
+        run_id=record.run_id,
+        namespace=record.namespace,
+        kind=launch.kind,
+        mode=record.work.mode,
+        state=state,
+        why_short=explain_state(record, state, seen),
+        nodes=nodes,
+        processes_per_node=launch.processes_per_node,
+        world_size=nodes * launch.processes_per_node,
+        pods=seen.pods,
+        restarts=sum(pod.restarts for pod in seen.pods),
+        step=progress.step,
+        max_steps=progress.max_steps or _steps_of(record),
+        loss=progress.loss,
+        val_loss=progress.val_loss,
+        tokens_per_second=progress.tokens_per_second if state == "running" else None,
+        time_left=progress.time_left if state == "running" else None,
+        exit_code=find_exit_code(state, seen),
+        launched_at=record.launched_at,
+        age_sec=round(age_sec(record), 1),
+    )
+
+
+def find_job(cluster: Cluster, record: Record) -> Object | None:
+    job = cluster.get(record.kind.api_version, record.kind.kind, record.run_id, record.namespace)
+    return job if job is not None and is_ours(job, record.run_id) else None
+
+
+def find_pods(cluster: Cluster, record: Record) -> list[Object]:
+    return cluster.find("v1", "Pod", record.namespace, record.labels)
+
+
+def wants_events(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
+    """Whether the rest leaves a question open: where the job is gone, or pods are not made."""
+    if job is None:
+        return not pods and not record.stopped_at
+    return len(pods) < record.config.launch.node_range[1]
+
+
+def rank_zero_progress(cluster: Cluster, record: Record, pods: list[PodStatus]) -> Progress | None:
+    """None where the log cannot be read."""
+    first = next((pod for pod in pods if pod.index == 0), None)
+    if first is None or not first.has_run:
+        return Progress()
+    lines = _tail(cluster, record, first.name, TAIL_LINES)
+    if lines is None:
+        return None
+    progress = read_progress(lines)
+    if progress.step is None and first.last_exit_code is not None:  # it was started again just now
+        earlier = read_progress(_tail(cluster, record, first.name, TAIL_LINES, previous=True) or [])
+        return Progress(step=earlier.step, max_steps=earlier.max_steps, val_loss=earlier.val_loss)
+    return progress
+
+
+def idle_code(cluster: Cluster, record: Record, pods: list[PodStatus], progress: Progress | None) -> int | None:
+    """What a StatefulSet's run has ended with: every one of its pods says so and waits. None where it goes on."""
+    if record.config.launch.kind != "stateful_set" or progress is None or progress.idle_code is None:
+        return None
+    others = [pod for pod in pods if pod.index != 0]
+    if 1 + len(others) < record.config.launch.node_range[0] or not all(pod.is_running for pod in pods):
+        return None
+
+    def code(pod: PodStatus) -> int | None:
+        return read_progress(_tail(cluster, record, pod.name, IDLE_LINES) or []).idle_code
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        codes = [progress.idle_code, *threads.map(code, others)]
+    return None if None in codes else worst_code(codes)
+
+
+def _tail(cluster: Cluster, record: Record, pod: str, count: int, previous: bool = False) -> Iterable[str] | None:
+    try:
+        return list(cluster.log(pod, record.namespace, record.kind.container, tail=count, previous=previous))
+    except LlmtrainError:  # no right to it, or its machine does not answer
+        return None
+
+
+def _all_jobs(cluster: Cluster, namespace: str | None, records: list[Record]) -> dict[tuple[str, str], Object]:
+    kinds = {(record.kind.api_version, record.kind.kind) for record in records}
+    found = {}
+    for api_version, kind in sorted(kinds):
+        try:
+            jobs = cluster.find(api_version, kind, namespace, _ALL_RUNS)
+        except Missing:  # its operator was removed, and its jobs with it
+            continue
+        for job in jobs:
+            meta = job["metadata"]
+            if meta["name"] == meta["labels"][RUN_LABEL]:  # Jobs inside a JobSet carry the label too
+                found[kind, meta["namespace"], meta["name"]] = job
+    return {_key(r): found[k] for r in records if (k := (r.kind.kind, *_key(r))) in found}
+
+
+def _is_going(record: Record, seen: Seen) -> bool:
+    return seen.job is not None and find_state(record, seen) not in ENDED and bool(seen.pods)
+
+
+def _key(record: Record) -> tuple[str, str]:
+    return record.namespace, record.run_id
+
+
+def _steps_of(record: Record) -> int | None:
+    trainer = record.config.trainer
+    if record.work.mode != "train" or (trainer.max_steps is None and trainer.max_epochs is not None):
+        return None
+    return trainer.steps

@@ -1,0 +1,87 @@
+"""Launches that will not start by themselves: what is wrong, and what to do, in one message."""
+
+from llmtrain.errors import UsageError
+from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.explain import one_line, quota
+from llmtrain.launch.record import Record
+from llmtrain.operate.events import find_events, refusal
+from llmtrain.operate.pods import PodStatus
+from llmtrain.operate.state import message_text
+from llmtrain.operate.status import RunStatus, find_job
+
+IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+
+
+def never_started(cluster: Cluster, record: Record, status: RunStatus) -> UsageError | None:
+    """The error, where no pod has ever run and it is clear why. A pod that no machine has room for is none: a machine
+    may come."""
+    if status.has_ended or any(pod.has_run for pod in status.pods):
+        return None
+    for pod in status.pods:
+        if pod.reason in IMAGE_REASONS:
+            return _image_error(record, pod)
+        if pod.reason in CONFIG_REASONS:
+            return _config_error(record, pod)
+    if len(status.pods) < status.nodes:
+        return _refused(cluster, record)
+    return None
+
+
+def _image_error(record: Record, pod: PodStatus) -> UsageError:
+    launch = record.config.launch
+    said = pod.message or pod.reason or ""
+    if pod.reason == "ErrImageNeverPull":
+        remedy = f"launch.image_pull_policy is {launch.image_pull_policy}: load the image into every machine first."
+    elif any(word in said.lower() for word in ("unauthorized", "authorization", "denied", "forbidden", "401", "403")):
+        remedy = "Is the name right? A private registry needs launch.image_pull_secrets."
+    else:
+        remedy = "Name one that the cluster can pull with --image; a private registry needs launch.image_pull_secrets."
+    error = UsageError(
+        f"The image {launch.image} cannot be pulled for {pod.name}{f' on {pod.node}' if pod.node else ''}: "
+        f"{message_text(pod)}",
+        remedy=remedy,
+    )
+    error.details["reason"] = pod.reason
+    return error
+
+
+def _config_error(record: Record, pod: PodStatus) -> UsageError:
+    said = pod.message or pod.reason or ""
+    remedy = "Make it, or correct the launch section, then launch again."
+    secret = record.config.launch.hf_token_secret.name
+    if "secret" in said and secret and secret in said:
+        remedy = (
+            f"Make it: llmtrain secret hf-token --from-env-file .env -n {record.namespace}. Or correct "
+            "launch.hf_token_secret."
+        )
+    error = UsageError(f"The container of {pod.name} cannot be made: {one_line(said)}", remedy=remedy)
+    error.details["reason"] = pod.reason
+    return error
+
+
+def _refused(cluster: Cluster, record: Record) -> UsageError | None:
+    job = find_job(cluster, record)
+    if job is None:
+        return None
+    said = refusal(record, job, find_events(cluster, record.namespace, only_warnings=True))
+    if said is None:
+        return None
+    where = f"namespace {record.namespace}"
+    if "exceeded quota" in said:
+        error = UsageError(
+            f"The pods of {record.run_id} would exceed a quota of {where}: {quota(said)}",
+            remedy="Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota.",
+        )
+    elif "violates PodSecurity" in said:
+        remedy = "Use another namespace, or the default pod: all kinds pass `restricted` by themselves."
+        if record.config.launch.pytorch_master:
+            remedy = "Leave launch.pytorch_master off: beside a Master the operator adds a container that breaks them."
+        error = UsageError(f"The security rules of {where} refuse the pods: {one_line(said)}", remedy=remedy)
+    else:
+        error = UsageError(
+            f"The cluster refuses to make the pods of {record.run_id}: {one_line(said)}",
+            remedy="Correct the launch section, then launch again.",
+        )
+    error.details["reason"] = "FailedCreate"
+    return error

@@ -1,0 +1,331 @@
+"""`llmtrain node` on platforms that read exit codes in their own way: LLMTRAIN_EXIT_CODES."""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import rank_harness as ranks
+from rank_harness import Cli, free_port, start_cli
+
+from llmtrain.distributed.platform_codes import IDLE_MARK, ended_before, pytorchjob_code
+from llmtrain.runs.directory import RunDirectory
+
+# Says that it is there, and ends with 75 when told to, as a trainer does after saving.
+TRAINER = """
+import os, signal, sys, time
+def stop(number, frame):
+    open("told", "a").write("x")
+    time.sleep(0.3)
+    sys.exit(int(sys.argv[1]))
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+open("pid.new", "w").write(str(os.getpid()))
+os.rename("pid.new", "pid")
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield
+    ranks.end_clis()
+
+
+def node(folder: Path, platform: str, *words: object, **env: str) -> Cli:
+    return start_cli("node", *words, env={"LLMTRAIN_EXIT_CODES": platform, **env}, cwd=folder)
+
+
+def config_file(folder: Path, cache: Path, **changes: Any) -> Path:
+    settings = {"trainer__grad_accum_steps": 4, "distributed__strategy": "ddp", "distributed__timeout_sec": 30}
+    path = folder / "train.json"
+    path.write_text(json.dumps(harness.tiny_config(folder / "runs", cache, **settings, **changes).as_dict()))
+    return path
+
+
+def idle_line(code: int) -> str:
+    return f"[DDP] {IDLE_MARK} {code}; a StatefulSet would start this again, so the pod waits to be removed"
+
+
+def wait_until_idle(one: Cli, code: int) -> None:
+    """It says so in its last line, and goes on living."""
+    one.wait_for(lambda: one.err.rstrip().endswith(idle_line(code)))
+    time.sleep(0.2)
+    assert not one.is_over()
+
+
+def remove(one: Cli, number: int = signal.SIGTERM) -> None:
+    started = time.monotonic()
+    one.send(number)
+    assert one.wait(10) == 0, one.err
+    assert time.monotonic() - started < 3
+
+
+def record(folder: Path) -> Any:
+    return json.loads((folder / "runs" / "tiny" / "ended.json").read_text())
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# PyTorchJob: 1 to 127 is permanent there.
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [(0, 0), (1, 129), (64, 64), (65, 65), (69, 197), (75, 203), (127, 255), (128, 128), (137, 137), (255, 255)],
+)
+def test_codes_of_a_pytorchjob(code: int, said: int) -> None:
+    assert pytorchjob_code(code) == said
+
+
+@pytest.mark.parametrize(("code", "said"), [(0, 0), (7, 135), (64, 64), (75, 203), (143, 143)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_script_of_ones_own(tmp_path: Path, count: int, code: int, said: int) -> None:
+    """One process takes the node's place, two are watched by it: the same codes come out."""
+    words = ["--processes-per-node", count, "--", sys.executable, "-c", f"raise SystemExit({code})"]
+    done = node(tmp_path, "pytorchjob", *words)
+    assert done.wait(30) == said, done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_script_that_is_killed(tmp_path: Path) -> None:
+    done = node(tmp_path, "pytorchjob", "--", "sh", "-c", "kill -9 $$")
+    assert done.wait(30) == 137, done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_once(tmp_path: Path, number: int) -> None:
+    done = node(tmp_path, "pytorchjob", "--", sys.executable, "-c", TRAINER, 75)
+    done.wait_for((tmp_path / "pid").exists)
+    done.send(number)
+    assert done.wait(20) == 203, done.err
+    assert (tmp_path / "told").read_text() == "x"
+
+
+def test_a_signal_while_waiting_for_the_master(tmp_path: Path) -> None:
+    """There the process ends from a thread, which nothing inside it could translate."""
+    meeting = ["--nodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    done = node(tmp_path, "pytorchjob", *meeting, "--", "true", LLMTRAIN_DEBUG="1")
+    done.wait_for(lambda: "[DDP]" in done.err)
+    time.sleep(0.5)
+    done.send(signal.SIGTERM)
+    assert done.wait(10) == 203, done.err
+
+
+def test_nobody_trains_on_when_the_first_process_is_killed(tmp_path: Path) -> None:
+    done = node(tmp_path, "pytorchjob", "--", sys.executable, "-c", TRAINER, 75)
+    done.wait_for((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    assert pid != done.pid
+    done.send(signal.SIGKILL)
+    assert done.wait(10) == -9
+    deadline = time.monotonic() + 10
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (tmp_path / "told").exists()
+
+
+def test_training_that_stops_crashes_and_finishes(tmp_path: Path, cache: Path) -> None:
+    words = ["--config", config_file(tmp_path, cache), "--json"]
+    stopped = node(tmp_path, "pytorchjob", *words, LLMTRAIN_FAULT="after_optimizer:3:0:term")
+    assert stopped.wait() == 203, stopped.err
+    assert json.loads(stopped.out)["exit_code"] == 75, "the error is reported in our words"
+    killed = node(tmp_path, "pytorchjob", *words, LLMTRAIN_FAULT="after_optimizer:5:0:kill")
+    assert killed.wait() == 137, killed.err
+    done = node(tmp_path, "pytorchjob", *words)
+    assert done.wait() == 0, done.err
+    assert json.loads(done.out)["steps"] == harness.STEPS
+    assert not (tmp_path / "runs" / "tiny" / "ended.json").exists()
+
+
+def test_a_peer_that_is_killed(tmp_path: Path, cache: Path) -> None:
+    meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    words = [*meeting, "--config", config_file(tmp_path, cache)]
+    fault = {"LLMTRAIN_FAULT": "after_optimizer:3:1:kill"}
+    nodes = [node(tmp_path, "pytorchjob", "--node-rank", rank, *words, **fault) for rank in (0, 1)]
+    assert [one.wait() for one in nodes] == [203, 137], nodes[0].err
+
+
+def test_mistakes_stay_64(tmp_path: Path) -> None:
+    done = node(tmp_path, "pytorchjob", "--config", "gpt_smoke", "--set", "trainer.no_such=1", "--json")
+    assert done.wait(30) == 64
+    assert json.loads(done.out)["error"] == "ConfigError"
+
+
+def test_an_unknown_platform(tmp_path: Path) -> None:
+    done = node(tmp_path, "pytorch_job", "--json", "--", "true")
+    assert done.wait(30) == 64
+    error = json.loads(done.out)
+    assert "LLMTRAIN_EXIT_CODES 'pytorch_job' is unknown" in error["what"]
+    assert error["known"] == ["pytorchjob", "statefulset"]
+
+
+def test_no_platform_changes_nothing(tmp_path: Path) -> None:
+    done = node(tmp_path, "", "--", sys.executable, "-c", TRAINER, 75)
+    done.wait_for((tmp_path / "pid").exists)
+    assert int((tmp_path / "pid").read_text()) == done.pid
+    done.send(signal.SIGTERM)
+    assert done.wait(10) == 75
+
+
+# StatefulSet: pods are always started again.
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_finished_script_waits_to_be_removed(tmp_path: Path, number: int) -> None:
+    one = node(tmp_path, "statefulset", "--", "true")
+    wait_until_idle(one, 0)
+    remove(one, number)
+    assert list(tmp_path.iterdir()) == [], "a script without a config has no run"
+
+
+@pytest.mark.parametrize("code", [1, 69, 75])
+def test_other_codes_end_as_they_are(tmp_path: Path, code: int) -> None:
+    done = node(tmp_path, "statefulset", "--", sys.executable, "-c", f"raise SystemExit({code})")
+    assert done.wait(30) == code
+    assert IDLE_MARK not in done.err
+
+
+def test_one_that_was_told_already_does_not_wait(tmp_path: Path) -> None:
+    """The signal came in the run's last moment: no second one will come."""
+    done = node(tmp_path, "statefulset", "--", sys.executable, "-c", TRAINER, 0)
+    done.wait_for((tmp_path / "pid").exists)
+    done.send(signal.SIGTERM)
+    assert done.wait(10) == 0
+    assert idle_line(0) in done.err
+
+
+@pytest.mark.parametrize("words", [["--no-such-option"], ["--set", "trainer.no_such=1"], ["--nodes", "0"]])
+def test_mistakes_are_told_first(tmp_path: Path, words: list[str]) -> None:
+    one = node(tmp_path, "statefulset", "--json", *words)
+    wait_until_idle(one, 64)
+    assert one.err.index("error: ") < one.err.index(IDLE_MARK)
+    assert json.loads(one.out)["exit_code"] == 64
+    remove(one)
+
+
+def test_the_line_is_there_whatever_the_log_looks_like(tmp_path: Path, cache: Path) -> None:
+    path = config_file(tmp_path, cache, logging__level="ERROR", logging__json_output=True)
+    one = node(tmp_path, "statefulset", "--config", path, "--set", "data.name=text_files", "--set", "data.files=['no']")
+    wait_until_idle(one, 65)
+    assert record(tmp_path) == {"exit_code": 65, "launch": "1"}
+    remove(one)
+
+
+def test_a_finished_run_is_not_started_again(tmp_path: Path, cache: Path) -> None:
+    path = config_file(tmp_path, cache)
+    stopped = node(tmp_path, "statefulset", "--config", path, LLMTRAIN_FAULT="after_optimizer:3:0:term")
+    assert stopped.wait() == 75, stopped.err
+    ended_file = tmp_path / "runs" / "tiny" / "ended.json"
+    assert not ended_file.exists()
+    first = node(tmp_path, "statefulset", "--config", path, "--json")
+    wait_until_idle(first, 0)
+    assert json.loads(first.out)["resumed_from"] == 3
+    assert record(tmp_path) == {"exit_code": 0, "launch": "1"}
+    assert sorted(p.name for p in ended_file.parent.glob(".ended*")) == []
+    before = harness.tree(tmp_path / "runs", without=())
+    started = time.monotonic()
+    again = node(tmp_path, "statefulset", "--config", path, LLMTRAIN_LAUNCH="1")
+    wait_until_idle(again, 0)
+    assert time.monotonic() - started < 5
+    assert "[TRAIN]" not in again.err
+    assert harness.tree(tmp_path / "runs", without=()) == before
+    more = ["--config", path, "--set", "trainer.max_steps=10"]
+    same = node(tmp_path, "statefulset", *more)
+    wait_until_idle(same, 0)
+    assert "[TRAIN]" not in same.err, "the launch decides, not the config"
+    resumed = node(tmp_path, "statefulset", *more, "--json", LLMTRAIN_LAUNCH="2")
+    wait_until_idle(resumed, 0)
+    assert json.loads(resumed.out)["steps"] == 10
+    assert record(tmp_path) == {"exit_code": 0, "launch": "2"}
+    for one in (first, again, same, resumed):
+        remove(one)
+
+
+def test_a_launch_that_failed_leaves_the_next_one_alone(tmp_path: Path, cache: Path) -> None:
+    """All it leaves is ended.json, in a directory that is no run yet."""
+    words = ["--config", config_file(tmp_path, cache), "--json"]
+    failed = node(tmp_path, "statefulset", *words, "--nodes", "3:1")
+    wait_until_idle(failed, 64)
+    assert [path.name for path in (tmp_path / "runs" / "tiny").iterdir()] == ["ended.json"]
+    again = node(tmp_path, "statefulset", *words)
+    wait_until_idle(again, 64)
+    assert again.out == "", "corrected or not, this launch has ended"
+    fixed = node(tmp_path, "statefulset", *words, LLMTRAIN_LAUNCH="2")
+    wait_until_idle(fixed, 0)
+    result = json.loads(fixed.out)
+    assert (result["steps"], result["resumed_from"], result["generation"]) == (harness.STEPS, None, 1)
+    assert (tmp_path / "runs" / "tiny" / "meta.json").exists()
+    assert record(tmp_path) == {"exit_code": 0, "launch": "2"}
+    for one in (failed, again, fixed):
+        remove(one)
+
+
+def test_the_doctor_and_smoke_keep_nothing(tmp_path: Path, cache: Path) -> None:
+    """They say nothing about the run, which is yet to be trained."""
+    one = node(tmp_path, "statefulset", "--config", config_file(tmp_path, cache), "--smoke", "--json")
+    wait_until_idle(one, 0)
+    assert json.loads(one.out)["world_size"] == 1
+    assert not (tmp_path / "runs").exists()
+    remove(one)
+
+
+def test_two_nodes_that_finished(tmp_path: Path, cache: Path) -> None:
+    """Either may come back, and waits for no peer."""
+    words = ["--nodes", 2, "--master-addr", "127.0.0.1", "--config", config_file(tmp_path, cache)]
+    port = ["--master-port", free_port()]
+    nodes = [node(tmp_path, "statefulset", "--node-rank", rank, *words, *port) for rank in (0, 1)]
+    for one in nodes:
+        wait_until_idle(one, 0)
+    for rank in (0, 1):
+        remove(nodes[rank])
+        back = node(tmp_path, "statefulset", "--node-rank", rank, *words, *port)
+        wait_until_idle(back, 0)
+        assert "[TRAIN]" not in back.err
+        remove(back)
+
+
+def test_the_peer_of_a_node_that_failed_for_good(tmp_path: Path, cache: Path) -> None:
+    """Node 1 has another config, and waits to be removed; node 0 misses it, is started again, and waits as well."""
+    path = config_file(tmp_path, cache, distributed__join_timeout_sec=4)
+    words = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--config", path]
+    first = node(tmp_path, "statefulset", "--node-rank", 0, *words, LLMTRAIN_DEBUG="1")
+    first.wait_for(lambda: "[DDP]" in first.err)
+    mistaken = node(tmp_path, "statefulset", "--node-rank", 1, *words, "--set", "trainer.grad_accum_steps=3")
+    wait_until_idle(mistaken, 64)
+    assert record(tmp_path) == {"exit_code": 64, "launch": "1"}
+    assert first.wait(60) == 69, first.err
+    back = node(tmp_path, "statefulset", "--node-rank", 0, *words)
+    wait_until_idle(back, 64)
+    for one in (mistaken, back):
+        remove(one)
+
+
+def test_a_volume_that_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ["--config", "gpt_smoke", "--set", "output.root_dir=file/runs", "--set", "output.run_id=tiny"]
+    one = node(tmp_path, "statefulset", *words, "--nodes", "0")
+    wait_until_idle(one, 64)
+    assert "ended.json cannot be written" in one.err
+    remove(one)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "{}", '{"launch": "1"}', '{"launch": 1, "exit_code": 0}', '{"launch": "1", "exit_code": 75}'],
+)
+def test_a_record_that_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ended.json").write_text(text)
+    assert ended_before(RunDirectory(tmp_path)) is None

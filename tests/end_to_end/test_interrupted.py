@@ -1,0 +1,74 @@
+"""What happens to runs on a cluster: a pod is deleted, a run is stopped and goes on with another number of nodes."""
+
+import json
+import re
+
+import pytest
+from kube import Kube
+
+from llmtrain.registry import LAUNCHERS
+
+STEPS = 120
+# Slow enough to be caught in the middle: the sums are the same, only more of them.
+SLOWER = ["trainer.max_steps=120", "model.d_model=128", "model.block_size=128", "trainer.save_every_steps=10"]
+SET = [word for setting in SLOWER for word in ("--set", setting)]
+
+
+@pytest.fixture(scope="module")
+def reference(kube: Kube) -> str:
+    result = kube.local("train", "--config", "ddp_smoke", "--processes", "2", *SET, "--json").json
+    return str(result["state_sha256"])
+
+
+def finished_hash(kube: Kube, run: str) -> str:
+    kube.llmtrain("fetch", run)
+    return str(json.loads((kube.folder / "runs" / run / "finished.json").read_text())["state_sha256"])
+
+
+def deleted_pod(kube: Kube, kind: str, reference: str) -> None:
+    run = f"{kind.replace('_', '-')}-pod"
+    kube.llmtrain(*kube.launch_words(kind, run, *SET), "--detach")
+    kube.wait(run, lambda status: (status["step"] or 0) >= 20)
+    victim = next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == 1)
+    kube.kubectl("delete", "pod", victim, "--wait=false")
+    before = kube.status(run)["step"]
+    watched = kube.llmtrain("status", run, "--watch")
+    assert kube.status(run)["state"] == "finished"
+    assert finished_hash(kube, run) == reference
+    starts = [int(step) for step in re.findall(r"from step (\d+) to", watched.out + watched.err)]
+    assert starts, watched.out + watched.err
+    assert all(before - start <= 10 for start in starts)  # the save interval, and the deleted pod was told to save
+    kube.llmtrain("delete", run)
+
+
+def test_a_deleted_pod_comes_back(kube: Kube, reference: str) -> None:
+    deleted_pod(kube, "indexed_job", reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(set(LAUNCHERS) - {"indexed_job"}))
+def test_a_deleted_pod_comes_back_on_every_kind(kube: Kube, kind: str, reference: str) -> None:
+    deleted_pod(kube, kind, reference)
+
+
+def test_stopped_and_resumed_on_one_node(kube: Kube, reference: str) -> None:
+    run = "stopped"
+    kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), "--detach")
+    kube.wait(run, lambda status: (status["step"] or 0) >= 20)
+    again = kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), expect=64)
+    assert "exists already" in again.err
+
+    stopped = kube.llmtrain("stop", run)
+    assert "[SAVE]" in stopped.err
+    status = kube.status(run)
+    assert status["state"] == "stopped"
+    assert status["pods"] == []
+    saved = kube.llmtrain("fetch", run, "--json").json
+    assert saved["checkpoints"]
+    assert kube.llmtrain("logs", run).out.count("[TRAIN]") > 1  # from the volume: there are no pods
+
+    resumed = kube.llmtrain("resume", run, "--nodes", "1")
+    assert "from step 0 " not in resumed.out + resumed.err
+    assert kube.status(run)["nodes"] == 1
+    assert finished_hash(kube, run) == reference
+    kube.llmtrain("delete", run)

@@ -1,0 +1,345 @@
+"""An API server of our own on 127.0.0.1, for tests that need a cluster's answers and not a cluster.
+
+It keeps objects in memory and knows what llmtrain asks of the real one: get, list (label and field selectors), create,
+merge-patch, delete, and logs with all their options. The real client talks to it over HTTP. It runs nothing: a test
+says what pods do by changing them. It can also be away.
+"""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from llmtrain.launch.cluster import PLURALS, Cluster
+
+Object = dict[str, Any]
+KINDS = {plural: kind for kind, plural in PLURALS.items() if kind != "PodMetrics"}
+Key = tuple[str, str, str]
+"""Plural, namespace, name."""
+
+
+def merge(old: Object, change: Object) -> Object:
+    """As in RFC 7386: null removes."""
+    new = dict(old)
+    for key, value in change.items():
+        if value is None:
+            new.pop(key, None)
+        elif isinstance(value, dict):
+            new[key] = merge(new[key] if isinstance(new.get(key), dict) else {}, value)
+        else:
+            new[key] = value
+    return new
+
+
+@dataclass
+class Log:
+    """Of one container; a restart makes a new one, and only the one before it is kept."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    previous: list[tuple[str, str]] | None = None
+    is_ended: bool = False
+
+
+@dataclass
+class KubeServer:
+    port: int = 0
+    objects: dict[Key, Object] = field(default_factory=dict)
+    logs: dict[tuple[str, str, str], Log] = field(default_factory=dict)
+    """By namespace, pod and container."""
+    missing_kinds: set[str] = field(default_factory=set)
+    """Plurals of kinds whose operator is not installed."""
+    metrics: dict[str, dict[str, str]] | None = None
+    """Pod -> what its container uses; None: nothing is measured here."""
+    forbidden: set[str] = field(default_factory=set)
+    """Plurals that nobody may read; `log` is one too."""
+    is_away: bool = False
+    requests: list[str] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _clock: int = 0
+    _uids: int = 0
+
+    def cluster(self, namespace: str = "team") -> Cluster:
+        from kubernetes import client
+
+        settings = client.Configuration()
+        settings.host = f"http://127.0.0.1:{self.port}"
+        return Cluster(settings, "test", namespace)
+
+    def add(self, manifest: Object) -> Object:
+        """Make an object as the real server would, with its time and its uid."""
+        with self.lock:
+            meta = manifest["metadata"]
+            key = (PLURALS[manifest["kind"]], meta.get("namespace", "team"), meta["name"])
+            self._uids += 1
+            stamps = {"uid": f"uid-{self._uids}", "creationTimestamp": now(), "namespace": key[1]}
+            self.objects[key] = {**manifest, "metadata": {**stamps, **meta}}
+            return self.objects[key]
+
+    def change(self, kind: str, name: str, change: Object, namespace: str = "team") -> None:
+        with self.lock:
+            key = (PLURALS[kind], namespace, name)
+            self.objects[key] = merge(self.objects[key], change)
+
+    def remove(self, kind: str, name: str, namespace: str = "team") -> None:
+        with self.lock:
+            del self.objects[PLURALS[kind], namespace, name]
+            for key in [key for key in self.logs if kind == "Pod" and key[:2] == (namespace, name)]:
+                del self.logs[key]
+
+    def say(self, pod: str, *lines: str, container: str = "trainer", namespace: str = "team") -> None:
+        """Lines of a container, each a moment after the one before."""
+        with self.lock:
+            log = self.logs.setdefault((namespace, pod, container), Log())
+            for line in lines:
+                log.lines.append((self.tick(), line))
+
+    def tick(self) -> str:
+        """The next time, in nanoseconds as containers' logs have it, without trailing zeros."""
+        self._clock += 100_000_010
+        seconds, rest = divmod(self._clock, 1_000_000_000)
+        fraction = f"{rest:09}".rstrip("0")
+        return f"2026-01-01T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction}Z"
+
+    def end_log(self, pod: str, container: str = "trainer", namespace: str = "team") -> None:
+        with self.lock:
+            self.logs.setdefault((namespace, pod, container), Log()).is_ended = True
+
+    def restart_log(self, pod: str, container: str = "trainer", namespace: str = "team") -> None:
+        """Its container is started again. Whoever follows the old one comes to its end."""
+        with self.lock:
+            old = self.logs[namespace, pod, container]
+            old.is_ended = True
+            self.logs[namespace, pod, container] = Log(previous=old.lines)
+
+    def asked(self) -> Counter[str]:
+        return Counter(self.requests)
+
+
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    kube: KubeServer
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words: object) -> None:
+        pass
+
+    def handle_one_request(self) -> None:
+        if self.kube.is_away:
+            self.close_connection = True
+            return
+        super().handle_one_request()
+
+    def do_GET(self) -> None:
+        place, query = self._read()
+        if place is None:
+            self._refuse(404, "404 page not found", is_text=True)
+        elif place.part == "log":
+            self._log(place, query)
+        elif place.name:
+            with self.kube.lock:
+                found = self.kube.objects.get((place.plural, place.namespace or "", place.name))
+            if found is None:
+                self._refuse(404, f'{place.plural} "{place.name}" not found')
+            else:
+                self._answer(200, found)
+        else:
+            self._list(place, query)
+
+    def do_POST(self) -> None:
+        place, query = self._read()
+        manifest = self._body()
+        assert place is not None
+        key = (place.plural, place.namespace or "", manifest["metadata"]["name"])
+        if key in self.kube.objects:
+            self._refuse(409, f'{place.plural} "{key[2]}" already exists')
+        else:
+            self._answer(201, manifest if query.get("dryRun") else self.kube.add(manifest))
+
+    def do_PATCH(self) -> None:
+        place, _ = self._read()
+        change = self._body()
+        assert place is not None
+        key = (place.plural, place.namespace or "", place.name)
+        if key not in self.kube.objects:
+            self._refuse(404, f'{place.plural} "{place.name}" not found')
+            return
+        with self.kube.lock:
+            self.kube.objects[key] = merge(self.kube.objects[key], change)
+        self._answer(200, self.kube.objects[key])
+
+    def do_DELETE(self) -> None:
+        place, _ = self._read()
+        self._body()
+        assert place is not None
+        with self.kube.lock:
+            found = self.kube.objects.pop((place.plural, place.namespace or "", place.name), None)
+        if found is None:
+            self._refuse(404, f'{place.plural} "{place.name}" not found')
+        else:
+            self._answer(200, found)
+
+    def _read(self) -> "tuple[_Place | None, dict[str, str]]":
+        url = urlsplit(self.path)
+        query = dict(parse_qsl(url.query))
+        place = _Place.of(unquote(url.path))
+        is_known = place is not None and place.plural in KINDS and place.plural not in self.kube.missing_kinds
+        if place is not None and place.is_metrics:
+            is_known = self.kube.metrics is not None
+        self.kube.requests.append(f"{self.command} {place.what if place else self.path}")
+        return (place if is_known else None), query
+
+    def _body(self) -> Object:
+        value: Object = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        return value
+
+    def _list(self, place: "_Place", query: dict[str, str]) -> None:
+        if place.plural in self.kube.forbidden:
+            self._refuse(403, f'{place.plural} is forbidden: User "me" cannot list resource "{place.plural}"')
+            return
+        with self.kube.lock:
+            if place.is_metrics:
+                rows = [
+                    {"metadata": {"name": pod}, "containers": [{"name": "trainer", "usage": usage}]}
+                    for pod, usage in (self.kube.metrics or {}).items()
+                ]
+                self._answer(200, {"items": rows})
+                return
+            found = [
+                value
+                for (plural, namespace, _), value in self.kube.objects.items()
+                if plural == place.plural
+                and place.namespace in (None, namespace)
+                and _fits(value["metadata"].get("labels") or {}, query.get("labelSelector", ""))
+                and _fits(_flat(value), query.get("fieldSelector", ""))
+            ]
+        self._answer(200, {"items": found})
+
+    def _log(self, place: "_Place", query: dict[str, str]) -> None:
+        key = (place.namespace or "", place.name, query["container"])
+        with self.kube.lock:
+            log = self.kube.logs.get(key)
+            is_there = (place.plural, key[0], key[1]) in self.kube.objects
+        if "log" in self.kube.forbidden:
+            self._refuse(403, 'pods "x" is forbidden: User "me" cannot get resource "pods/log"')
+        elif not is_there:
+            self._refuse(404, f'pods "{place.name}" not found')
+        elif log is None or ("previous" in query and log.previous is None):
+            self._refuse(400, f'container "{key[2]}" in pod "{place.name}" is waiting to start')
+        else:
+            self._send_log(log, query)
+
+    def _send_log(self, log: Log, query: dict[str, str]) -> None:
+        rows = (log.previous or []) if "previous" in query else log.lines
+        start = 0
+        if "tailLines" in query:
+            start = max(0, len(rows) - int(query["tailLines"]))
+        since = query.get("sinceTime", "")[:19]  # whole seconds, as the real one
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        while not self.kube.is_away:
+            with self.kube.lock:
+                ready, is_ended = rows[start:], log.is_ended
+            start += len(ready)
+            for stamp, line in ready:
+                if stamp[:19] >= since:
+                    text = f"{stamp} {line}\n" if "timestamps" in query else f"{line}\n"
+                    self._chunk(text.encode())
+            if "follow" not in query or is_ended:
+                self._chunk(b"")
+                return
+            time.sleep(0.01)
+        self.close_connection = True  # in the middle of it
+
+    def _chunk(self, data: bytes) -> None:
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def _answer(self, status: int, value: Object) -> None:
+        self._send(status, json.dumps(value).encode(), "application/json")
+
+    def _refuse(self, status: int, message: str, is_text: bool = False) -> None:
+        body = message if is_text else json.dumps({"kind": "Status", "code": status, "message": message})
+        self._send(status, body.encode(), "text/plain" if is_text else "application/json")
+
+    def _send(self, status: int, data: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """An address taken apart: /apis/GROUP/VERSION/namespaces/NS/PLURAL/NAME/PART."""
+
+    plural: str
+    namespace: str | None
+    name: str
+    part: str
+    is_metrics: bool
+
+    @property
+    def what(self) -> str:
+        return "metrics" if self.is_metrics else self.part or f"{self.plural}{'/' + self.name if self.name else ''}"
+
+    @classmethod
+    def of(cls, path: str) -> "_Place | None":
+        words = path.strip("/").split("/")
+        group, rest = (words[1], words[3:]) if words[0] == "apis" else ("", words[2:])
+        namespace = None
+        if rest and rest[0] == "namespaces":
+            namespace, rest = rest[1], rest[2:]
+        if not rest:
+            return None
+        plural, name, part = [*rest, "", ""][:3]
+        return cls(plural, namespace, name, part, group == "metrics.k8s.io")
+
+
+def _fits(values: dict[str, Any], selector: str) -> bool:
+    for term in filter(None, selector.split(",")):
+        key, equals, wanted = term.partition("=")
+        if key not in values or (equals and values[key] != wanted):
+            return False
+    return True
+
+
+def _flat(value: Object, before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{before}{key}.") if isinstance(item, dict) else {f"{before}{key}": item}
+    return flat
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *words: object) -> None:
+        """Clients come and go."""
+
+
+@contextmanager
+def kube_server() -> Iterator[KubeServer]:
+    kube = KubeServer()
+    handler = type("Handler", (_Handler,), {"kube": kube})
+    server = _Server(("127.0.0.1", 0), handler)
+    kube.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield kube
+    finally:
+        kube.is_away = True  # logs that are followed end
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,84 @@
+"""A stand-in for a cluster, for what reads the runs volume: its pods do not exist. A command in a pod runs here as a
+process of its own, with the variables the pod would have and the volume's directory in place of its mount path. What it
+says comes in odd pieces, and the connection breaks where a test wants it to."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from llmtrain.config.document import Document
+from llmtrain.config.load import build_config
+from llmtrain.errors import ClusterError
+from llmtrain.launch.plan import Work
+from llmtrain.launch.record import Record
+
+PIECE = 7919
+
+
+class NearCluster:
+    name = "near"
+    namespace = "ns"
+
+    def __init__(self, volume: Path, breaks: list[int] | None = None, pause_sec: float = 0.0) -> None:
+        self.volume, self.breaks, self.pause_sec = volume, breaks or [], pause_sec
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.made: list[dict[str, Any]] = []
+        self.commands: list[list[str]] = []
+        self.claims: dict[str, dict[str, Any]] = {"runs": {}}
+        self.status: dict[str, Any] = {"phase": "Running"}
+        self.before: Callable[[list[str]], None] = lambda words: None
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str) -> dict[str, Any] | None:
+        return {"Pod": self.pods, "PersistentVolumeClaim": self.claims}.get(kind, {}).get(name)
+
+    def find(self, api_version: str, kind: str, namespace: str | None, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        return [{"metadata": {"name": name}} for name in self.claims] if kind == "PersistentVolumeClaim" else []
+
+    def create(self, manifest: dict[str, Any], dry_run: bool = False) -> dict[str, Any]:
+        self.made.append(manifest)
+        self.pods[manifest["metadata"]["name"]] = {**manifest, "status": self.status}
+        return manifest
+
+    def delete(self, api_version: str, kind: str, name: str, namespace: str, grace_sec: int | None = None) -> bool:
+        return self.pods.pop(name, None) is not None
+
+    def run(self, pod: str, namespace: str, container: str, command: list[str]) -> Iterator[bytes]:
+        if pod not in self.pods:
+            raise ClusterError(f"There is no pod {pod} any more.")
+        (box,) = self.pods[pod]["spec"]["containers"]
+        mount = box["volumeMounts"][0]["mountPath"]
+        words = [word.replace(mount, str(self.volume), 1) if word.startswith(mount) else word for word in command]
+        self.commands.append(words[3:])
+        self.before(words[3:])
+        limit = self.breaks.pop(0) if self.breaks else None
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", *words[1:]],  # no package of this environment can be imported
+            env={**os.environ, **{row["name"]: row["value"] for row in box["env"]}},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout and process.stderr
+        try:
+            while piece := process.stdout.read(PIECE if limit is None else min(PIECE, limit)):
+                yield piece
+                time.sleep(self.pause_sec)
+                limit = None if limit is None else limit - len(piece)
+                if limit == 0:
+                    raise ClusterError("The connection broke off.")
+            if process.wait():
+                raise ClusterError(f"A command in {pod} failed: {process.stderr.read().decode()}")
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            process.stderr.close()
+
+
+def near_record(run_id: str) -> Record:
+    launch = {"name": run_id, "namespace": "ns", "image": "me/llmtrain:1", "runs_volume": {"claim": "runs"}}
+    config = build_config(Document("test", {"launch": launch}))
+    return Record(run_id, "ns", config, Work(), 1, "", None)

@@ -1,0 +1,141 @@
+"""Runs in the API server of the tests: their real manifests, and pods that do what a test says."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmtrain.config.load import load_config
+from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.manifests import render
+from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
+from llmtrain.launch.record import Record, find_record
+from tests.kube_server import KubeServer, now
+
+Object = dict[str, Any]
+STEP = "[TRAIN] step {}/30 | loss 5.1922 | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left"
+INDEX_LABELS = {
+    "indexed_job": "batch.kubernetes.io/job-completion-index",
+    "stateful_set": "apps.kubernetes.io/pod-index",
+    "pytorch_job": "training.kubeflow.org/replica-index",
+    "train_job": "batch.kubernetes.io/job-completion-index",
+    "job_set": "batch.kubernetes.io/job-completion-index",
+}
+
+
+def running() -> Object:
+    return {"running": {"startedAt": now()}}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    return {"waiting": {"reason": reason, "message": message}}
+
+
+def ended(code: int, reason: str = "") -> Object:
+    reason = reason or ("Error" if code else "Completed")
+    return {"terminated": {"exitCode": code, "reason": reason, "startedAt": now()}}
+
+
+@dataclass
+class FakeRun:
+    kube: KubeServer
+    plan: JobPlan
+    made: int = 0
+    pods: dict[int, str] = field(default_factory=dict)
+    """Node -> its newest pod."""
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.kube.cluster()
+
+    @property
+    def record(self) -> Record:
+        return find_record(self.cluster, self.plan.run_id, self.plan.namespace)
+
+    @property
+    def kind(self) -> str:
+        return find_kind(self.plan.launch).kind
+
+    def pod(self, index: int, state: Object | None = None, role: str = "worker", **more: Any) -> str:
+        """A new pod of a node; it runs unless told otherwise. Of one that replaces another, the time is later."""
+        self.made += 1
+        kind = self.plan.launch.kind
+        ending = f"-{self.made:05}" if kind in ("indexed_job", "job_set", "train_job") else ""
+        name = f"{self.plan.run_id}-{index}{ending}"
+        labels = {**self.plan.labels, INDEX_LABELS[kind]: str(index), "training.kubeflow.org/replica-type": role}
+        created = {"creationTimestamp": f"2026-01-01T00:00:{self.made:02}Z"}
+        self.kube.add(
+            {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {"name": name, "namespace": self.plan.namespace, "labels": labels, **created},
+                "spec": {"nodeName": f"machine-{index}"},
+                "status": {"phase": "Pending"},
+            }
+        )
+        self.pods[index] = name
+        self.set(index, running() if state is None else state, **more)
+        return name
+
+    def set(
+        self,
+        index: int,
+        state: Object,
+        *,
+        restarts: int = 0,
+        last: Object | None = None,
+        conditions: list[Object] | None = None,
+        is_leaving: bool = False,
+    ) -> None:
+        """What the container of a node's pod does now."""
+        code = state.get("terminated", {}).get("exitCode")
+        phase = "Running" if "running" in state else "Pending"
+        if code is not None:
+            phase = "Failed" if code else "Succeeded"
+        if restarts and "waiting" in state:
+            phase = "Running"
+        row = {"name": self.plan.container, "state": state, "lastState": last or {}, "restartCount": restarts}
+        name = self.pods[index]
+        key = ("pods", self.plan.namespace, name)
+        with self.kube.lock:
+            pod = self.kube.objects[key]
+            status = {"phase": phase, "containerStatuses": [row] if state else [], "conditions": conditions or []}
+            meta = {**pod["metadata"], **({"deletionTimestamp": now()} if is_leaving else {})}
+            self.kube.objects[key] = {**pod, "metadata": meta, "status": status}
+        if "running" in state:
+            self.kube.say(name, container=self.plan.container)
+
+    def say(self, index: int, *lines: str) -> None:
+        self.kube.say(self.pods[index], *lines, container=self.plan.container)
+
+    def end(self, index: int, code: int = 0, reason: str = "") -> None:
+        """The container of a node ends, with the line it said last."""
+        self.kube.end_log(self.pods[index], container=self.plan.container)
+        self.set(index, ended(code, reason))
+
+    def finish(self, condition: str = "Complete", **more: str) -> None:
+        row = {"type": condition, "status": "True", **more}
+        self.kube.change(self.kind, self.plan.run_id, {"status": {"conditions": [row]}})
+
+    def event(self, reason: str, message: str, kind: str | None = None, name: str | None = None) -> None:
+        self.made += 1
+        about = {"kind": kind or self.kind, "name": name or self.plan.run_id, "namespace": self.plan.namespace}
+        self.kube.add(
+            {
+                "kind": "Event",
+                "metadata": {"name": f"event-{self.made}", "namespace": self.plan.namespace},
+                "type": "Warning",
+                "involvedObject": about,
+                "reason": reason,
+                "message": message,
+                "lastTimestamp": now(),
+            }
+        )
+
+
+def launch(kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", work: Work | None = None) -> FakeRun:
+    """All objects of a run, as a launch makes them. No pod yet."""
+    given = [f"launch.kind={kind}", f"launch.name={name}", "launch.namespace=team", "launch.image=me/train:1"]
+    config = load_config("ddp_smoke", [*given, "launch.nodes=2", "trainer.max_steps=30", *sets])
+    plan = plan_job(config, work or Work())
+    for manifest in render(plan):
+        kube.add(manifest)
+    return FakeRun(kube, plan)

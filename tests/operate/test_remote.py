@@ -1,0 +1,98 @@
+"""The far side of fetch, as the pod runs it: a bare Python with the source in a variable."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from llmtrain.operate import remote
+from llmtrain.operate.reader_pod import CODE, COMMAND
+
+SOURCE = Path(remote.__file__).read_text()
+
+
+def far(*words: object) -> bytes:
+    """-I -S: nothing but the standard library can be imported."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", *COMMAND[1:], *map(str, words)],
+        env={**os.environ, CODE: SOURCE},
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    return done.stdout
+
+
+def listed(folder: Path) -> dict[str, dict[str, Any]]:
+    rows = [json.loads(line) for line in far("list", folder).splitlines()]
+    return {row["path"]: row for row in rows}
+
+
+def parse(stream: bytes) -> list[tuple[dict[str, Any], bytes]]:
+    found = []
+    while stream:
+        line, _, stream = stream.partition(b"\n")
+        header = json.loads(line)
+        size = header.get("size", 0)
+        found.append((header, stream[:size]))
+        stream = stream[size:]
+    return found
+
+
+def test_lists_plain_files_only(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("x")
+    run = tmp_path / "run"
+    (run / "a" / "b").mkdir(parents=True)
+    (run / "a" / "b" / "file\n name").write_bytes(b"12345")
+    (run / "link").symlink_to(outside / "secret")
+    (run / "folder").symlink_to(outside)
+    os.mkfifo(run / "pipe")
+    rows = listed(run)
+    assert list(rows) == ["a/b/file\n name"]
+    assert rows["a/b/file\n name"]["size"] == 5
+    assert rows["a/b/file\n name"]["mtime_ns"] == (run / "a/b/file\n name").stat().st_mtime_ns
+    assert far("list", tmp_path / "nowhere") == b""
+
+
+def test_sends_many_files_and_says_what_is_gone(tmp_path: Path) -> None:
+    big = os.urandom(3 * remote.BLOCK + 17)
+    (tmp_path / "big").write_bytes(big)
+    (tmp_path / "empty").write_bytes(b"")
+    sent = parse(far("send", tmp_path, 0, "-", "big", 0, "-", "no", 0, "-", "empty"))
+    assert [header["path"] for header, _ in sent] == ["big", "no", "empty"]
+    assert sent[0][1] == big
+    assert sent[1][0] == {"path": "no", "gone": True}
+    assert sent[2][0]["size"] == 0
+
+
+def test_goes_on_only_with_the_same_version(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"0123456789")
+    version = listed(tmp_path)["file"]["version"]
+    ((header, data),) = parse(far("send", tmp_path, 4, version, "file"))
+    assert (header["offset"], data) == (4, b"456789")
+    ((header, data),) = parse(far("send", tmp_path, 4, "1-2-3", "file"))
+    assert (header["offset"], data) == (0, b"0123456789")
+    ((header, data),) = parse(far("send", tmp_path, 7, remote.ANY, "file"))
+    assert data == b"789"
+    ((header, data),) = parse(far("send", tmp_path, 99, remote.ANY, "file"))
+    assert (header["offset"], data) == (10, b"")
+
+
+def test_stays_inside_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "link").symlink_to(tmp_path / "secret")
+    (run / "folder").symlink_to(tmp_path)
+    os.mkfifo(run / "pipe")  # opening one would wait for a writer
+    for name in ("../secret", "link", "folder/secret", str(tmp_path / "secret"), ".", "pipe"):
+        assert parse(far("send", run, 0, "-", name)) == [({"path": name, "gone": True}, b"")]
+
+
+def test_ends_when_nobody_reads(tmp_path: Path) -> None:
+    """In a pod it sees only its own processes; here there are others, so only the sum of zero seconds ends."""
+    assert far("wait", 0) == b""

@@ -1,0 +1,316 @@
+"""A run directory copied to object storage: whole, in an order that never lies, and only once."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmtrain.config.document import Document
+from llmtrain.config.load import build_config, load_config
+from llmtrain.config.schema import may_change
+from llmtrain.errors import ConfigError, LlmtrainError, UsageError
+from llmtrain.runs import sync
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.sync import parse_uri, sync_run
+from s3_server import FakeS3, serve
+
+SECRET = "test-secret-access-key"
+URI = "s3://runs/team/a"
+
+
+@pytest.fixture(scope="session")
+def _boto3() -> None:
+    pytest.importorskip("boto3", reason="needs boto3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path, tiny: list[str]) -> Path:
+    """A real run, made once; tests copy it."""
+    from llmtrain.training.run import run_training
+
+    root = tmp_path_factory.mktemp("trained") / "runs"
+    wanted = [*tiny, f"output.root_dir={root}", "output.run_id=made", f"data.cache_dir={cache}"]
+    assert run_training(load_config("gpt_smoke", wanted))
+    return root / "made"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> RunDirectory:
+    return RunDirectory(Path(shutil.copytree(trained, tmp_path / "here" / "made")))
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, _boto3: None) -> Iterator[FakeS3]:
+    with serve() as store:
+        store.buckets["runs"] = {}
+        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in store.environment().items():
+            monkeypatch.setenv(name, value)
+        yield store
+
+
+def stored(s3: FakeS3) -> dict[str, bytes]:
+    """What is below the run's own name."""
+    return {key.removeprefix("team/a/made/"): item.data for key, item in s3.buckets["runs"].items()}
+
+
+def wanted_files(run: RunDirectory) -> dict[str, bytes]:
+    files = {path.relative_to(run.path).as_posix(): path for path in run.path.rglob("*") if path.is_file()}
+    return {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if not name.startswith((".", "heartbeats/", "lock")) and "/." not in name
+    }
+
+
+def test_everything_arrives_and_the_word_that_it_is_finished_last(s3: FakeS3, run: RunDirectory) -> None:
+    value = sync_run(run, URI)
+    assert stored(s3) == wanted_files(run)
+    assert {"config.yaml", "metrics.jsonl", "checkpoints/step_4/manifest.json", "finished.json"} <= stored(s3).keys()
+    assert value["uri"] == "s3://runs/team/a/made"
+    assert (value["files"], value["skipped"]) == (len(wanted_files(run)), 0)
+    assert value["bytes"] == sum(map(len, wanted_files(run).values()))
+    for item in s3.buckets["runs"].values():
+        assert item.metadata["sha256"] == hashlib.sha256(item.data).hexdigest()
+    order = [key.removeprefix("team/a/made/") for key in s3.uploads]
+    assert order[-1] == "finished.json"
+    assert set(order[-3:-1]) == {"checkpoints/latest", "checkpoints/best"}
+    for step in (2, 4):
+        own = [name for name in order if name.startswith(f"checkpoints/step_{step}/")]
+        assert own[-1].endswith("manifest.json")
+
+
+def test_repeated_it_sends_nothing(s3: FakeS3, run: RunDirectory) -> None:
+    first = sync_run(run, URI)
+    count = len(s3.uploads)
+    again = sync_run(run, URI + "/")
+    assert (again["files"], again["bytes"], again["skipped"]) == (0, 0, first["files"])
+    assert len(s3.uploads) == count
+
+
+def test_only_what_changed_is_sent_even_at_the_same_size(s3: FakeS3, run: RunDirectory) -> None:
+    sync_run(run, URI)
+    before = run.config.read_bytes()
+    run.config.write_bytes(before.replace(b"a", b"b", 1))
+    with run.metrics.open("a") as file:
+        file.write('{"step": 5}\n')
+    count = len(s3.uploads)
+    assert sync_run(run, URI)["files"] == 2
+    assert s3.uploads[count:] == ["team/a/made/config.yaml", "team/a/made/metrics.jsonl"]
+    assert stored(s3) == wanted_files(run)
+
+
+def test_an_object_of_someone_else_is_replaced(s3: FakeS3, run: RunDirectory) -> None:
+    """The same size says nothing without the hash."""
+    sync_run(run, URI)
+    key = "team/a/made/config.yaml"
+    s3.buckets["runs"][key] = type(s3.buckets["runs"][key])(b"x" * run.config.stat().st_size, {})
+    assert sync_run(run, URI)["files"] == 1
+    assert stored(s3) == wanted_files(run)
+
+
+def test_what_is_not_whole_stays_here(s3: FakeS3, run: RunDirectory) -> None:
+    run.lock.write_text("{}")
+    (run.path / ".config.yaml.7.tmp").write_text("half")
+    (run.path / ".new-adapter").mkdir()
+    (run.path / ".new-adapter" / "x").write_text("half")
+    (run.path / "elsewhere").symlink_to("/etc/hostname")
+    for name in ("step_6", ".tmp-step_8-x", "superseded-step_9"):
+        shutil.copytree(run.checkpoints / "step_4", run.checkpoints / name)
+    (run.checkpoints / "step_6" / "manifest.json").unlink()
+    (run.checkpoints / "step_2" / "state.json").write_text("cut")
+    (run.checkpoints / "latest").write_text("step_6\n")
+    (run.checkpoints / "best").write_text("step_4\n")
+    run.finished.unlink()
+    sync_run(run, URI)
+    names = stored(s3).keys()
+    assert {name.split("/")[1] for name in names if name.startswith("checkpoints/")} == {"step_4", "best"}
+    assert not [name for name in names if name.startswith((".", "heartbeats", "lock", "elsewhere", "finished"))]
+
+
+def test_a_manifest_cannot_name_files_outside(s3: FakeS3, run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "private").write_text("mine")
+    path = run.checkpoints / "step_2" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"]["../../../../private"] = {"bytes": 4, "sha256": "0"}
+    path.write_text(json.dumps(manifest))
+    sync_run(run, URI)
+    assert not [key for key in s3.buckets["runs"] if "step_2" in key or "private" in key]
+
+
+def test_hashes_of_checkpoints_are_not_computed_again(
+    s3: FakeS3, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for the hard links of output.layout epochs."""
+    source = run.checkpoints / "step_4" / "model.safetensors"
+    assert source.is_file()
+    run.best.mkdir()
+    os.link(source, run.best / source.name)
+    hashed: list[Path] = []
+    original = sync._file_sha256
+
+    def note(path: Path) -> str:
+        hashed.append(path)
+        return original(path)
+
+    monkeypatch.setattr(sync, "_file_sha256", note)
+    sync_run(run, URI)
+    assert {path.name for path in hashed if "checkpoints" in path.parts} == {"manifest.json"}
+    assert run.best / source.name not in hashed
+    assert stored(s3) == wanted_files(run)
+
+
+def test_a_large_file_goes_in_parts(s3: FakeS3, run: RunDirectory) -> None:
+    run.adapter.mkdir(exist_ok=True)
+    (run.adapter / "adapter_model.safetensors").write_bytes(os.urandom(9 << 20))
+    sync_run(run, URI)
+    assert stored(s3) == wanted_files(run)
+    assert sync_run(run, URI)["files"] == 0
+
+
+def test_killed_in_the_middle_and_repeated(s3: FakeS3, run: RunDirectory) -> None:
+    s3.stuck_after = 5
+    code = "import sys; from pathlib import Path; from llmtrain.runs.directory import RunDirectory; "
+    code += "from llmtrain.runs.sync import sync_run; sync_run(RunDirectory(Path(sys.argv[1])), sys.argv[2])"
+    child = subprocess.Popen([sys.executable, "-c", code, str(run.path), URI])
+    assert s3.is_stuck.wait(60)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    s3.go_on.set()
+    s3.stuck_after = None
+    assert "finished.json" not in stored(s3)
+    assert "checkpoints/latest" not in stored(s3)
+    value = sync_run(run, URI)
+    assert value["skipped"] == 5
+    assert stored(s3) == wanted_files(run)
+
+
+def test_a_checkpoint_that_is_removed_meanwhile(s3: FakeS3, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is going on and keeps only its newest checkpoints."""
+    original = sync._send_checkpoint
+
+    def removed(checkpoint: sync._Checkpoint, copy: sync._Copy) -> bool:
+        if checkpoint.folder.name == "step_2":
+            (checkpoint.folder / "state.json").unlink()
+        return original(checkpoint, copy)
+
+    monkeypatch.setattr(sync, "_send_checkpoint", removed)
+    sync_run(run, URI)
+    assert "checkpoints/step_2/manifest.json" not in stored(s3)
+    assert "checkpoints/step_4/manifest.json" in stored(s3)
+
+
+def test_no_bucket(s3: FakeS3, run: RunDirectory) -> None:
+    with pytest.raises(UsageError, match="no bucket 'nowhere'") as problem:
+        sync_run(run, "s3://nowhere/x")
+    assert problem.value.remedy
+    assert not s3.uploads
+
+
+@pytest.mark.parametrize("how", ["key", "read only"])
+def test_no_permission(s3: FakeS3, run: RunDirectory, how: str) -> None:
+    """read only: the listing works, the upload does not, and boto3 wraps that in an error of its own."""
+    s3.read_only = how == "read only"
+    s3.refused_keys = {"test-access-key-id"} if how == "key" else set()
+    with pytest.raises(UsageError, match="refuses") as problem:
+        sync_run(run, URI)
+    assert "s3:PutObject" in str(problem.value)
+    assert SECRET not in str(problem.value)
+
+
+def test_no_credentials(s3: FakeS3, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(UsageError, match="no usable credentials"):
+        sync_run(run, URI)
+    assert not s3.uploads
+
+
+@pytest.mark.usefixtures("s3")
+def test_an_endpoint_that_nobody_answers(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://someone:{SECRET}@127.0.0.1:{port}")
+    with pytest.raises(LlmtrainError, match="cannot be reached") as problem:
+        sync_run(run, URI)
+    assert not isinstance(problem.value, UsageError)
+    assert SECRET not in str(problem.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "not an endpoint")
+    with pytest.raises(UsageError, match="settings"):
+        sync_run(run, URI)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["", "runs", "/tmp/x", "gs://runs/a", "s3://", "s3:///a", f"s3://me:{SECRET}@runs/a", f"s3://runs/{SECRET}@a"],
+)
+def test_a_bad_uri_is_refused_without_being_shown(uri: str) -> None:
+    with pytest.raises(UsageError, match="s3://bucket/prefix") as problem:
+        parse_uri(uri)
+    assert SECRET not in str(problem.value)
+
+
+def test_uris() -> None:
+    assert parse_uri("s3://runs") == parse_uri("s3://runs/") == ("runs", "")
+    assert parse_uri("s3://runs/a//b/") == ("runs", "a/b/")
+
+
+def test_boto3_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="boto3 is not installed"):
+        sync_run(RunDirectory(tmp_path), URI)
+
+
+def test_the_config_field(tmp_path: Path) -> None:
+    assert load_config("gpt_smoke").output.sync_uri is None
+    assert load_config("gpt_smoke", [f"output.sync_uri={URI}"]).output.sync_uri == URI
+    assert may_change("output.sync_uri")
+    path = tmp_path / "config.yaml"
+    path.write_text(f"output: {{sync_uri: 's3://me:{SECRET}@runs/a'}}\n")
+    with pytest.raises(ConfigError, match=r"output\.sync_uri") as problem:
+        load_config(path)
+    assert SECRET not in str(problem.value)
+    with pytest.raises(ConfigError, match=r"output\.sync_uri"):
+        build_config(Document("test", {"schema_version": 2, "output": {"sync_uri": "/tmp/x"}}))
+
+
+def test_a_run_with_the_field_is_copied_at_its_end(s3: FakeS3, train, workdir: Path) -> None:
+    ended = train(f"output.sync_uri={URI}", "output.run_id=made")
+    assert ended.code == 0, ended.err
+    run = RunDirectory(workdir / "runs" / "made")
+    assert stored(s3) == wanted_files(run)
+    generations = json.loads(stored(s3)["generations.json"])
+    assert generations[-1]["ended"] == "finished"
+    assert "[DONE]" in stored(s3)["logs/train.log"].decode()
+    count = len(s3.uploads)
+    again = train(f"output.sync_uri={URI}", more=["--resume", "made"])
+    assert again.code == 0, again.err
+    assert len(s3.uploads) == count, "a run that was finished before is not copied again"
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_copy_that_fails_leaves_the_run_finished(train, workdir: Path) -> None:
+    ended = train("output.sync_uri=s3://nowhere/x", "output.run_id=made", more=["--json"])
+    assert ended.code == 0, ended.err
+    assert ended.json["status"] == "finished"
+    assert (workdir / "runs" / "made" / "finished.json").is_file()
+    assert "no bucket 'nowhere'" in ended.err
+    assert "llmtrain sync runs/made s3://nowhere/x" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_stopped_run_is_not_copied(s3: FakeS3, train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMTRAIN_FAULT", "after_optimizer:3:0:term")
+    ended = train(f"output.sync_uri={URI}", "output.run_id=made")
+    assert ended.code == 75, ended.err
+    assert not s3.buckets["runs"]

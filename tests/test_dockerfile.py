@@ -1,0 +1,118 @@
+"""What can be said of the image without building it: nothing of a host, the pods' uid, exact versions, small layers."""
+
+import fnmatch
+import json
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from llmtrain.launch.pod import CACHE_DIR, USER_ID
+
+Instruction = tuple[str, str]  # ("RUN", "pip install ...")
+
+
+@pytest.fixture(scope="module")
+def text(repo: Path) -> str:
+    return (repo / "docker" / "Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def stages(text: str) -> dict[str, list[Instruction]]:
+    """Name -> instructions, lines joined and comments left out; the stage without a name is the image."""
+    code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    found: dict[str, list[Instruction]] = {}
+    for line in code.replace("\\\n", " ").splitlines():
+        if not line.strip():
+            continue
+        word, rest = line.split(None, 1)
+        if word == "FROM":
+            _, _, name = rest.partition(" AS ")
+            found[name or "image"] = []
+        found[list(found)[-1]].append((word, " ".join(rest.split())))
+    return found
+
+
+def values(stage: list[Instruction], word: str) -> list[str]:
+    return [rest for name, rest in stage if name == word]
+
+
+def test_no_host_is_written_down(text: str) -> None:
+    assert "://" not in text
+    assert not re.search(r"\b[\w-]+\.(?:com|org|io|net|dev|local)\b", text.replace("org.opencontainers", ""))
+
+
+def test_nothing_is_fetched_but_by_pip(stages: dict[str, list[Instruction]]) -> None:
+    every = [row for stage in stages.values() for row in stage]
+    assert not values(every, "ADD")
+    assert not [rest for rest in values(every, "RUN") if re.search(r"\b(?:curl|wget|git|apt|apt-get)\b", rest)]
+
+
+def test_what_leads_to_the_index_ends_before_the_image(stages: dict[str, list[Instruction]]) -> None:
+    """A stage's arguments are in its history; that of the image and of its base is kept."""
+    given = [row.split("=") for name in stages for row in values(stages[name], "ARG")]
+    assert {name for name, _ in given} == {"EXTRAS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
+    assert all(value == '""' for name, value in given if name != "EXTRAS")
+    for kept in ("base", "image"):
+        assert not values(stages[kept], "ARG")
+        assert not [rest for _, rest in stages[kept] if re.search(r"PIP_|pip\.conf|secret|index", rest, re.I)]
+    assert values(stages["image"], "FROM") == ["base"]
+    # A copy takes named results only, never the root directory or a home of the stage where pip ran.
+    assert values(stages["image"], "COPY") == ["--from=dependencies /opt/venv /opt/venv", "--from=project /image /"]
+
+
+def test_it_runs_as_the_user_of_the_pods(stages: dict[str, list[Instruction]]) -> None:
+    assert values(stages["image"], "USER") == [f"{USER_ID}:{USER_ID}"]
+    [made] = [rest for rest in values(stages["base"], "RUN") if "useradd" in rest]
+    assert f"groupadd --gid {USER_ID} llmtrain" in made
+    assert f"--uid {USER_ID} --gid {USER_ID} " in made
+    assert f"--home-dir {CACHE_DIR} " in made
+    assert f" HOME={CACHE_DIR} " in values(stages["image"], "ENV")[0]
+
+
+def test_the_working_directory_is_made_where_the_user_may_write(stages: dict[str, list[Instruction]]) -> None:
+    """WORKDIR alone would leave it to root, or to a root filesystem that is read-only."""
+    [workdir] = values(stages["image"], "WORKDIR")
+    made = re.search(r"install -d -m 1777 ([^&]+)", values(stages["base"], "RUN")[0])
+    assert made is not None
+    assert {workdir, CACHE_DIR} == set(made[1].split())
+
+
+@pytest.mark.parametrize(("word", "expected"), [("ENTRYPOINT", ["python", "-m", "llmtrain"]), ("CMD", ["--help"])])
+def test_exec_form_so_that_signals_arrive(stages: dict[str, list[Instruction]], word: str, expected: list[str]) -> None:
+    [value] = values(stages["image"], word)
+    assert json.loads(value) == expected
+
+
+def test_every_version_is_that_of_the_constraints(stages: dict[str, list[Instruction]]) -> None:
+    runs = [rest for stage in stages.values() for rest in values(stage, "RUN")]
+    installs = [part for run in runs for part in run.split("&&") if re.search(r"\bpip\b.* (?:install|wheel) ", part)]
+    assert len(installs) == 4
+    for command in installs:
+        assert ("-c /constraints.txt" in command) != ("--no-index --no-deps" in command), command
+
+
+def test_the_dependencies_do_not_depend_on_the_source(stages: dict[str, list[Instruction]]) -> None:
+    """A change of the code makes the last layer anew, the small one; nothing editable, no source tree stays."""
+    copied = [rest for name in ("base", "requirements", "dependencies") for rest in values(stages[name], "COPY")]
+    assert not [rest for rest in copied if "src" in rest.split()]
+    assert list(stages) == ["base", "requirements", "dependencies", "project", "image"]
+    assert not [rest for rest in values(stages["project"], "RUN") if re.search(r"(?:-e|--editable) ", rest)]
+
+
+def test_its_extras_exist_and_are_not_those_of_development(repo: Path, stages: dict[str, list[Instruction]]) -> None:
+    [extras] = [row.removeprefix("EXTRAS=").split(",") for row in values(stages["requirements"], "ARG")]
+    known = tomllib.loads((repo / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) <= set(known) - {"dev"}
+
+
+def test_the_build_sees_only_what_it_copies(repo: Path, stages: dict[str, list[Instruction]]) -> None:
+    """All is ignored but what is named; so no .env, no .git and no run can get into an image."""
+    rows = [row for row in (repo / ".dockerignore").read_text().splitlines() if row and not row.startswith("#")]
+    assert rows[0] == "*"
+    allowed = {row.removeprefix("!") for row in rows if row.startswith("!")}
+    every = [rest.split() for stage in stages.values() for rest in values(stage, "COPY")]
+    assert allowed == {source for words in every if not words[0].startswith("--from") for source in words[:-1]}
+    assert all((repo / name).exists() for name in allowed)
+    assert any(fnmatch.fnmatch("src/llmtrain/__pycache__", row) for row in rows[1:])

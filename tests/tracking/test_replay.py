@@ -1,0 +1,266 @@
+"""A finished or stopped run directory put into MLflow afterwards: everything once, however often it is done."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fault_harness as harness
+import pytest
+import yaml
+from fault_harness import RUN_ID
+
+from llmtrain.config.schema import Config
+from llmtrain.errors import UsageError
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.metrics import read_metrics
+from llmtrain.tracking import mlflow as tracker_module
+from llmtrain.tracking.replay import replay_run
+
+MakeConfig = Callable[..., Config]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _mlflow() -> None:
+    pytest.importorskip("mlflow", reason="needs the mlflow extra")
+    from mlflow.tracking import MlflowClient  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _no_uri_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of MLflow's with its tables made, which takes seconds: tests copy it."""
+    from mlflow.tracking import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def store(empty_store: Path, tmp_path: Path) -> str:
+    (tmp_path / "store").mkdir()
+    shutil.copy(empty_store, tmp_path / "store" / "mlflow.db")
+    return f"sqlite:///{tmp_path}/store/mlflow.db"
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory, cache: Path, tiny: list[str]) -> Path:
+    """A real run of the preset gpt_smoke, made once; tests copy it."""
+    from llmtrain.config.load import load_config
+    from llmtrain.training.run import run_training
+
+    root = tmp_path_factory.mktemp("smoke") / "runs"
+    wanted = [*tiny, f"output.root_dir={root}", f"output.run_id={RUN_ID}", f"data.cache_dir={cache}"]
+    wanted += ["trainer.eval_prompts=[hello]", "trainer.eval_prompt_tokens=4", "mlflow.experiment=tries"]
+    assert run_training(load_config("gpt_smoke", wanted))
+    return root / RUN_ID
+
+
+@pytest.fixture
+def fetched(smoke: Path, tmp_path: Path) -> RunDirectory:
+    """The run as it comes from a cluster: its config speaks of paths that are not here."""
+    run = RunDirectory(Path(shutil.copytree(smoke, tmp_path / "here" / RUN_ID)))
+    change_config(run, "output", root_dir="/out")
+    return run
+
+
+def change_config(run: RunDirectory, section: str, **values: Any) -> None:
+    config = yaml.safe_load(run.config.read_text())
+    config[section].update(values)
+    run.config.write_text(yaml.safe_dump(config))
+
+
+def read_all(uri: str) -> list[Any]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    return list(client.search_runs(ids))
+
+
+def history(uri: str, mlflow_run_id: str, name: str) -> list[tuple[int, float, int]]:
+    from mlflow.tracking import MlflowClient
+
+    rows = MlflowClient(tracking_uri=uri).get_metric_history(mlflow_run_id, name)
+    return sorted((row.step, row.value, row.timestamp) for row in rows)
+
+
+def wanted_history(run: RunDirectory, name: str) -> list[tuple[int, float, int]]:
+    rows = [row for row in read_metrics(run.metrics) if row.get(name) is not None]
+    return sorted((row["step"], row[name], round(row["time"] * 1000)) for row in rows)
+
+
+def files_of(uri: str, mlflow_run_id: str) -> set[str]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri)
+    found: set[str] = set()
+    waiting: list[str | None] = [None]
+    while waiting:
+        for item in client.list_artifacts(mlflow_run_id, waiting.pop()):
+            waiting += [item.path] if item.is_dir else []
+            found |= set() if item.is_dir else {item.path}
+    return found
+
+
+def test_everything_arrives(fetched: RunDirectory, store: str) -> None:
+    fetched.adapter.mkdir()
+    (fetched.adapter / "adapter_config.json").write_text("{}")
+    value = replay_run(fetched, store)
+    [run] = read_all(store)
+    assert value["mlflow_run_id"] == run.info.run_id
+    assert value["is_new"]
+    assert value["experiment"] == "tries"
+    assert run.info.run_name == RUN_ID
+    assert run.data.tags["llmtrain.run_id"] == RUN_ID
+    assert run.info.status == "FINISHED"
+    wanted = {"model.name": "dummy_gpt", "trainer.max_steps": "4", "world_size": "1", "steps": "4"}
+    assert wanted.items() <= run.data.params.items()
+    result = json.loads(fetched.finished.read_text())
+    assert run.data.params["parameters"] == str(result["parameters"])
+    for name in ("train/loss", "train/lr", "val/loss"):
+        assert history(store, run.info.run_id, name) == wanted_history(fetched, name)
+    times = [row["time"] for row in read_metrics(fetched.metrics)]
+    assert (run.info.start_time, run.info.end_time) == (round(min(times) * 1000), round(max(times) * 1000))
+    files = files_of(store, run.info.run_id)
+    assert {"config.yaml", "meta.json", "finished.json", "logs/train.log", "samples/step_4.json"} <= files
+    assert "adapter/adapter_config.json" in files
+    assert not [name for name in files if "step_4/" in name or "safetensors" in name]
+
+
+def test_twice_is_once(fetched: RunDirectory, store: str) -> None:
+    first = replay_run(fetched, store)
+    for note in ("kept", "lost"):  # fetched anew, the directory has no note
+        if note == "lost":
+            fetched.mlflow.unlink()
+        again = replay_run(fetched, store)
+        assert (again["mlflow_run_id"], again["is_new"]) == (first["mlflow_run_id"], False)
+        assert (again["metrics"], again["metrics_there"]) == (0, first["metrics"])
+    [run] = read_all(store)
+    assert run.info.status == "FINISHED"
+    assert history(store, run.info.run_id, "train/loss") == wanted_history(fetched, "train/loss")
+
+
+def test_a_run_that_went_on_meanwhile(fetched: RunDirectory, store: str) -> None:
+    """Stopped and replayed, then resumed with other settings and replayed again."""
+    finished = fetched.finished.read_bytes()
+    generations = fetched.generations.read_text()
+    fetched.finished.unlink()
+    fetched.generations.write_text(generations.replace('"finished"', '"stopped"'))
+    lines = fetched.metrics.read_text().splitlines(keepends=True)
+    fetched.metrics.write_text("".join(lines[:2]) + '{"step": 3, "train')  # torn by a kill
+    assert replay_run(fetched, store)["status"] == "stopped"
+    assert read_all(store)[0].info.status == "KILLED"
+    fetched.metrics.write_text("".join(lines))
+    fetched.generations.write_text(generations)
+    fetched.finished.write_bytes(finished)
+    change_config(fetched, "trainer", max_steps=5)  # MLflow never changes a parameter
+    assert replay_run(fetched, store)["metrics_there"] > 0
+    [run] = read_all(store)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["trainer.max_steps"] == "4"
+    assert history(store, run.info.run_id, "train/loss") == wanted_history(fetched, "train/loss")
+
+
+def test_a_start_that_ended_without_a_word_has_failed(fetched: RunDirectory, store: str) -> None:
+    fetched.finished.unlink()
+    fetched.generations.write_text(fetched.generations.read_text().replace('"finished"', "null"))
+    assert replay_run(fetched, store)["status"] == "failed"
+    assert read_all(store)[0].info.status == "FAILED"
+
+
+def test_a_run_that_was_tracked_live_is_completed(make_config: MakeConfig, store: str) -> None:
+    """The live tracker's own times stay, and nothing is there twice."""
+    config = make_config(mlflow__enabled=True, mlflow__tracking_uri=store)
+    ended = harness.run(config)
+    assert ended.code == 0, ended.output
+    run = RunDirectory(Path(config.output.root_dir) / RUN_ID)
+    value = replay_run(run)
+    [there] = read_all(store)
+    assert (value["mlflow_run_id"], value["metrics"], value["is_new"]) == (there.info.run_id, 0, False)
+    assert len(history(store, there.info.run_id, "train/loss")) == 8
+    assert "finished.json" in files_of(store, there.info.run_id)
+
+
+def test_the_note_of_another_store_stays(fetched: RunDirectory, store: str) -> None:
+    """A resumed run goes on in the store where it is at home."""
+    note = {"run_id": "1", "tracking_uri": "http://server", "described": True}
+    fetched.mlflow.write_text(json.dumps(note))
+    replay_run(fetched, store)
+    assert json.loads(fetched.mlflow.read_text()) == note
+    fetched.mlflow.unlink()
+    value = replay_run(fetched, store)
+    assert json.loads(fetched.mlflow.read_text())["run_id"] == value["mlflow_run_id"]
+
+
+def test_by_default_beside_the_run_directory(fetched: RunDirectory, empty_store: Path) -> None:
+    """Not in /out, where the config says, nor in a store of the pods' own file system."""
+    shutil.copy(empty_store, fetched.path.parent / "mlflow.db")
+    change_config(fetched, "mlflow", tracking_uri="sqlite:////out/not/here/mlflow.db")
+    value = replay_run(fetched)
+    assert value["tracking_uri"] == f"sqlite:///{fetched.path.parent / 'mlflow.db'}"
+    assert (fetched.path.parent / "mlartifacts").is_dir()
+    assert not Path("/out").exists()
+
+
+def test_which_store(fetched: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config before the environment, as the live tracker does; a login was not written down."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    assert replay_run(fetched)["tracking_uri"] == store
+    shutil.copytree(tmp_path / "store", tmp_path / "other")
+    named = f"sqlite:///{tmp_path}/other/mlflow.db"
+    change_config(fetched, "mlflow", tracking_uri=named)
+    assert replay_run(fetched)["tracking_uri"] == named
+    change_config(fetched, "mlflow", tracking_uri="http://***@server")
+    assert replay_run(fetched)["tracking_uri"] == store
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(UsageError, match="without its login"):
+        replay_run(fetched)
+
+
+def test_many_metrics_go_in_batches(fetched: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"step": step, "train/loss": 1 / step, "time": 1000.0 + step} for step in range(1, 2502)]
+    rows.append({"step": 2502, "train/loss": None, "time": 9000.0})  # it was not finite
+    fetched.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from mlflow.tracking import MlflowClient
+
+    sizes = []
+    original = MlflowClient.log_batch
+
+    def note(self: Any, run_id: str, metrics: Any = (), **more: Any) -> Any:
+        sizes.append(len(metrics))
+        return original(self, run_id, metrics=metrics, **more)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", note)
+    assert replay_run(fetched, store)["metrics"] == 2502
+    assert [size for size in sizes if size] == [1000, 1000, 502]
+    again = replay_run(fetched, store)
+    assert (again["metrics"], again["metrics_there"]) == (0, 2502)
+
+
+def test_mlflow_is_not_installed(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="mlflow is not installed") as problem:
+        replay_run(fetched)
+    assert "llmtrain[mlflow]" in str(problem.value)
+
+
+def test_stores_that_cannot_be_used(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    for uri in ("http://me:hidden-word@127.0.0.1:9", "nonsense://x"):
+        with pytest.raises(UsageError, match="could not be put into the MLflow store") as problem:
+            replay_run(fetched, uri)
+        assert "hidden-word" not in str(problem.value)
+        assert problem.value.remedy
+
+
+def test_a_run_without_its_config(fetched: RunDirectory, store: str) -> None:
+    fetched.config.unlink()
+    with pytest.raises(UsageError, match=r"has no config\.yaml"):
+        replay_run(fetched, store)
