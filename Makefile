@@ -20,7 +20,7 @@ setup: $(STAMP)  ## make .venv with llmtrain and every extra
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "llmtrain needs Python 3.11 or newer; set PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mlflow,hf,k8s,tensorboard,etcd,dev]'
+	PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mlflow,hf,k8s,tensorboard,etcd,s3,dev]'
 	touch $(STAMP)
 
 train: setup  ## train a small GPT on Python's own source files; CONFIG=preset or file, ARGS="--set ..."
@@ -48,7 +48,7 @@ e2e: setup  ## end to end: a wheel; every launch kind on a real cluster (../shar
 	$(BIN)/python -m pytest tests/end_to_end -m "not slow" --timeout 1200 --durations 10 -rs
 
 e2e-full: setup  ## the same with the long ones: LoRA of a real model, deleted pods on every kind
-	$(BIN)/python -m pytest tests/end_to_end --timeout 1800 --durations 20 -rs
+	LLMTRAIN_E2E_EXTRAS=hf,mlflow,s3 $(BIN)/python -m pytest tests/end_to_end --timeout 1800 --durations 20 -rs
 
 bench: setup  ## side-by-side measurements; needs ../shared/data
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

@@ -2,6 +2,8 @@
 process of its own, with the variables the pod would have and the volume's directory in place of its mount path. What it
 says comes in odd pieces, and the connection breaks where a test wants it to."""
 
+# ruff: noqa: ARG002 (the signatures are those of Cluster)
+
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from llmtrain.config.load import build_config
 from llmtrain.errors import ClusterError
 from llmtrain.launch.plan import Work
 from llmtrain.launch.record import Record
+from llmtrain.operate.reader_pod import COMMAND
 
 PIECE = 7919
 
@@ -23,14 +26,14 @@ class NearCluster:
     name = "near"
     namespace = "ns"
 
-    def __init__(self, volume: Path, breaks: list[int] | None = None, pause_sec: float = 0.0) -> None:
+    def __init__(self, volume: Path, breaks: list[int | None] | None = None, pause_sec: float = 0.0) -> None:
         self.volume, self.breaks, self.pause_sec = volume, breaks or [], pause_sec
         self.pods: dict[str, dict[str, Any]] = {}
         self.made: list[dict[str, Any]] = []
         self.commands: list[list[str]] = []
         self.claims: dict[str, dict[str, Any]] = {"runs": {}}
         self.status: dict[str, Any] = {"phase": "Running"}
-        self.before: Callable[[list[str]], None] = lambda words: None
+        self.before: Callable[[list[str]], None] = lambda _: None
 
     def get(self, api_version: str, kind: str, name: str, namespace: str) -> dict[str, Any] | None:
         return {"Pod": self.pods, "PersistentVolumeClaim": self.claims}.get(kind, {}).get(name)
@@ -52,16 +55,17 @@ class NearCluster:
         (box,) = self.pods[pod]["spec"]["containers"]
         mount = box["volumeMounts"][0]["mountPath"]
         words = [word.replace(mount, str(self.volume), 1) if word.startswith(mount) else word for word in command]
-        self.commands.append(words[3:])
-        self.before(words[3:])
+        self.commands.append(words[len(COMMAND) :])
+        self.before(words[len(COMMAND) :])
         limit = self.breaks.pop(0) if self.breaks else None
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", *words[1:]],  # no package of this environment can be imported
+            [sys.executable, *words[1:]],
             env={**os.environ, **{row["name"]: row["value"] for row in box["env"]}},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert process.stdout and process.stderr
+        assert process.stdout
+        assert process.stderr
         try:
             while piece := process.stdout.read(PIECE if limit is None else min(PIECE, limit)):
                 yield piece

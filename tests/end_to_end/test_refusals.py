@@ -40,7 +40,7 @@ def test_a_cluster_that_does_not_answer(kube: Kube, tmp_path: Path) -> None:
 
 
 def test_an_image_that_cannot_be_pulled(kube: Kube) -> None:
-    err = refused(kube, "no-image", "--set", "launch.image=nobody/has-this:1")
+    err = refused(replace(kube, image="nobody/has-this:1"), "no-image")
     assert "nobody/has-this:1" in err
     assert left(kube, "no-image") == []
 
@@ -61,7 +61,7 @@ def test_a_secret_that_is_not_there(kube: Kube) -> None:
 
 def test_a_quota(kube: Kube) -> None:
     quota: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
-    kube.apply({**quota, "spec": {"hard": {"pods": "1"}}})
+    kube.apply({**quota, "spec": {"hard": {"pods": "0"}}})
     try:
         err = refused(kube, "too-many")
         assert "quota" in err
@@ -109,7 +109,7 @@ def test_a_right_that_is_missing_takes_the_rest_back(kube: Kube, visitor: Kube) 
 
 
 def test_status_of_a_stranger(visitor: Kube) -> None:
-    done = visitor.llmtrain("status", "-A", expect=64)
+    done = visitor.local("status", "-A", "--kubeconfig", str(visitor.kubeconfig), expect=64)
     assert "You have no right to list configmaps" in done.err
 
 

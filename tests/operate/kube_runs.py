@@ -1,14 +1,15 @@
 """Runs in the API server of the tests: their real manifests, and pods that do what a test says."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
+from kube_server import KubeServer, now
 from llmtrain.config.load import load_config
 from llmtrain.launch.cluster import Cluster
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
 from llmtrain.launch.record import Record, find_record
-from tests.kube_server import KubeServer, now
 
 Object = dict[str, Any]
 STEP = "[TRAIN] step {}/30 | loss 5.1922 | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left"
@@ -41,14 +42,19 @@ class FakeRun:
     made: int = 0
     pods: dict[int, str] = field(default_factory=dict)
     """Node -> its newest pod."""
+    _record: tuple[Object, Record] | None = None
 
-    @property
+    @cached_property
     def cluster(self) -> Cluster:
         return self.kube.cluster()
 
     @property
     def record(self) -> Record:
-        return find_record(self.cluster, self.plan.run_id, self.plan.namespace)
+        """As the cluster has it now. Read again only when it was changed: parsing a config takes its time."""
+        found = self.kube.objects["configmaps", self.plan.namespace, self.plan.config_map]
+        if self._record is None or self._record[0] is not found:
+            self._record = found, find_record(self.cluster, self.plan.run_id, self.plan.namespace)
+        return self._record[1]
 
     @property
     def kind(self) -> str:
@@ -131,7 +137,9 @@ class FakeRun:
         )
 
 
-def launch(kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", work: Work | None = None) -> FakeRun:
+def launch(
+    kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", work: Work | None = None
+) -> FakeRun:
     """All objects of a run, as a launch makes them. No pod yet."""
     given = [f"launch.kind={kind}", f"launch.name={name}", "launch.namespace=team", "launch.image=me/train:1"]
     config = load_config("ddp_smoke", [*given, "launch.nodes=2", "trainer.max_steps=30", *sets])

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from llmtrain.commands.sync import command
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config, load_config
 from llmtrain.config.schema import may_change
@@ -314,3 +317,14 @@ def test_a_stopped_run_is_not_copied(s3: FakeS3, train, monkeypatch: pytest.Monk
     ended = train(f"output.sync_uri={URI}", "output.run_id=made")
     assert ended.code == 75, ended.err
     assert not s3.buckets["runs"]
+
+
+def test_the_command(s3: FakeS3, run: RunDirectory) -> None:
+    app = typer.Typer()
+    app.command()(command)
+    said = CliRunner().invoke(app, ["made", URI, "--root", str(run.path.parent)])
+    assert said.exit_code == 0, said.output
+    assert "files sent" in said.output
+    said = CliRunner().invoke(app, [str(run.path), URI, "--json"])
+    value = json.loads(said.stdout)
+    assert (value["files"], value["skipped"]) == (0, len(stored(s3)))

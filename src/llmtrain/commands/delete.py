@@ -34,14 +34,16 @@ def command(
     if records and (all_ or data) and not yes:
         which = ", ".join(record.run_id for record in records)
         _ask(f"Delete {which}{' with all data' if data else ''} in namespace {place} of {cluster.name}?")
-    left, kept = [], []
+    left: list[str] = []
+    kept: list[str] = []
     for record in records:
         listen(cluster, record)
         left += apply.delete(cluster, record, data, PodCount())
-        kept += [] if data and not record.config.launch.runs_volume.claim else [record.runs_claim]
+        if not data or record.config.launch.runs_volume.claim:
+            kept.append(record.runs_claim)
     names = [record.run_id for record in records]
     lines = [f"Run {name} is deleted." for name in names] or [f"There are no runs in namespace {place}."]
-    lines += [f"Its data stays on claim {claim}." for claim in kept]
+    lines += [f"Data stays on claim {claim}." for claim in sorted(set(kept))]
     show(json_, {"deleted": names, "namespace": place, "kept_claims": kept, "lost_pods": left}, "\n".join(lines))
     warn_of_lost(left)
 

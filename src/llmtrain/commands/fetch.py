@@ -69,16 +69,19 @@ def command(
 
 def _find(cluster: "Cluster", run: str, namespace: str, claim: str | None, image: str | None) -> "Record":
     """What the cluster remembers of the run; of one it has forgotten, what its volume is enough for."""
+    from llmtrain.launch.manifests import IMAGE_NOTE
     from llmtrain.launch.record import find_record, is_ours
 
     if claim is None:
         try:
             record = find_record(cluster, run, namespace)
-        except UsageError:
+        except UsageError as problem:
             claim = f"{run}-runs"
             found = cluster.get("v1", "PersistentVolumeClaim", claim, namespace)
             if found is None or not is_ours(found, run):
+                problem.remedy = f"{problem.remedy or ''} Files of a run it forgot are found by --claim.".strip()
                 raise
+            image = image or (found["metadata"].get("annotations") or {}).get(IMAGE_NOTE)
         else:
             return replace(record, config=record.config.with_values("launch", image=image)) if image else record
     return _made_up(run, namespace, claim, image)
@@ -144,5 +147,6 @@ def _text(value: dict[str, Any]) -> str:
     if value["only"] in ("all", "best"):
         lines.append(f"Checkpoints: {checkpoints}. The run is {'' if value['is_finished'] else 'not '}finished.")
     if "mlflow" in value:
-        lines.append(f"In MLflow: {value['mlflow']}")
+        there = value["mlflow"]
+        lines.append(f"In MLflow at {there['tracking_uri']}: run {there['mlflow_run_id']} of {there['experiment']}.")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from llmtrain.commands.cluster_options import (
     connect,
 )
 from llmtrain.commands.options import JsonOption, show
-from llmtrain.errors import UsageError
+from llmtrain.errors import ClusterError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,10 @@ def _show_one(cluster: "Cluster", run: str, namespace: str, watch: bool, json_: 
     from llmtrain.operate.follow import follow
 
     out = sys.stderr if json_ else sys.stdout  # standard output is for the object
-    status = follow(cluster, record, is_terminal=out.isatty(), out=out, tail=TAIL_LINES)
+    try:
+        status = follow(cluster, record, is_terminal=out.isatty(), out=out, tail=TAIL_LINES)
+    except KeyboardInterrupt:  # the watching ends, not the run
+        return
     if json_:
         show(json_, status.as_dict(), "")
 
@@ -95,15 +99,15 @@ def _again(make: "Callable[[], str]") -> None:
     from rich.text import Text
 
     last = ""
-    try:
-        with Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
-            while True:
+    with suppress(KeyboardInterrupt), Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
+        while True:
+            try:
                 text = make()
-                if sys.stdout.isatty():
-                    live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
-                elif text != last:
-                    print(f"{text}\n", flush=True)
-                last = text
-                time.sleep(AGAIN_SEC)
-    except KeyboardInterrupt:
-        return
+            except ClusterError as problem:  # it may come back
+                text = problem.what
+            if sys.stdout.isatty():
+                live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+            elif text != last:
+                print(f"{text}\n", flush=True)
+            last = text
+            time.sleep(AGAIN_SEC)

@@ -433,8 +433,8 @@ class OutputSection(Section):
     """`epochs`: besides checkpoints/, lay out epoch-N/rank-K/ after each epoch, and best/. They are hard links; each
     keeps its checkpoint's space when keep_checkpoints removes the original."""
     sync_uri: Annotated[str, Field(min_length=1)] | None = None
-    """Copy the run directory to s3://bucket/prefix/<run id> once the run is finished, as `llmtrain sync` does (needs
-    boto3). Credentials and endpoint come from boto3's own places, never from the URI."""
+    """Copy the run directory to s3://bucket/prefix/<run id> once the run is finished, as `llmtrain sync` does (extra
+    `s3`). Credentials and endpoint come from boto3's own places, never from the URI."""
     save_config_copy: bool = True
     """Write the resolved config to config.yaml."""
     save_meta_json: bool = True

@@ -15,7 +15,7 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.explain import AlreadyThere
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest
 from llmtrain.launch.pod import GRACE_MARGIN_SEC
 from llmtrain.launch.record import STOPPED_AT, Record, is_ours
 
@@ -91,17 +91,19 @@ def job_state(job: Object, record: Record) -> str:
 def stop(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None]) -> list[str]:
     """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
     pods that are still there after their grace period: their machine is lost."""
-    left = remove_job(cluster, record, waiting)
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     cluster.patch(
         "v1", "ConfigMap", f"{record.run_id}-config", record.namespace, {"metadata": {"annotations": {STOPPED_AT: now}}}
     )
-    return left
+    return remove_job(cluster, record, waiting)
 
 
 def delete(cluster: Cluster, record: Record, data: bool, waiting: Callable[[list[Object]], None]) -> list[str]:
     """Remove everything of a run; its volumes only where `data` says so."""
     left = remove_job(cluster, record, waiting)
+    # A fetch that was killed leaves its pod behind for a while.
+    for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
+        cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace, grace_sec=0)
     for manifest in render(record.plan):
         if manifest["kind"] == "PersistentVolumeClaim" and data:
             _delete_ours(cluster, manifest, record.run_id)

@@ -12,6 +12,7 @@ from llmtrain.launch.pod import without_empty
 
 # Conditions of a Job, which a TrainJob has too.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
+IMAGE_NOTE = "llmtrain/image"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
@@ -91,7 +92,8 @@ def _claims(plan: JobPlan) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            "metadata": metadata(plan, plan.claim(name)),
+            # A volume may outlive its run; with the image it can still be read.
+            "metadata": metadata(plan, plan.claim(name)) | {"annotations": {IMAGE_NOTE: plan.launch.image}},
             "spec": without_empty(
                 {
                     "accessModes": [volume.access_mode or default],
@@ -144,15 +146,15 @@ def _disruption_budget(plan: JobPlan) -> list[Manifest]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts as Kubernetes must read them: a config in lines, and anything like a number in quotes (1e3 is text to
-    PyYAML and a number to Go)."""
+    """Texts as Kubernetes must read them: a config in lines, and in quotes what is text to PyYAML and something else to
+    Go: 1e3, and y."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else '"' if re.match(r"[-+.]?[0-9]", text) else None
+    style = "|" if "\n" in text else '"' if re.match(r"[-+.]?[0-9]|[yYnN]$", text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

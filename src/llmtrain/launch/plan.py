@@ -24,6 +24,7 @@ JOB_FILE = "job.json"
 DEFAULT_NAMESPACE = "default"
 APP_LABEL = {"app": "llmtrain"}
 RUN_LABEL = "llmtrain/run"
+READER_LABEL = "llmtrain/reader"  # of a pod that only reads a run's volume, and is none of its nodes
 HTTPS_PORT = 443
 # What the config may say about one process's place; in a cluster each pod finds out for itself.
 PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")

@@ -1,5 +1,6 @@
 """What `follow` shows: a live view in a terminal, plain lines anywhere else."""
 
+import time
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -12,6 +13,7 @@ from llmtrain.operate.view import LOG_LINES, count, pod_text, run_view
 if TYPE_CHECKING:
     from rich.live import Live
 
+DRAW_SEC = 0.1
 MANY = 4  # more pods that changed in the same way are told in one line
 
 
@@ -46,7 +48,7 @@ class PlainLines:
     def status(self, status: RunStatus) -> None:
         self._tell_pods(status.pods)
         if self._state is None or self._state[0] != status.state:
-            why = f": {status.why_short}" if status.why_short else ""
+            why = f": {status.why_short}" if status.why_short and status.state != "running" else ""
             where = f" ({status.kind} in namespace {status.namespace})" if self._state is None else ""
             self._say(f"run {status.run_id}{where} is {status.state}{why}")
         elif status.why_short and self._state[1] != status.why_short and not status.pods:
@@ -57,11 +59,13 @@ class PlainLines:
         if problem is None:
             self._say("the cluster answers again")
         else:
-            self._say(f"{problem.what} The run goes on without us; trying again.")
+            self._say(_away_text(problem))
 
     def _tell_pods(self, pods: Iterable[PodStatus]) -> None:
         changed: dict[str, list[PodStatus]] = {}
         for pod in pods:
+            if pod.phase == "Running" and pod.exit_code is not None:
+                continue  # in a moment it has failed, or runs again: that is told
             key = _pod_key(pod)
             if self._pods.get(pod.name) != key:
                 changed.setdefault(key.partition("|")[0], []).append(pod)
@@ -78,10 +82,15 @@ class PlainLines:
         print(f"[K8S] {text}", file=self._out, flush=True)
 
 
+def _away_text(problem: ClusterError) -> str:
+    return f"{problem.what.rstrip('.')}. The run goes on without us; trying again."
+
+
 def _pod_key(pod: PodStatus) -> str:
     """What of a pod is worth a line when it changes: the kubelet's back-off and its error are the same story."""
     reason = "ImagePull" if pod.reason in ("ErrImagePull", "ImagePullBackOff") else pod.reason
-    return f"{pod.phase}{f' ({reason})' if reason else ''}|{pod.node}|{pod.restarts}"
+    told = f" ({reason})" if reason and pod.phase != "Terminating" else ""
+    return f"{pod.phase}{told}|{pod.node}|{pod.restarts}"
 
 
 def _was_restarted(pod: PodStatus) -> bool:
@@ -99,6 +108,7 @@ class LiveView:
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._status: RunStatus | None = None
         self._away: str | None = None
+        self._drawn_at = 0.0
 
     def __enter__(self) -> "LiveView":
         from rich.live import Live
@@ -113,19 +123,20 @@ class LiveView:
 
     def line(self, text: str) -> None:
         self._log.append(text)
-        self._draw()
+        if time.monotonic() - self._drawn_at > DRAW_SEC:  # lines may come by the thousand
+            self._draw()
 
     def status(self, status: RunStatus) -> None:
         self._status = status
         self._draw()
 
     def away(self, problem: ClusterError | None) -> None:
-        self._away = None if problem is None else f"{problem.what} The run goes on without us; trying again."
+        self._away = None if problem is None else _away_text(problem)
         self._draw()
 
     def _draw(self) -> None:
         if self._live is None or self._status is None:
             return
-        size = self._console.size
+        self._drawn_at, size = time.monotonic(), self._console.size
         view = run_view(self._status, list(self._log), height=size.height, width=size.width, away=self._away)
         self._live.update(view, refresh=True)

@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.launch.cluster import Cluster
 from llmtrain.launch.record import Record
-from llmtrain.operate.fetch_checkpoint import MANIFEST, CheckpointFetch, FarCheckpoint, read_manifest, step_of
+from llmtrain.operate.fetch_checkpoint import CheckpointFetch, FarCheckpoint, read_manifest
 from llmtrain.operate.fetch_choice import (
     CHECKPOINTS,
     FINISHED,
@@ -37,6 +37,7 @@ from llmtrain.operate.reader import Reader, RemoteFile, Wanted, reader_pod
 from llmtrain.operate.transfer import Tally, make_parent, part_size, persist, receive, writing
 from llmtrain.runs.atomic import write_atomic
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.manifest import MANIFEST, step_of
 
 ROUNDS = 3  # a run that goes on may remove what it points to while we read it
 ROOM = 64 * 2**20  # bytes to leave free on the disk

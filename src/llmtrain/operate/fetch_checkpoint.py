@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,16 +14,7 @@ from llmtrain.operate.reader import Reader
 from llmtrain.operate.transfer import Tally, make_parent, part_size, receive, writing
 from llmtrain.runs.atomic import fsync_dir, write_synced
 from llmtrain.runs.directory import RunDirectory
-
-MANIFEST = "manifest.json"  # as training.checkpoint writes it, which cannot be imported here: it needs torch
-_FILE_NAME = re.compile(r"(?:adapter/)?[\w-][\w.-]*")
-_NAME = re.compile(r"step_(\d+)")
-
-
-def step_of(name: str) -> int | None:
-    """20 of step_20; None for what is no checkpoint (half-written, set aside)."""
-    found = _NAME.fullmatch(name)
-    return int(found[1]) if found else None
+from llmtrain.runs.manifest import MANIFEST, is_entry, is_whole
 
 
 @dataclass(frozen=True)
@@ -42,16 +32,11 @@ class FarCheckpoint:
 def read_manifest(name: str, text: bytes) -> FarCheckpoint:
     """The checkpoint that a manifest describes, or an error."""
     try:
-        value = json.loads(text)
-        files = dict(value["files"])
-        own = hashlib.sha256(json.dumps(files, indent=1, sort_keys=True).encode()).hexdigest()
-        is_whole = value["sha256"] == own and all(
-            _FILE_NAME.fullmatch(file) and isinstance(row["bytes"], int) and isinstance(row["sha256"], str)
-            for file, row in files.items()
-        )
+        files = dict(json.loads(text)["files"])
+        is_sound = is_whole(text.decode(), files) and all(is_entry(row) for row in files.values())
     except (ValueError, KeyError, TypeError):
-        is_whole = False
-    if not is_whole:
+        is_sound = False
+    if not is_sound:
         raise CheckpointError(f"{name}/{MANIFEST} on the runs volume is damaged.")
     return FarCheckpoint(name, text, files)
 
@@ -123,8 +108,13 @@ class CheckpointFetch:
         return all(came.values())
 
     def tidy(self) -> None:
-        """What earlier attempts left of checkpoints that the run has removed since."""
-        for path in self._run.checkpoints.glob(".tmp-step_*-fetch"):
+        """What earlier attempts left: of checkpoints that the run has removed since, and of those replaced here."""
+        replaced = [
+            path
+            for path in self._run.checkpoints.glob(".old-step_*")
+            if path.with_name(path.name.removeprefix(".old-")).is_dir()
+        ]
+        for path in (*self._run.checkpoints.glob(".tmp-step_*-fetch"), *replaced):
             shutil.rmtree(path, ignore_errors=True)
 
     def _temporary(self, far: FarCheckpoint) -> Path:

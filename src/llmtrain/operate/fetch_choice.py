@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from llmtrain.operate.fetch_checkpoint import step_of
+from llmtrain.runs import manifest
 from llmtrain.runs.directory import RunDirectory
 
 Only = Literal["all", "best", "metrics", "logs"]
@@ -13,7 +13,7 @@ META = _NAMES.meta.name
 GENERATIONS = _NAMES.generations.name
 FINISHED = _NAMES.finished.name
 CHECKPOINTS = _NAMES.checkpoints.name
-POINTERS = {pointer: f"{CHECKPOINTS}/{pointer}" for pointer in ("latest", "best")}
+POINTERS = {pointer: f"{CHECKPOINTS}/{pointer}" for pointer in manifest.POINTERS}
 WHO = (META, GENERATIONS, _NAMES.config.name)  # first: they say whose directory it is
 
 _NEVER = {_NAMES.lock.name, _NAMES.heartbeats.name}  # of the processes that write it
@@ -53,5 +53,5 @@ def is_link(path: str) -> bool:
 def checkpoint_of(path: str) -> str | None:
     """step_20 of a file in that checkpoint; None for other files, and for what was set aside."""
     parts = path.split("/")
-    is_inside = parts[0] == CHECKPOINTS and len(parts) > 2 and step_of(parts[1]) is not None
+    is_inside = parts[0] == CHECKPOINTS and len(parts) > 2 and manifest.step_of(parts[1]) is not None
     return parts[1] if is_inside else None

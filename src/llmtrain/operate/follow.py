@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import TextIO
 
@@ -12,7 +11,7 @@ from llmtrain.launch.record import Record, read_record
 from llmtrain.operate.display import Display, LiveView, PlainLines
 from llmtrain.operate.events import find_events
 from llmtrain.operate.pod_log import PodLogs
-from llmtrain.operate.pods import node_index, pod_statuses
+from llmtrain.operate.pods import PodStatus, node_index, pod_statuses
 from llmtrain.operate.progress import Progress
 from llmtrain.operate.state import Seen
 from llmtrain.operate.status import RunStatus, find_job, find_pods, idle_code, make_status, wants_events
@@ -60,6 +59,8 @@ class _Follower:
         self._on_never_started = on_never_started
         self._progress = Progress()
         self._seen: dict[str, Object] = {}
+        self._present: list[Object] = []
+        self._starts = 0
         self._usage: dict[str, dict[str, dict[str, str]]] | None = None
         self._events: list[Object] = []
         self._next_usage = self._next_events = 0.0
@@ -94,6 +95,7 @@ class _Follower:
         job, pods = find_job(cluster, record), find_pods(cluster, record)
         if job is None:
             record = self._record = self._read_record_again()
+        self._present = pods
         self._logs.update(pods)
         pods = self._with_replaced(pods)
         if now >= self._next_usage:
@@ -103,10 +105,18 @@ class _Follower:
             self._events = []
         elif now >= self._next_events:
             self._events, self._next_events = find_events(cluster, record.namespace), now + EVENTS_SEC
-        first = next((pod for pod in statuses if pod.index == 0), None)
-        is_idle = first is not None and first.is_running
-        idle = idle_code(cluster, record, statuses, self._progress) if is_idle else None
+        self._notice_restart(statuses)
+        idle = idle_code(cluster, record, statuses, self._progress)
         return make_status(record, Seen(job, statuses, self._progress, idle, self._events))
+
+    def _notice_restart(self, pods: list[PodStatus]) -> None:
+        """Rank 0 that was started again has not stepped yet, whatever it said before."""
+        starts = next((pod.restarts for pod in pods if pod.index == 0), self._starts)
+        if starts > self._starts:
+            self._progress = replace(
+                self._progress, has_stepped=False, tokens_per_second=None, time_left=None, idle_code=None
+            )
+        self._starts = starts
 
     def _with_replaced(self, pods: list[Object]) -> list[Object]:
         """And those we saw whose place was taken: pods that are deleted leave nothing behind to count restarts by."""
@@ -128,7 +138,7 @@ class _Follower:
         now = time.monotonic()
         if error is None:
             self._trouble_since = None
-            if any(pod.has_run for pod in status.pods):
+            if status.state in ("running", "restarting"):
                 self._on_never_started = None
             return
         self._trouble_since = now if self._trouble_since is None else self._trouble_since
@@ -149,8 +159,7 @@ class _Follower:
         deadline = time.monotonic() + DRAIN_SEC
         is_waiting = status.kind == "stateful_set" and status.state in ("finished", "failed")
         while not is_waiting and not self._logs.is_drained and time.monotonic() < deadline:
-            with suppress(ClusterError):
-                self._logs.update(find_pods(self._cluster, self._record))
+            self._logs.update(self._present)  # one that waited for an older one
             self._take_lines(until=time.monotonic() + 0.2)
         self._take_lines(until=0.0)
         status = replace(

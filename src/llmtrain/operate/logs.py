@@ -61,17 +61,23 @@ def _written(
     cluster: Cluster, record: Record, index: int | None, pods: list[Object], tail: int | None, previous: bool
 ) -> Iterator[LogLine]:
     """What is there by now, merged by time."""
-    streams = []
-    for node, own in by_index(record, pods).items():
-        if index in (None, node):
-            kept = own if previous else own[-1:]
-            lines = (line for pod in kept for line in _pod_lines(cluster, record, node, pod, tail, previous))
-            streams.append(_last(lines, tail))
+    streams = [
+        _last(_node_lines(cluster, record, node, own if previous else own[-1:], tail, previous), tail)
+        for node, own in by_index(record, pods).items()
+        if index in (None, node)
+    ]
     return heapq.merge(*streams, key=lambda line: line.time)
 
 
 def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
     return lines if count is None else deque(lines, maxlen=count)
+
+
+def _node_lines(
+    cluster: Cluster, record: Record, index: int, pods: list[Object], tail: int | None, previous: bool
+) -> Iterator[LogLine]:
+    for pod in pods:
+        yield from _pod_lines(cluster, record, index, pod, tail, previous)
 
 
 def _pod_lines(
@@ -103,11 +109,13 @@ def _followed(cluster: Cluster, record: Record, index: int | None, tail: int | N
                 job, pods = find_job(cluster, record), find_pods(cluster, record)
                 logs.update(pods)
                 answered_at = now
-                if _has_ended(record, job, pods) or all(_is_idle(record, said_last.get(node)) for node in nodes):
+                if _has_ended(record, job, pods):
                     ended_at = ended_at or now
             except ClusterError:
                 if now - answered_at > AWAY_LIMIT_SEC:
                     raise
+            if all(_is_idle(record, said_last.get(node)) for node in nodes):
+                return
             if ended_at and (logs.is_drained or now - ended_at > DRAIN_SEC):
                 return
             while (left := now + (POLL_SEC if not ended_at else 0.2) - time.monotonic()) > 0:

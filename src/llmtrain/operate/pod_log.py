@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from llmtrain.errors import ClusterError, UsageError
@@ -55,9 +56,6 @@ class PodLogs:
 
     def update(self, pods: Iterable[Object]) -> None:
         found = {i: own for i, own in by_index(self._record, pods).items() if self._index in (None, i)}
-        present = {pod["metadata"]["uid"]: pod for own in found.values() for pod in own}
-        for uid, thread in self._threads.items():
-            thread.tell_of(present.get(uid))
         if self._tail is not None:  # only the end was asked for
             self._passed_over |= {pod["metadata"]["uid"] for own in found.values() for pod in own[:-1]}
         known = self._passed_over.union(self._threads)
@@ -119,40 +117,35 @@ class _PodThread(threading.Thread):
     ) -> None:
         super().__init__(daemon=True, name=f"log of {pod['metadata']['name']}")
         self.is_done = False
-        self._pod, self._is_gone = pod, False
-        self._is_told = threading.Event()
+        self._pod = pod
         self.last_line_at = time.monotonic()
         self._cluster, self._record, self._index = cluster, record, index
         self._lines, self._is_closed, self._tail = lines, is_closed, tail
         self._last_time, self._count_at_last = "", 0
 
-    def tell_of(self, pod: Object | None) -> None:
-        """The pod as the cluster has it now; None: it is gone."""
-        self._pod = pod or self._pod
-        self._is_gone = pod is None
-        self._is_told.set()
-
     def run(self) -> None:
         restarts = self._state()[2]
         if restarts and self._tail is None:
             self._read(previous=True)
-        # A pod of the same name may follow one that is gone, and its log is not this one's: look before reading on.
-        while not self._is_closed.is_set() and not self._is_gone:
+        while True:
             state, _, now = self._state()
             if now > restarts:  # what its container said last, while nobody listened
                 restarts = now
                 self._read(previous=True)
             was_over = "terminated" in state and self._is_over()
-            self._is_told.clear()
-            if self._read() and was_over:
+            if (self._read() and was_over) or not self._is_still_there():
                 break
-            self._wait_for_news()
         self.is_done = True
 
-    def _wait_for_news(self) -> None:
-        self._is_closed.wait(RETRY_SEC)
-        while not self._is_told.wait(RETRY_SEC) and not self._is_closed.is_set():
-            pass
+    def _is_still_there(self) -> bool:
+        """Looks again, a little later. A pod of the same name may have taken its place: that one's log is not ours."""
+        meta = self._pod["metadata"]
+        while not self._is_closed.wait(RETRY_SEC):
+            with suppress(ClusterError):
+                found = self._cluster.get("v1", "Pod", meta["name"], self._record.namespace)
+                self._pod = found or self._pod
+                return found is not None and found["metadata"]["uid"] == meta["uid"]
+        return False
 
     def _state(self) -> tuple[Object, Object, int]:
         return container_state(self._pod, self._record.kind.container)

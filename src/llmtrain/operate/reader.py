@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from llmtrain.errors import ClusterError, LlmtrainError
+from llmtrain.errors import ClusterError, DataError, LlmtrainError
 from llmtrain.launch.cluster import Cluster
 from llmtrain.launch.record import Record
 from llmtrain.operate.reader_pod import COMMAND, CONTAINER, is_running, start_reader
@@ -62,7 +62,7 @@ class Reader:
         """Plain files below the run directory (or a folder of it), however deep; none where there is no such folder."""
         folder = f"{self._folder}/{prefix}".rstrip("/")
         lines = b"".join(self._run("list", folder)).splitlines()
-        rows = [_remote_file(json.loads(line), PurePosixPath(prefix)) for line in lines]
+        rows = [_remote_file(_parse(line), PurePosixPath(prefix)) for line in lines]
         return [row for row in rows if row is not None]
 
     def read(self, path: str, offset: int = 0) -> Iterator[bytes]:
@@ -77,9 +77,9 @@ class Reader:
             words = [word for want in batch for word in (str(want.offset), want.version, want.path)]
             stream = _Stream(self._run("send", self._folder, *words))
             for want in batch:
-                header = json.loads(stream.line())
+                header = _parse(stream.line())
                 if header["path"] != want.path:
-                    raise ClusterError(f"The reader pod sends {header['path']!r} where {want.path!r} was asked for.")
+                    raise DataError(f"The reader pod sends {header['path']!r} where {want.path!r} was asked for.")
                 if header.get("gone"):
                     yield Sent(want.path), iter(())
                     continue
@@ -136,12 +136,25 @@ def _batches(wanted: list[Wanted]) -> Iterator[list[Wanted]]:
         yield batch
 
 
+def _parse(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if isinstance(row["path"], str):
+            return dict(row)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise DataError(
+        f"The reader pod says {line[:100]!r}, which is no list of files.",
+        remedy="Its python3 may be a wrapper that prints. Name another image with --image; any with python3 will do.",
+    )
+
+
 def _remote_file(row: dict[str, Any], below: PurePosixPath) -> RemoteFile | None:
     """None for a name that cannot be written here (bytes that are no text)."""
+    check_path(row["path"])
     path = str(below / row["path"])
     if not path.isprintable():
         return None
-    check_path(path)
     return RemoteFile(path, int(row["size"]), int(row["mtime_ns"]), str(row["version"]))
 
 
@@ -149,7 +162,7 @@ def check_path(path: str) -> None:
     """Names come from the far side: none may lead out of the directory it is written to."""
     parts = path.split("/")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\\" in path:
-        raise ClusterError(f"The reader pod names a file outside the run directory: {path!r}. Nothing was written.")
+        raise DataError(f"The reader pod names a file outside the run directory: {path!r}. Nothing was written.")
 
 
 class _Stream:

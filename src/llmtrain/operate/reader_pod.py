@@ -8,18 +8,18 @@ from typing import Any
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
-from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
+from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL
 from llmtrain.launch.pod import CONTAINER_SECURITY, POD_SECURITY, without_empty
 from llmtrain.launch.record import Record
 
-READER_LABEL = "llmtrain/reader"  # not the run's label, by which Services, policies and StatefulSets choose pods
 CONTAINER = "reader"
 START_SEC = 120.0
 POLL_SEC = 0.5
 LIFE_SEC = 3600  # should nobody remove it: the volume is free again then,
 IDLE_SEC = 600  # or earlier, when nobody reads any more
 CODE = "LLMTRAIN_READER"
-COMMAND = ["python3", "-c", f"import os; exec(compile(os.environ['{CODE}'], 'remote.py', 'exec'))"]
+# -I -S: whatever else is installed in the image has no say in it.
+COMMAND = ["python3", "-I", "-S", "-c", f"import os; exec(compile(os.environ['{CODE}'], 'remote.py', 'exec'))"]
 NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 NOT_STARTED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 
@@ -45,7 +45,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
         "command": [*COMMAND, "wait", str(IDLE_SEC)],
-        "env": [{"name": CODE, "value": code}, {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
+        "env": [{"name": CODE, "value": code}],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "runs", "mountPath": launch.runs_volume.mount_path, "readOnly": True}],

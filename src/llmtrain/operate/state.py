@@ -92,6 +92,8 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
         return f"waits in the queue {queue}" if queue else "suspended by somebody"
     if state == "stopped":
         return f"stopped at {record.stopped_at}"
+    if state == "removed":
+        return "its job is gone: deleted by somebody, or launch.ttl_sec is over"
     if state == "incomplete":
         return f"its launch was cut short: --resume makes it whole, llmtrain delete {record.run_id} clears it away"
     if seen.job is None or state in ("stopping", "finished"):
@@ -137,7 +139,7 @@ def code_text(code: int | None) -> str:
 def reason_text(pod: PodStatus) -> str:
     """`ImagePullBackOff: what the kubelet says`."""
     word = "unschedulable" if pod.reason == "Unschedulable" else pod.reason
-    if pod.phase == "Failed" and pod.exit_code is not None:
+    if pod.exit_code is not None:
         word = code_text(pod.exit_code) if pod.reason == "Error" else f"{pod.reason}, {code_text(pod.exit_code)}"
     if pod.reason == "CrashLoopBackOff":
         return f"ended with {code_text(pod.last_exit_code)}; the cluster waits before it starts it again"

@@ -42,7 +42,7 @@ def run_text(status: RunStatus) -> str:
         f"{status.world_size}",
         f"launched   {status.launched_at}, {age_text(status.age_sec)} ago",
     ]
-    if status.step is not None or status.max_steps is not None:
+    if _step(status) != "-":
         lines.append(f"step       {', '.join([_step(status), *progress_words(status)])}")
     if status.exit_code is not None:
         lines.append(f"exit code  {status.exit_code}")

@@ -15,16 +15,16 @@ CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunCont
 
 def never_started(cluster: Cluster, record: Record, status: RunStatus) -> UsageError | None:
     """The error, where no pod has ever run and it is clear why. A pod that no machine has room for is none: a machine
-    may come."""
-    if status.has_ended or any(pod.has_run for pod in status.pods):
+    may come. Where pods are refused, those that were let in wait for them in vain: that counts as not started too."""
+    if status.state not in ("pending", "starting") or status.step is not None:
         return None
-    for pod in status.pods:
+    if len(status.pods) < record.config.launch.node_range[0]:
+        return _refused(cluster, record)
+    for pod in status.pods if not any(pod.has_run for pod in status.pods) else ():
         if pod.reason in IMAGE_REASONS:
             return _image_error(record, pod)
         if pod.reason in CONFIG_REASONS:
             return _config_error(record, pod)
-    if len(status.pods) < status.nodes:
-        return _refused(cluster, record)
     return None
 
 

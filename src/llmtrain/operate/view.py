@@ -133,8 +133,8 @@ def phase_counts(pods: Sequence[PodStatus]) -> str:
 
 def phase_text(pod: PodStatus) -> str:
     """The phase, with the reason in a word where there is one."""
-    if pod.phase == "Failed" and pod.reason == "Error":
-        return f"Failed (exit {pod.exit_code})"
+    if pod.reason == "Error":
+        return f"{pod.phase} (exit {pod.exit_code})"
     return f"{pod.phase} ({pod.reason})" if pod.reason else pod.phase
 
 

@@ -19,12 +19,10 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.logs import warn
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
 from llmtrain.runs.redact import redact
 
 CONNECT_SEC = 10
-POINTERS = ("latest", "best")
-MANIFEST = "manifest.json"
-_CHECKPOINT = re.compile(r"step_\d+")
 _SHA256 = "sha256"  # name of the object's metadata that holds it
 
 _NO_BUCKET = ("NoSuchBucket",)
@@ -117,7 +115,7 @@ def parse_uri(uri: str) -> tuple[str, str]:
 
 def check_installed(what: str) -> None:
     if importlib.util.find_spec("boto3") is None:
-        raise UsageError(f"{what}, but boto3 is not installed.", remedy="pip install 'boto3>=1.35'.")
+        raise UsageError(f"{what}, but boto3 is not installed.", remedy="pip install 'llmtrain[s3]'.")
 
 
 def _files(folder: Path, skip: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -141,7 +139,7 @@ class _Checkpoint:
 
 def _checkpoint(folder: Path) -> _Checkpoint | None:
     """A complete checkpoint: one whose manifest lists files that are there, as large as it says."""
-    if not _CHECKPOINT.fullmatch(folder.name) or folder.is_symlink():
+    if step_of(folder.name) is None or folder.is_symlink():
         return None
     manifest = read_json(folder / MANIFEST)
     try:

@@ -13,7 +13,6 @@ import errno
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,19 +26,17 @@ from llmtrain.distributed.channel import Channel
 from llmtrain.errors import CheckpointError
 from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import fsync_dir, write_atomic, write_synced
+from llmtrain.runs.manifest import MANIFEST, POINTERS, is_entry, is_whole, manifest_text, step_of
 from llmtrain.training.faults import fault
 from llmtrain.training.shards import Index, Shard, file_name, merge, read_into, read_whole
 from llmtrain.training.state import Tensors
 
 FORMAT_VERSION = 2
-MANIFEST = "manifest.json"
 STATE = "state.json"
 INDEX = "index.json"
 _FILES = {INDEX, STATE}
 _GROUPS = ("model", "optimizer")
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
-_NAME = re.compile(r"step_(\d+)")
-_FILE_NAME = re.compile(r"(?:adapter/)?[\w-][\w.-]*")
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        match = _NAME.fullmatch(self.path.name)
-        return int(match[1]) if match else 0
+        return step_of(self.path.name) or 0
 
     def verify(self) -> None:
         """Raise, naming the file, unless every byte is what was written."""
@@ -112,10 +108,9 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} is not a checkpoint: it has no {MANIFEST}.") from None
         except (OSError, ValueError, KeyError, TypeError):
             raise CheckpointError(f"{path} is damaged: it cannot be read.") from None
-        # Written in one canonical form, so any changed byte shows, in the hash or in the form.
-        if text != _manifest_text(files) or not all(_FILE_NAME.fullmatch(name) for name in files):
+        if not is_whole(text, files):
             raise CheckpointError(f"{path} is damaged: its own SHA-256 is wrong.")
-        if not files.keys() >= _FILES or not all(_is_entry(entry) for entry in files.values()):
+        if not files.keys() >= _FILES or not all(is_entry(entry) for entry in files.values()):
             raise CheckpointError(f"{path} does not list the files of a checkpoint: {', '.join(sorted(_FILES))}.")
         return files
 
@@ -130,8 +125,8 @@ class CheckpointStore:
         """Steps of the checkpoints there, oldest first. Half-written ones have other names."""
         if not self.folder.is_dir():
             return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        found = (step_of(path.name) for path in self.folder.iterdir())
+        return sorted(step for step in found if step is not None)
 
     def at(self, step: int) -> Checkpoint:
         return Checkpoint(self.folder / f"step_{step}")
@@ -161,7 +156,7 @@ class CheckpointStore:
             name = (self.folder / pointer).read_text(encoding="utf-8").strip()
         except OSError:
             return None
-        return Checkpoint(self.folder / name) if _NAME.fullmatch(name) and (self.folder / name).is_dir() else None
+        return Checkpoint(self.folder / name) if step_of(name) is not None and (self.folder / name).is_dir() else None
 
     def save(
         self,
@@ -218,7 +213,7 @@ class CheckpointStore:
             write_synced(temporary / name, data)
             files[name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         fault("save_before_manifest", step)
-        write_synced(temporary / MANIFEST, _manifest_text(files).encode())
+        write_synced(temporary / MANIFEST, manifest_text(files).encode())
         fsync_dir(temporary)
         fault("save_before_rename", step)
         publish()
@@ -294,7 +289,7 @@ def _write_shards(folder: Path, shards: list[Shard], step: int, channel: Channel
 
 def find_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint by path: its directory, a pointer (`latest`, `best`), or `step_N.pt` for step_N."""
-    if path.name in ("latest", "best"):
+    if path.name in POINTERS:
         found = CheckpointStore(path.parent).pointed(path.name)
         if found is None:
             raise CheckpointError(f"{path} names no checkpoint.")
@@ -305,7 +300,7 @@ def find_checkpoint(path: Path) -> Checkpoint:
             f"{path} is a pickle file, which can run code when loaded; llmtrain loads none.",
             remedy="Give a checkpoint directory, such as runs/<run_id>/checkpoints/step_20.",
         )
-    if not _NAME.fullmatch(plain.name) or not plain.is_dir():
+    if step_of(plain.name) is None or not plain.is_dir():
         raise CheckpointError(
             f"{path} is not a checkpoint.", remedy="Give runs/<run_id>/checkpoints/step_<N>, or a run id."
         )
@@ -340,13 +335,3 @@ def _describe(path: Path) -> dict[str, Any]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("bytes"), int) and isinstance(entry.get("sha256"), str)
-
-
-def _manifest_text(files: dict[str, Any]) -> str:
-    body = json.dumps(files, indent=1, sort_keys=True)
-    own = hashlib.sha256(body.encode()).hexdigest()
-    return json.dumps({"files": files, "sha256": own}, indent=1, sort_keys=True) + "\n"

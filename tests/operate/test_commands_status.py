@@ -1,0 +1,139 @@
+"""llmtrain status and llmtrain logs, from the command line."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import typer
+import yaml
+from kube_runs import STEP, launch
+from typer.testing import CliRunner, Result
+
+from kube_server import KubeServer
+from llmtrain.commands import logs, status
+from llmtrain.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("hurry")
+
+
+@pytest.fixture
+def kubeconfig(kube: KubeServer, tmp_path: Path) -> Path:
+    """Of the test's API server; the context says another namespace than the usual one."""
+    server = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}
+    context = {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team"}}
+    user = {"name": "me", "user": {}}
+    file = tmp_path / "kubeconfig"
+    document = {"clusters": [server], "contexts": [context], "users": [user], "current-context": "here"}
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **document}), encoding="utf-8")
+    return file
+
+
+def call(command: object, kubeconfig: Path, *words: str) -> Result:
+    app = typer.Typer()
+    app.command()(command)  # type: ignore[type-var]
+    result = CliRunner().invoke(app, [*words, "--kubeconfig", str(kubeconfig)])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_the_table_and_the_page(kube: KubeServer, kubeconfig: Path) -> None:
+    assert call(status.command, kubeconfig).stdout == "No runs in namespace team of here.\n"
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.say(0, STEP.format(5))
+    table = call(status.command, kubeconfig).stdout.splitlines()
+    assert table[0].split() == [
+        "run",
+        "state",
+        "kind",
+        "pods",
+        "step",
+        "loss",
+        "tok/s",
+        "left",
+        "restarts",
+        "age",
+        "why",
+    ]
+    assert table[1].split()[:7] == ["demo", "running", "indexed_job", "2/2", "5/30", "5.1922", "27,610"]
+    assert call(status.command, kubeconfig, "-A").stdout.splitlines()[1].split()[:2] == ["team", "demo"]
+    assert "No runs in namespace other" in call(status.command, kubeconfig, "-n", "other").stdout
+    page = call(status.command, kubeconfig, "demo").stdout
+    assert "step       5/30, loss 5.1922, 27,610 tok/s, 0:00:09 left" in page
+    assert run.pods[1] in page
+
+
+def test_json(kube: KubeServer, kubeconfig: Path) -> None:
+    run = launch(kube)
+    run.pod(0)
+    one = json.loads(call(status.command, kubeconfig, "demo", "--json").stdout)
+    assert (one["run_id"], one["state"], one["pods"][0]["name"]) == ("demo", "starting", run.pods[0])
+    every = json.loads(call(status.command, kubeconfig, "--json").stdout)
+    assert (every["context"], every["namespace"]) == ("here", "team")
+    assert every["runs"][0]["run_id"] == "demo"
+    assert set(every["runs"][0]) == set(one)
+
+
+def test_watching_one_run_to_its_end(kube: KubeServer, kubeconfig: Path) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.say(0, STEP.format(30))
+    run.end(0)
+    run.finish()
+    shown = call(status.command, kubeconfig, "demo", "--watch").stdout.splitlines()
+    assert STEP.format(30) in shown
+    assert any(line.endswith("is finished") for line in shown)
+    done = call(status.command, kubeconfig, "demo", "--watch", "--json")
+    assert json.loads(done.stdout)["state"] == "finished"
+
+
+def test_watching_all_runs_until_ctrl_c(kube: KubeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = launch(kube)
+    turns = iter(range(4))
+
+    def sleep(seconds: float) -> None:
+        assert seconds == status.AGAIN_SEC
+        match next(turns):
+            case 0:
+                run.pod(0)
+            case 1:
+                kube.is_away = True
+            case 2:
+                kube.is_away = False
+            case 3:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep))
+    shown = call(status.command, kubeconfig, "--watch").stdout
+    words = [word for word in ("pending", "starting", "does not answer") for _ in range(shown.count(word))]
+    assert words == ["pending", "starting", "starting", "does not answer"]
+
+
+@pytest.mark.parametrize("words", [("demo", "-A"), ("-A", "-n", "x"), ("--watch", "--json")])
+def test_options_that_do_not_go_together(kubeconfig: Path, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        call(status.command, kubeconfig, *words)
+
+
+def test_a_run_that_is_not_there(kube: KubeServer, kubeconfig: Path) -> None:
+    launch(kube)
+    for command in (status.command, logs.command):
+        with pytest.raises(UsageError, match="Did you mean 'demo'"):
+            call(command, kubeconfig, "demp")
+
+
+def test_logs(kube: KubeServer, kubeconfig: Path) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.say(0, "a", "b")
+    run.say(1, "c")
+    assert call(logs.command, kubeconfig, "demo").stdout == "[0] a\n[0] b\n[1] c\n"
+    assert call(logs.command, kubeconfig, "demo", "--tail", "1", "--rank", "0").stdout == "[0] b\n"
+    run.end(0)
+    run.end(1)
+    run.finish()
+    assert sorted(call(logs.command, kubeconfig, "demo", "-f").stdout.split("\n")) == ["", "[0] a", "[0] b", "[1] c"]

@@ -1,0 +1,222 @@
+"""Cluster.run: a command in a pod, against a server of our own that speaks websocket as the API server does."""
+
+import base64
+import hashlib
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
+from llmtrain.launch import cluster as cluster_module
+from llmtrain.launch.cluster import Cluster
+
+OUT, ERR, VERDICT = 1, 2, 3
+TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
+SUCCESS = json.dumps({"status": "Success"}).encode()
+FAILURE = json.dumps({"status": "Failure", "message": "exit code 1"}).encode()
+
+
+class Line:
+    """The server's end of a websocket."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self._handler = handler
+
+    def frame(self, code: int, data: bytes = b"") -> None:
+        size = len(data)
+        head = struct.pack("!BB", 0x80 | code, size) if size < 126 else struct.pack("!BBQ", 0x80 | code, 127, size)
+        self._handler.connection.sendall(head + data)
+
+    def say(self, channel: int, data: bytes) -> None:
+        self.frame(BINARY, bytes([channel]) + data)
+
+    def hear(self) -> int:
+        """What kind of frame the client sends."""
+        first, second = self._handler.rfile.read(2)
+        self._handler.rfile.read(4 + (second & 0x7F))  # the mask, and what it hides
+        return first & 0x0F
+
+
+class Server:
+    def __init__(self) -> None:
+        self.script: Callable[[Line], None] = lambda line: line.frame(CLOSE)
+        self.refusal: tuple[int, str] | None = None
+        self.phase = "Running"
+        self.asked: list[tuple[str, str]] = []
+
+    def cluster(self) -> Cluster:
+        from kubernetes import client
+
+        settings = client.Configuration()
+        settings.host = f"http://127.0.0.1:{self.port}"
+        return Cluster(settings, "test", "ns")
+
+    port = 0
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            if not url.path.endswith("/exec"):
+                self._answer(200, json.dumps({"metadata": {}, "status": {"phase": state.phase}}))
+            elif state.refusal:
+                self._answer(*state.refusal)
+            else:
+                state.asked = parse_qsl(url.query)
+                self._upgrade()
+                state.script(Line(self))
+            self.close_connection = url.path.endswith("/exec")
+
+        def _answer(self, status: int, text: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def _upgrade(self) -> None:
+            key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+            self.send_response(101)
+            self.send_header("Upgrade", "websocket")
+            self.send_header("Connection", "Upgrade")
+            self.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+            self.send_header("Sec-WebSocket-Protocol", "v5.channel.k8s.io")
+            self.end_headers()
+
+    class Quiet(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: Any) -> None:  # a client that has gone is what some tests are about
+            pass
+
+    http = Quiet(("127.0.0.1", 0), Handler)
+    state.port = http.server_port
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
+    yield state
+    http.shutdown()
+    http.server_close()
+
+
+def run(server: Server) -> bytes:
+    return b"".join(server.cluster().run("pod", "ns", "box", ["a b", "c"]))
+
+
+def test_bytes_come_as_they_are(server: Server) -> None:
+    data = bytes(range(256)) * 1000
+
+    def script(line: Line) -> None:
+        line.say(OUT, b"")
+        line.say(OUT, data)
+        line.say(ERR, b"a warning")
+        line.frame(PING, b"are you there")
+        assert line.hear() == PONG
+        line.say(OUT, data)
+        line.say(255, bytes([OUT]))  # version 5 of the protocol: the channel ends
+        line.say(VERDICT, SUCCESS)
+        line.frame(CLOSE)
+
+    server.script = script
+    assert run(server) == data * 2
+    assert server.asked == [
+        ("container", "box"),
+        ("stdout", "true"),
+        ("stderr", "true"),
+        ("command", "a b"),
+        ("command", "c"),
+    ]
+
+
+def test_a_command_that_fails(server: Server) -> None:
+    def script(line: Line) -> None:
+        line.say(ERR, b"Traceback ...\nOSError: no such thing\n")
+        line.say(VERDICT, FAILURE)
+        line.frame(CLOSE)
+
+    server.script = script
+    with pytest.raises(ClusterError, match="failed: OSError: no such thing"):
+        run(server)
+
+
+@pytest.mark.parametrize("ending", [lambda line: line.frame(CLOSE), lambda _: None])
+def test_a_connection_that_breaks_off(server: Server, ending: Callable[[Line], None]) -> None:
+    def script(line: Line) -> None:
+        line.say(OUT, b"half")
+        ending(line)
+
+    server.script = script
+    got = []
+    with pytest.raises(ClusterError):
+        got += server.cluster().run("pod", "ns", "box", ["x"])
+    assert b"".join(got) in (b"half", b"")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind", "words"),
+    [
+        ((404, json.dumps({"message": 'pods "pod" not found'})), ClusterError, "There is no pod"),
+        (
+            (403, json.dumps({"message": 'User "me" cannot create resource "pods/exec" in API group ""'})),
+            UsageError,
+            "no right to create pods/exec",
+        ),
+        ((500, json.dumps({"message": "no route to the machine"})), ClusterError, "no route to the machine"),
+    ],
+)
+def test_refusals(server: Server, refusal: tuple[int, str], kind: type[LlmtrainError], words: str) -> None:
+    server.refusal = refusal
+    with pytest.raises(kind, match=words):
+        run(server)
+
+
+def test_a_pod_that_has_ended(server: Server) -> None:
+    server.phase = "Succeeded"
+    with pytest.raises(ClusterError, match="There is no pod"):
+        run(server)
+
+
+def test_silence_is_asked_about(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "ANSWER_SEC", 0.2)
+
+    def slow(line: Line) -> None:
+        for _ in range(3):
+            assert line.hear() == PING
+            line.frame(PONG)
+        line.say(OUT, b"at last")
+        line.say(VERDICT, SUCCESS)
+        line.frame(CLOSE)
+
+    server.script = slow
+    assert run(server) == b"at last"
+    server.script = lambda _: time.sleep(2)  # a machine that is cut off
+    began = time.monotonic()
+    with pytest.raises(ClusterError, match="does not answer"):
+        run(server)
+    assert time.monotonic() - began < 1.5
+
+
+def test_leaving_early_does_not_wait(server: Server) -> None:
+    def endless(line: Line) -> None:
+        while True:
+            line.say(OUT, b"x" * 100_000)
+
+    server.script = endless
+    pieces = server.cluster().run("pod", "ns", "box", ["x"])
+    next(pieces)
+    began = time.monotonic()
+    pieces.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 1

@@ -1,0 +1,192 @@
+"""Merged logs: in the order of time, across restarts and replaced pods, from the volume when the pods are gone."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from kube_runs import STEP, FakeRun, ended, launch, running
+
+from kube_server import KubeServer
+from llmtrain.errors import UsageError
+from llmtrain.operate.logs import merged_logs, node_of
+from llmtrain.operate.pod_log import split_time
+
+pytestmark = pytest.mark.usefixtures("hurry")
+
+
+def both(kube: KubeServer, kind: str = "indexed_job", *sets: str) -> FakeRun:
+    run = launch(kube, kind, *sets)
+    run.pod(0)
+    run.pod(1)
+    return run
+
+
+def lines(run: FakeRun, **options: object) -> list[str]:
+    return list(merged_logs(run.cluster, run.record, **options))
+
+
+def test_merged_by_time(kube: KubeServer) -> None:
+    run = both(kube)
+    run.say(0, "a", "")
+    run.say(1, "b")
+    run.say(0, "c with 2026-01-01T00:00:00Z in it")
+    assert lines(run) == ["[0] a", "[0] ", "[1] b", "[0] c with 2026-01-01T00:00:00Z in it"]
+
+
+def test_of_one_rank(kube: KubeServer) -> None:
+    run = both(kube, "indexed_job", "launch.processes_per_node=2")
+    run.say(0, "a")
+    run.say(1, "b")
+    assert lines(run, rank=1) == ["[0] a"]
+    assert lines(run, rank=2) == lines(run, rank=3) == ["[1] b"]
+    with pytest.raises(UsageError, match="its ranks are 0 to 3"):
+        node_of(run.record, 4)
+
+
+def test_the_last_lines_of_each_node(kube: KubeServer) -> None:
+    run = both(kube)
+    run.say(0, *"abcd")
+    run.say(1, *"efgh")
+    assert lines(run, tail=2) == ["[0] c", "[0] d", "[1] g", "[1] h"]
+    assert lines(run, tail=0) == []
+
+
+def test_earlier_containers_and_pods_come_first(kube: KubeServer) -> None:
+    run = both(kube, "stateful_set")
+    run.say(1, "other")
+    run.say(0, "first")
+    kube.restart_log(run.pods[0])
+    run.set(0, running(), restarts=1, last=ended(1))
+    run.say(0, "second")
+    assert lines(run) == ["[1] other", "[0] first", "[0] second"]
+    assert lines(run, previous=False) == ["[1] other", "[0] second"]
+    assert lines(run, rank=0, tail=2) == ["[0] first", "[0] second"]
+
+    jobs = launch(kube, name="jobs")
+    jobs.pod(0)
+    jobs.say(0, "of the pod that failed")
+    jobs.end(0, 1)
+    jobs.pod(0)
+    jobs.say(0, "of the one in its place")
+    assert lines(jobs) == ["[0] of the pod that failed", "[0] of the one in its place"]
+    assert lines(jobs, previous=False) == ["[0] of the one in its place"]
+
+
+def test_an_init_container_that_failed_is_what_there_is(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0, {"waiting": {"reason": "PodInitializing"}})
+    row = {"name": "prefetch", "state": ended(65), "restartCount": 0}
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row], "phase": "Failed"}})
+    kube.say(run.pods[0], "error: the hub has no such model", container="prefetch")
+    assert lines(run) == ["[0] error: the hub has no such model"]
+
+
+def test_followed_to_the_end_with_pods_that_come_later(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.say(0, "a")
+    found: list[str] = []
+    stream = merged_logs(run.cluster, run.record, follow=True)
+    found.append(next(stream))
+    run.pod(1)
+    run.say(1, "b")
+    found.append(next(stream))
+    run.say(0, "c")
+    run.end(0, 1)
+    found.append(next(stream))
+    run.pod(0)
+    run.say(0, "d")
+    found.append(next(stream))
+    run.say(1, "e")
+    run.end(0)
+    run.end(1)
+    run.finish()
+    assert [*found, *stream] == ["[0] a", "[1] b", "[0] c", "[0] d", "[1] e"]
+
+
+def test_a_stateful_set_is_followed_until_its_pods_wait(kube: KubeServer) -> None:
+    run = both(kube, "stateful_set")
+    for index in (0, 1):
+        run.say(index, STEP.format(1), "[DDP] ended with exit code 0; it waits to be removed")
+    assert len(lines(run, follow=True)) == 4
+    assert len(lines(run, follow=True, rank=1, tail=1)) == 1
+
+
+def test_followed_while_the_cluster_is_away(kube: KubeServer) -> None:
+    run = both(kube)
+    run.say(0, "a", "b")
+    stream = merged_logs(run.cluster, run.record, follow=True)
+    assert [next(stream), next(stream)] == ["[0] a", "[0] b"]
+    kube.is_away = True
+    run.say(0, "c")
+    threading.Timer(0.5, lambda: setattr(kube, "is_away", False)).start()
+    assert next(stream) == "[0] c"
+    run.say(0, "d")
+    run.end(0)
+    run.end(1)
+    run.finish()
+    assert list(stream) == ["[0] d"]
+
+
+@pytest.fixture
+def volume(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """Files of the run directory, behind the interface of operate/reader.py."""
+    files: dict[str, bytes] = {}
+
+    class Reader:
+        def files(self, prefix: str = "") -> list[SimpleNamespace]:
+            return [
+                SimpleNamespace(path=path, size=len(data)) for path, data in files.items() if path.startswith(prefix)
+            ]
+
+        def read(self, path: str, offset: int = 0) -> Iterator[bytes]:
+            data = files[path][offset:]
+            yield from (data[at : at + 7] for at in range(0, len(data), 7))
+
+    @contextmanager
+    def reader_pod(cluster: object, record: object) -> Iterator[Reader]:  # noqa: ARG001
+        yield Reader()
+
+    module = ModuleType("llmtrain.operate.reader")
+    module.reader_pod = reader_pod  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "llmtrain.operate.reader", module)
+    return files
+
+
+def test_from_the_volume_when_the_pods_are_gone(kube: KubeServer, volume: dict[str, bytes]) -> None:
+    run = launch(kube, "indexed_job", "launch.processes_per_node=2")
+    volume["logs/train.log"] = b"2026-01-01 00:00:01 [TRAIN] one\n  more of it\n2026-01-01 00:00:03 three \xff\n"
+    volume["logs/rank-2.log"] = b"2026-01-01 00:00:02 [DDP] two"
+    volume["metrics.jsonl"] = b"{}"
+    expected = [
+        "[0] 2026-01-01 00:00:01 [TRAIN] one",
+        "[0]   more of it",
+        "[1] 2026-01-01 00:00:02 [DDP] two",
+        "[0] 2026-01-01 00:00:03 three \N{REPLACEMENT CHARACTER}",
+    ]
+    assert lines(run) == expected
+    assert lines(run, tail=1) == expected[2:]
+    assert lines(run, rank=2) == [expected[2]]
+    with pytest.raises(UsageError, match="no log of rank 3"):
+        lines(run, rank=3)
+    kube.remove("Job", "demo")
+    assert lines(run, follow=True) == expected, "there is nothing to wait for"
+
+
+def test_json_lines_from_the_volume(kube: KubeServer, volume: dict[str, bytes]) -> None:
+    run = launch(kube)
+    volume["logs/train.log"] = b'{"time": 1.5, "message": "a"}\n{"time": 10.25, "message": "c"}\n'
+    volume["logs/rank-1.log"] = b'{"time": 9.0, "message": "b"}\n{broken'
+    assert [line[-3:] for line in lines(run)] == ['a"}', 'b"}', "ken", 'c"}']
+
+
+def test_times_sort_although_the_cluster_leaves_zeros_out() -> None:
+    early, text = split_time("2026-01-01T00:00:00.1Z a b")
+    late, _ = split_time("2026-01-01T00:00:00.10000001Z x")
+    assert text == "a b"
+    assert early < late
+    assert split_time("2026-01-01T00:00:00Z ") == ("2026-01-01T00:00:00.000000000Z", "")
+    assert split_time("no time here") == ("", "no time here")

@@ -1,0 +1,129 @@
+"""The parser of log lines, against the lines that the trackers and the logger really write."""
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmtrain.config.schema import Config, LoggingSection
+from llmtrain.distributed import platform_codes
+from llmtrain.logs import close_logging, log, setup_logging, warn
+from llmtrain.operate.progress import Progress, read_progress, split_line
+from llmtrain.tracking.console import ConsoleTracker
+
+TRAIN = {"train/loss": 5.1922, "train/lr": 3e-3, "train/tokens_per_second": 27610.4, "train/seconds_left": 3725.2}
+EVAL = {"val/loss": 4.3604, "val/perplexity": 78.29, "val/is_best": True}
+EPOCH = {"epoch/number": 1, "epoch/train_loss": 4.9}
+
+
+class Written:
+    """Lines on standard error."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys, self._text = capsys, ""
+
+    @property
+    def lines(self) -> list[str]:
+        self._text += self._capsys.readouterr().err
+        return self._text.splitlines()
+
+
+@pytest.fixture(params=[False, True], ids=["tagged", "json"])
+def written(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[Written]:
+    """In both forms."""
+    setup_logging(LoggingSection(json_output=request.param))
+    yield Written(capsys)
+    close_logging()
+
+
+def console(max_steps: int = 30) -> ConsoleTracker:
+    config = Config().with_values("trainer", max_steps=max_steps)
+    run: Any = SimpleNamespace(config=config, resumed_from=0)
+    return ConsoleTracker(run)
+
+
+def test_a_step(written: Written) -> None:
+    console().log(5, TRAIN)
+    assert read_progress(written.lines) == Progress(
+        step=5,
+        max_steps=30,
+        loss=5.1922,
+        tokens_per_second=27610,
+        time_left="1:02:05",
+        has_stepped=True,
+    )
+
+
+def test_the_first_step_has_no_speed_and_mfu_is_no_trouble(written: Written) -> None:
+    console().log(1, {"train/loss": 5.5, "train/lr": 1e-3})
+    first = read_progress(written.lines)
+    assert (first.step, first.loss, first.tokens_per_second, first.time_left) == (1, 5.5, None, None)
+    console().log(2, {**TRAIN, "train/mfu": 0.31, "train/loss": float("nan")})
+    second = read_progress(written.lines)
+    assert (second.step, second.time_left) == (2, "1:02:05")
+    assert second.loss is not None
+    assert math.isnan(second.loss)
+
+
+def test_evaluation_and_epochs(written: Written) -> None:
+    tracker = console()
+    tracker.log(10, TRAIN)
+    tracker.log(10, {**EVAL, **EPOCH})
+    found = read_progress(written.lines)
+    assert (found.step, found.loss, found.val_loss, found.tokens_per_second) == (10, 5.1922, 4.3604, 27610)
+
+
+def test_days_left(written: Written) -> None:
+    console().log(5, {**TRAIN, "train/seconds_left": 200_000})
+    assert read_progress(written.lines).time_left == "2 days, 7:33:20"
+
+
+def test_other_lines_change_nothing(written: Written) -> None:
+    warn("TRAIN", "MLflow is lost; step 3/4 | loss 1.0 in a sentence")
+    log("DATA", "tokenised train: 121,446 tokens")
+    log("TRAIN", "run demo: 34,688 parameters, 256 tokens a step, from step 0 to 30")
+    log("SAVE", "step_10 in 0.22 s", fields={"step": 10})
+    logging.getLogger("llmtrain").info("no tag")
+    lines = [*written.lines, "", "{", "{}", "[", "[TRAIN]", '{"tag": 3, "message": 4}', "step 1/2 |"]
+    assert read_progress(lines) == Progress()
+
+
+def test_resuming_knows_the_step_but_has_not_stepped(written: Written) -> None:
+    console().log(25, TRAIN)
+    log("TRAIN", f"resumed from {Path('/out/demo/checkpoints/step_20')}")
+    found = read_progress(written.lines)
+    assert (found.step, found.max_steps, found.has_stepped, found.tokens_per_second) == (20, 30, False, None)
+
+
+def test_the_end(written: Written) -> None:
+    console().log(30, TRAIN)
+    log("DONE", "30 steps, train loss 3.4104, val loss 3.4275, best 3.4275")
+    found = read_progress(written.lines)
+    assert (found.step, found.time_left) == (30, None)
+    log("DONE", "run demo is finished already, at step 12")
+    assert read_progress(written.lines).step == 12
+
+
+def test_a_pod_that_waits(written: Written) -> None:
+    log("DDP", f"{platform_codes.IDLE_MARK} 65; a StatefulSet would start this again, so the pod waits to be removed")
+    assert read_progress(written.lines).idle_code == 65
+
+
+def test_the_idle_line_of_node_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    platform_codes._wait_to_be_removed(64, True)
+    close_logging()
+    assert read_progress(capsys.readouterr().err.splitlines()).idle_code == 64
+
+
+def test_the_smoke_run() -> None:
+    line = "[TRAIN] epoch 1/2 | step 3/10 | loss 1.2345"  # training/smoke.py, which needs torch
+    found = read_progress([line])
+    assert (found.step, found.max_steps, found.loss) == (3, 10, 1.2345)
+
+
+def test_lines_of_other_ranks_keep_their_tag() -> None:
+    assert split_line("[TRAIN] [rank 1] warning: x") == ("TRAIN", "[rank 1] warning: x")

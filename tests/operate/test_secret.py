@@ -1,0 +1,172 @@
+"""llmtrain secret hf-token: the token goes from the file to the Secret, and nowhere else."""
+
+import base64
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmtrain.commands import secret
+from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.hub.token import first_token
+
+CANARY = "hf_CanaryCanaryCanaryCanary$HOME"
+
+
+class Secrets:
+    """A stand-in for a cluster that keeps Secrets, and merges as it does."""
+
+    name = "near"
+    namespace = "ns"
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.refusal = ""
+
+    def get(self, api_version: str, kind: str, name: str, namespace: str) -> dict[str, Any] | None:
+        assert (api_version, kind) == ("v1", "Secret")
+        return self.objects.get(f"{namespace}/{name}")
+
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        if self.refusal:
+            raise UsageError(self.refusal)
+        self.objects[f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"] = manifest
+        return manifest
+
+    def patch(self, api_version: str, kind: str, name: str, namespace: str, change: dict[str, Any]) -> dict[str, Any]:
+        assert (api_version, kind) == ("v1", "Secret")
+        found = self.objects[f"{namespace}/{name}"]
+        found["data"] |= change["data"]
+        return found
+
+
+class Tool:
+    """Runs the command; no word of the token may come out of it."""
+
+    def __init__(self, cluster: Secrets, capfd: pytest.CaptureFixture[str]) -> None:
+        self.cluster, self._capfd = cluster, capfd
+
+    def __call__(self, *words: object) -> tuple[str, str]:
+        self._capfd.readouterr()
+        problem = None
+        try:
+            secret.app(["hf-token", *map(str, words)], standalone_mode=False)
+        except LlmtrainError as raised:
+            problem = raised
+        out, err = self._capfd.readouterr()
+        told = out + err + (f"{problem} {json.dumps(problem.as_dict())}" if problem else "")
+        assert CANARY not in told
+        assert "Canary" not in told
+        assert base64.b64encode(CANARY.encode()).decode() not in told
+        if problem:
+            raise problem
+        return out, err
+
+    def token(self, name: str = "hf-token", key: str = "token", namespace: str = "ns") -> str:
+        return base64.b64decode(self.cluster.objects[f"{namespace}/{name}"]["data"][key]).decode()
+
+
+@pytest.fixture
+def tool(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Tool:
+    cluster = Secrets()
+    monkeypatch.setattr(secret, "connect", lambda *_: cluster)
+    return Tool(cluster, capfd)
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> Path:
+    file = tmp_path / ".env"
+    file.touch(mode=0o600)
+    file.write_text(f"# mine\nOTHER=1\nexport HF_TOKEN='{CANARY}'\n")
+    return file
+
+
+def test_made_updated_unchanged(tool: Tool, env: Path) -> None:
+    out, err = tool("--from-env-file", env)
+    assert "is made" in out
+    assert "launch.hf_token_secret.name: hf-token" in out
+    assert err == ""
+    made = tool.cluster.objects["ns/hf-token"]
+    assert (made["type"], made["metadata"]["labels"]) == ("Opaque", {"app": "llmtrain"})
+    assert tool.token() == CANARY  # the $ too: nothing is put in its place
+    assert "is unchanged" in tool("--from-env-file", env)[0]
+    env.write_text("HUGGING_FACE_HUB_TOKEN=hf_another\n")
+    assert "is updated" in tool("--from-env-file", env)[0]
+    assert tool.token() == "hf_another"
+
+
+def test_name_key_namespace_json(tool: Tool, env: Path) -> None:
+    out, _ = tool("--from-env-file", env, "--name", "mine", "--key", "hub", "-n", "other", "--json")
+    assert json.loads(out) == {"secret": "mine", "key": "hub", "namespace": "other", "done": "made"}
+    assert tool.token("mine", "hub", "other") == CANARY
+    out, _ = tool("--from-env-file", env, "--key", "hub")
+    assert "launch.hf_token_secret.key: hub" in out
+    for wrong in (["--name", "Big"], ["--key", "a/b"], ["--name", "a b"]):
+        with pytest.raises(UsageError, match="cannot have the name"):
+            tool("--from-env-file", env, *wrong)
+
+
+def test_a_secret_of_somebody_else(tool: Tool, env: Path) -> None:
+    theirs = {"metadata": {"name": "hf-token", "namespace": "ns"}, "data": {"token": "eA=="}}
+    tool.cluster.objects["ns/hf-token"] = theirs
+    with pytest.raises(UsageError, match="llmtrain did not make it"):
+        tool("--from-env-file", env)
+    assert theirs["data"] == {"token": "eA=="}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("OTHER=1\n", "sets none of HF_TOKEN"),
+        ("HF_TOKEN=\n", "sets none of HF_TOKEN"),
+        (f"HF_TOKEN='{CANARY} {CANARY}'\n", "HF_TOKEN is no token"),
+        (f'HF_TOKEN="{CANARY}\n{CANARY}"\n', "HF_TOKEN is no token"),
+        (f"HF_TOKEN={CANARY}é\n", "HF_TOKEN is no token"),
+        (b"HF_TOKEN=\xff\xfe\n", "is not text"),
+    ],
+)
+def test_files_without_a_token(tool: Tool, env: Path, text: str | bytes, words: str) -> None:
+    env.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=words):
+        tool("--from-env-file", env)
+    assert tool.cluster.objects == {}
+
+
+def test_no_such_file(tool: Tool, tmp_path: Path) -> None:
+    for file in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(UsageError, match="cannot be read"):
+            tool("--from-env-file", file)
+
+
+def test_warns_of_readers(tool: Tool, env: Path) -> None:
+    env.chmod(0o644)
+    assert "can be read by others" in tool("--from-env-file", env)[1]
+
+
+def test_warns_of_git(tool: Tool, env: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(env.parent)], check=True)
+    assert "git does not ignore" in tool("--from-env-file", env)[1]
+    (env.parent / ".gitignore").write_text(".env\n")
+    assert tool("--from-env-file", env)[1] == ""
+
+
+def test_a_refusal_that_quotes_the_token(tool: Tool, env: Path) -> None:
+    tool.cluster.refusal = f"denied: {{'token': '{base64.b64encode(CANARY.encode()).decode()}'}}"
+    with pytest.raises(UsageError, match="refuses Secret hf-token"):
+        tool("--from-env-file", env)
+
+
+def test_the_file_is_not_the_environment(tool: Tool, env: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither read from it nor put into it: child processes would see it."""
+    monkeypatch.setenv("HF_TOKEN", "hf_of_the_shell")
+    tool("--from-env-file", env)
+    assert tool.token() == CANARY
+    assert CANARY not in os.environ.values()
+
+
+def test_first_token() -> None:
+    assert first_token({"HUGGINGFACE_HUB_TOKEN": "c", "HF_TOKEN": " a \n"}) == "a"
+    assert first_token({"HF_TOKEN": None}) is None

@@ -1,0 +1,354 @@
+"""Each state of a run, as the cluster shows it."""
+
+import time
+
+import pytest
+from kube_runs import STEP, ended, launch, running, waiting
+
+from kube_server import KubeServer
+from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.launch.plan import Work
+from llmtrain.launch.record import STOPPED_AT
+from llmtrain.operate.pods import worst_code
+from llmtrain.operate.status import all_status, run_status
+from llmtrain.operate.tables import run_text, runs_table
+
+KINDS = ["indexed_job", "stateful_set", "pytorch_job", "train_job", "job_set"]
+IDLE = "[DDP] " + IDLE_MARK + " {}; a StatefulSet would start this again"
+SIXTEEN = ("launch.nodes=16", "trainer.grad_accum_steps=16")
+NO_ROOM = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: no cpu"}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_from_pending_to_running(kube: KubeServer, kind: str) -> None:
+    run = launch(kube, kind, "launch.processes_per_node=2")
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.pods, status.world_size, status.max_steps) == ("pending", [], 4, 30)
+    run.pod(0, waiting("ContainerCreating"))
+    run.pod(1, {}, conditions=NO_ROOM)
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.why_short) == ("pending", "unschedulable: 0/2 nodes: no cpu (node 1)")
+    assert [(pod.index, pod.ranks, pod.phase, pod.reason) for pod in status.pods] == [
+        (0, "0-1", "Pending", None),
+        (1, "2-3", "Pending", "Unschedulable"),
+    ]
+    run.set(0, running())
+    assert run_status(run.cluster, run.record).state == "starting"
+    run.set(1, running())
+    run.say(0, "[DDP] 4 processes, backend gloo")
+    assert run_status(run.cluster, run.record).state == "starting"
+    run.say(0, STEP.format(5))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.why_short) == ("running", None)
+    assert (status.step, status.loss, status.tokens_per_second, status.time_left) == (5, 5.1922, 27610, "0:00:09")
+    assert status.age_sec < 60
+
+
+@pytest.mark.parametrize(("kind", "condition"), [
+    ("indexed_job", "Complete"),
+    ("pytorch_job", "Succeeded"),
+    ("train_job", "Complete"),
+    ("job_set", "Completed"),
+])  # fmt: skip
+def test_finished(kube: KubeServer, kind: str, condition: str) -> None:
+    run = launch(kube, kind)
+    for index in (0, 1):
+        run.pod(index)
+    run.say(0, STEP.format(30))
+    run.end(0)
+    run.end(1)
+    assert run_status(run.cluster, run.record).state == "running"  # until the job itself says so
+    run.finish(condition)
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code, status.step, status.why_short) == ("finished", 0, 30, None)
+    assert "exit code  0" in run_text(status)
+
+
+def test_a_stateful_set_has_ended_when_all_its_pods_wait(kube: KubeServer) -> None:
+    run = launch(kube, "stateful_set")
+    for index in (0, 1):
+        run.pod(index)
+    run.say(0, STEP.format(30), IDLE.format(0))
+    run.say(1, "[DDP] still saving")
+    assert run_status(run.cluster, run.record).state == "running"
+    run.say(1, IDLE.format(0))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code) == ("finished", 0)
+
+
+def test_a_stateful_set_that_failed(kube: KubeServer) -> None:
+    run = launch(kube, "stateful_set")
+    for index in (0, 1):
+        run.pod(index)
+        run.say(index, IDLE.format(65 - index))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code) == ("failed", 65)
+    assert status.why_short is not None
+    assert "65" in status.why_short
+    assert [each.state for each in all_status(run.cluster, "team")] == ["failed"]
+
+
+def test_failed_by_the_worst_of_the_codes(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0, ended(75))
+    run.pod(1, ended(64))
+    run.finish("Failed", reason="PodFailurePolicy", message="Container trainer failed with exit code 64")
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code) == ("failed", 64)
+    assert status.why_short == "exit code 64 (bad usage or config)"
+    assert worst_code([0, 75, 1, 65]) == 65
+    assert worst_code([0, 75, 1]) == 1
+    assert worst_code([0, None, 75]) == 75
+    assert worst_code([None]) is None
+
+
+def test_failed_without_restarts_left_and_out_of_memory(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0, ended(75))
+    run.pod(1, ended(137, "OOMKilled"))
+    run.finish("Failed", reason="BackoffLimitExceeded", message="Job has reached the specified backoff limit")
+    status = run_status(run.cluster, run.record)
+    assert status.exit_code == 137
+    assert status.why_short is not None
+    assert "out of memory (launch.resources.memory)" in status.why_short
+    assert status.why_short.endswith("no restarts are left")
+
+
+@pytest.mark.parametrize("code", [75, 69, 1, 64, 65, 0])
+def test_codes_of_a_pytorch_job_are_ours_again(kube: KubeServer, code: int) -> None:
+    run = launch(kube, "pytorch_job")
+    run.pod(0, ended(pytorchjob_code(code)))
+    assert run_status(run.cluster, run.record).pods[0].exit_code == code
+
+
+def test_signals_under_a_pytorch_job_stay_signals(kube: KubeServer) -> None:
+    run = launch(kube, "pytorch_job")
+    run.pod(0, ended(137, "OOMKilled"))
+    run.pod(1, ended(143))
+    assert [pod.exit_code for pod in run_status(run.cluster, run.record).pods] == [137, 143]
+
+
+def test_workers_beside_a_master_are_numbered_after_it(kube: KubeServer) -> None:
+    run = launch(kube, "pytorch_job", "launch.pytorch_master=true")
+    master = run.pod(0, role="master")
+    labels = kube.objects["pods", "team", master]["metadata"]["labels"]
+    assert labels["training.kubeflow.org/replica-type"] == "master"
+    kube.add(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": "demo-worker-0",
+                "namespace": "team",
+                "labels": {**labels, "training.kubeflow.org/replica-type": "worker"},
+            },
+            "spec": {},
+            "status": {"phase": "Pending"},
+        }
+    )
+    assert [(pod.index, pod.name) for pod in run_status(run.cluster, run.record).pods] == [
+        (0, master),
+        (1, "demo-worker-0"),
+    ]
+
+
+def test_a_replaced_pod_counts_as_a_restart(kube: KubeServer) -> None:
+    run = launch(kube)
+    old, _ = run.pod(0), run.pod(1)
+    run.say(0, STEP.format(20))
+    run.end(0, 1)
+    status = run_status(run.cluster, run.record)
+    assert status.state == "restarting"
+    assert status.why_short == "code 1 (node 0)"
+    new = run.pod(0, waiting("ContainerCreating"))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.restarts, status.pods[0].name) == ("restarting", 1, new)
+    assert new != old
+    assert status.pods[0].last_exit_code == 1
+    run.set(0, running())
+    assert run_status(run.cluster, run.record).state == "restarting"
+    run.say(0, STEP.format(21))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.restarts, status.exit_code) == ("running", 1, None)
+    assert status.why_short == "node 0 ended with code 1, and was started again"
+
+
+def test_a_container_that_is_started_again_in_place(kube: KubeServer) -> None:
+    run = launch(kube, "stateful_set")
+    name = run.pod(0)
+    run.pod(1)
+    run.say(0, STEP.format(20))
+    kube.restart_log(name)
+    run.set(0, waiting("CrashLoopBackOff", "back-off 10s"), restarts=1, last=ended(75))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.restarts) == ("restarting", 1)
+    assert status.why_short is not None
+    assert status.why_short.startswith("ended with code 75")
+    assert status.step == 20  # of the container before
+    run.set(0, running(), restarts=1, last=ended(75))
+    run.say(0, STEP.format(21))
+    assert run_status(run.cluster, run.record).state == "running"
+
+
+def test_a_pod_that_is_being_removed(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.say(0, STEP.format(20))
+    run.set(1, running(), is_leaving=True)
+    status = run_status(run.cluster, run.record)
+    assert status.state == "restarting"
+    assert status.why_short == f"{run.pods[1]} is being removed from machine-1"
+    assert status.pods[1].phase == "Terminating"
+
+
+def test_an_elastic_run_goes_on_with_fewer(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", "launch.nodes=1:2", "trainer.grad_accum_steps=2")
+    run.pod(0)
+    run.pod(1, {}, conditions=NO_ROOM)
+    run.say(0, STEP.format(20))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.nodes) == ("running", 2)
+    assert status.why_short is not None
+    assert "unschedulable" in status.why_short
+
+
+def test_suspended(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", "launch.queue=gpus")
+    run.finish("Suspended")
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.why_short) == ("suspended", "waits in the queue gpus")
+
+
+def test_stopping_stopped_removed_and_incomplete(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.event("SuccessfulCreate", "Created pod")
+    kube.remove("Job", "demo")
+    run.set(0, running(), is_leaving=True)
+    assert run_status(run.cluster, run.record).state == "stopping"
+    kube.remove("Pod", run.pods[0])
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code) == ("removed", None)
+    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": {STOPPED_AT: "2026-01-01T00:00:00Z"}}})
+    assert run_status(run.cluster, run.record).state == "stopped"
+
+
+def test_a_launch_that_was_killed_is_incomplete(kube: KubeServer) -> None:
+    run = launch(kube)
+    kube.remove("Job", "demo")
+    # Of a run whose name begins alike, and of its volume: nothing that only a job of this run brings about.
+    run.event("SuccessfulCreate", "Created pod", name="demo-two")
+    run.event("SuccessfulCreate", "Created pod", name="demo-two-0-abcde", kind="Pod")
+    run.event("ExternalProvisioning", "waiting", name="demo-runs", kind="PersistentVolumeClaim")
+    assert [each.state for each in all_status(run.cluster, "team")] == ["incomplete"]
+    kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
+    assert run_status(run.cluster, run.record).state == "removed"  # events are forgotten by now
+
+
+def test_a_job_of_somebody_else_is_not_ours(kube: KubeServer) -> None:
+    run = launch(kube)
+    kube.change("Job", "demo", {"metadata": {"labels": {"llmtrain/run": None}}})
+    assert run_status(run.cluster, run.record).state == "incomplete"
+
+
+def test_pods_that_are_refused(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.event("FailedCreate", 'Error creating: pods "demo-0-x" is forbidden: exceeded quota: q, requested: pods=1')
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.why_short) == ("pending", "pods are refused: q, requested: pods=1")
+    assert all_status(run.cluster, "team")[0].why_short == status.why_short
+    kube.forbidden.add("events")
+    assert run_status(run.cluster, run.record).why_short is None
+
+
+@pytest.mark.parametrize("mode", ["doctor", "command"])
+def test_work_that_logs_no_steps_runs_when_its_pods_do(kube: KubeServer, mode: str) -> None:
+    work = Work("command", ("python", "x.py")) if mode == "command" else Work("doctor")
+    run = launch(kube, work=work)
+    run.pod(0)
+    assert run_status(run.cluster, run.record).state == "starting"
+    run.pod(1)
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.mode, status.max_steps) == ("running", mode, None)
+
+
+def test_usage_where_it_is_measured(kube: KubeServer) -> None:
+    run = launch(kube)
+    name = run.pod(0)
+    assert run_status(run.cluster, run.record).pods[0].cpu is None
+    kube.metrics = {name: {"cpu": "250123456n", "memory": "812345Ki"}}
+    status = run_status(run.cluster, run.record)
+    assert (status.pods[0].cpu, status.pods[0].memory) == ("250123456n", "812345Ki")
+    assert "0.25  793 MiB" in run_text(status)
+    assert run_status(run.cluster, run.record, with_usage=False).pods[0].cpu is None
+
+
+def test_a_log_that_nobody_may_read_is_no_obstacle(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    kube.forbidden.add("log")
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.step) == ("running", None)
+
+
+def test_a_pod_that_is_no_node_is_passed_over(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    labels = {"app": "llmtrain", "llmtrain/run": "demo"}
+    reader = {"name": "demo-reader", "namespace": "team", "labels": labels}
+    kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": reader, "spec": {}, "status": {"phase": "Running"}})
+    assert [pod.index for pod in run_status(run.cluster, run.record).pods] == [0]
+
+
+def test_all_runs_with_few_questions(kube: KubeServer) -> None:
+    for number in range(4):
+        run = launch(kube, "stateful_set" if number == 3 else "indexed_job", *SIXTEEN, name=f"run-{number}")
+        for index in range(16):
+            run.pod(index)
+        run.say(0, STEP.format(number + 1))
+    launch(kube, "pytorch_job", name="gone")
+    kube.missing_kinds.add("pytorchjobs")
+    kube.requests.clear()
+    started = time.monotonic()
+    found = all_status(kube.cluster(), "team")
+    assert time.monotonic() - started < 5  # 0.1 s on a quiet machine
+    assert {(each.run_id, each.state, each.step) for each in found} == {
+        ("gone", "incomplete", None),
+        *((f"run-{number}", "running", number + 1) for number in range(4)),
+    }
+    assert kube.asked() == {
+        "GET configmaps": 1,
+        "GET pods": 1,
+        "GET jobs": 1,
+        "GET statefulsets": 1,
+        "GET pytorchjobs": 1,
+        "GET events": 1,
+        "GET log": 4,
+    }
+    table = runs_table(found, with_namespace=True).splitlines()
+    assert table[0].split()[:3] == ["namespace", "run", "state"]
+    assert sum("16/16" in row for row in table) == 4
+
+
+def test_jobs_inside_a_job_set_are_not_taken_for_a_run(kube: KubeServer) -> None:
+    run = launch(kube, "job_set")
+    kube.add(
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "demo-node-0", "namespace": "team", "labels": run.plan.labels},
+            "status": {"conditions": [{"type": "Complete", "status": "True"}]},
+        }
+    )
+    assert [each.state for each in all_status(run.cluster, None)] == ["pending"]
+
+
+def test_an_init_container_that_fails(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0, waiting("PodInitializing"))
+    row = {"name": "prefetch", "state": ended(65), "restartCount": 0}
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row], "phase": "Failed"}})
+    pod = run_status(run.cluster, run.record).pods[0]
+    assert (pod.phase, pod.exit_code, pod.reason) == ("Failed", 65, "Error")
