@@ -2,8 +2,16 @@
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
+import pytest
+import yaml
+
+from llmtrain.config.load import load_config
+from llmtrain.launch.manifests import render
+from llmtrain.launch.plan import plan_job
+from llmtrain.registry import LAUNCHERS
 from tiny_llama import make_model, make_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,3 +66,46 @@ def test_the_tour_shows_every_verb():
     guide = (ROOT / "docs" / "fine-tuning.md").read_text()
     for verb in ("fetch-model", "fetch-data", "chat", "train", "eval", "generate", "export"):
         assert f"llmtrain {verb}" in guide, verb
+    guide = (ROOT / "docs" / "kubernetes.md").read_text()
+    for verb in ("launch", "status", "logs", "stop", "resume", "fetch", "delete", "secret", "sync"):
+        assert f"llmtrain {verb}" in guide, verb
+
+
+def test_every_kind_has_a_page_that_the_guide_and_the_readme_link_to():
+    for kind in LAUNCHERS:
+        assert (ROOT / "docs" / "kinds" / f"{kind}.md").is_file(), kind
+        assert f"](kinds/{kind}.md)" in (ROOT / "docs" / "kubernetes.md").read_text(), kind
+        assert f"](docs/kinds/{kind}.md)" in (ROOT / "README.md").read_text(), kind
+
+
+def test_every_link_between_pages_leads_somewhere():
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_the_manifest_on_a_page_is_the_one_that_is_rendered(kind):
+    """What a page shows is abridged: all that it says must be so, lists and commands up to their `...`."""
+    page = (ROOT / "docs" / "kinds" / f"{kind}.md").read_text()
+    shown = list(yaml.safe_load_all(re.search(r"```yaml\n(.*?)```", page, re.S)[1]))
+    config = load_config(f"k8s_{kind}", ["launch.name=first"])
+    rendered = {manifest["kind"]: manifest for manifest in render(plan_job(config))}
+    for manifest in shown:
+        check_abridged(manifest, rendered[manifest["kind"]], manifest["kind"])
+
+
+def check_abridged(shown, real, where):
+    if isinstance(shown, dict):
+        for key, value in shown.items():
+            assert key in real, f"{where}.{key}"
+            check_abridged(value, real[key], f"{where}.{key}")
+    elif isinstance(shown, list) and all(isinstance(item, dict) for item in shown) and "env" not in where:
+        assert len(shown) == len(real), where
+        for number, item in enumerate(shown):
+            check_abridged(item, real[number], f"{where}[{number}]")
+    elif isinstance(shown, list):
+        rest = iter(real)
+        assert all(item == "..." or item in rest for item in shown), where  # in this order
+    else:
+        assert shown == real, where

@@ -2,7 +2,7 @@
 
 python tools/readme_tour.py                          rewrite them
 python tools/readme_tour.py docs/fine-tuning.md      one of them; MODEL names the directory of SmolLM2-135M-Instruct
-python tools/readme_tour.py docs/kubernetes.md       KUBE_CONFIG_FILE: a kubeconfig, the namespace of whose context has a
+python tools/readme_tour.py docs/kubernetes.md       KUBE_CONFIG_FILE: a kubeconfig; the namespace of its context has a
                                                      claim `runs`; IMAGE: an image on that cluster
 
 A block with a line ^C shows a command that is left by Ctrl-C once it has shown a training step.

@@ -26,6 +26,7 @@ from llmtrain.operate.fetch import fetch_run
 from llmtrain.operate.fetch_checkpoint import MANIFEST, read_manifest
 from llmtrain.operate.reader import reader_pod as open_reader
 from llmtrain.runs.lock import RunLock
+from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from near_cluster import NearCluster, near_record
@@ -397,7 +398,7 @@ def test_kill_9_and_again(volume: Path, tmp_path: Path) -> None:
     (step(volume, 6) / "model.safetensors").write_bytes(big)
     rows = json.loads((step(volume, 6) / MANIFEST).read_text())["files"]
     rows["model.safetensors"] = {"bytes": len(big), "sha256": hashlib.sha256(big).hexdigest()}
-    (step(volume, 6) / MANIFEST).write_text(checkpoint_module._manifest_text(rows))
+    (step(volume, 6) / MANIFEST).write_text(manifest_text(rows))
     words = [sys.executable, "-c", KILLED, str(volume), str(tmp_path / "here"), str(Path(__file__).parents[1])]
     process = subprocess.Popen(words)
     deadline = time.monotonic() + 60

@@ -110,12 +110,11 @@ class _Follower:
         return make_status(record, Seen(job, statuses, self._progress, idle, self._events))
 
     def _notice_restart(self, pods: list[PodStatus]) -> None:
-        """Rank 0 that was started again has not stepped yet, whatever it said before."""
+        """Rank 0 that was started again has not stepped yet, whatever it said before. (Its log may be ahead of this:
+        that it waits to be removed is not forgotten, but looked up.)"""
         starts = next((pod.restarts for pod in pods if pod.index == 0), self._starts)
         if starts > self._starts:
-            self._progress = replace(
-                self._progress, has_stepped=False, tokens_per_second=None, time_left=None, idle_code=None
-            )
+            self._progress = replace(self._progress, has_stepped=False, tokens_per_second=None, time_left=None)
         self._starts = starts
 
     def _with_replaced(self, pods: list[Object]) -> list[Object]:

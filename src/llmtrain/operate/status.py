@@ -154,15 +154,14 @@ def idle_code(cluster: Cluster, record: Record, pods: list[PodStatus], progress:
     """What a StatefulSet's run has ended with: every one of its pods says so and waits. None where it goes on."""
     if record.config.launch.kind != "stateful_set" or progress is None or progress.idle_code is None:
         return None
-    others = [pod for pod in pods if pod.index != 0]
-    if 1 + len(others) < record.config.launch.node_range[0] or not all(pod.is_running for pod in pods):
+    if len(pods) < record.config.launch.node_range[0] or not all(pod.is_running for pod in pods):
         return None
 
     def code(pod: PodStatus) -> int | None:
         return read_progress(_tail(cluster, record, pod.name, IDLE_LINES) or []).idle_code
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        codes = [progress.idle_code, *threads.map(code, others)]
+        codes = list(threads.map(code, pods))
     return None if None in codes else worst_code(codes)
 
 
