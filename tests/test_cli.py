@@ -103,6 +103,20 @@ VERBS = (
     "tokenizer train",
 )
 
+# They need a cluster, a hub or a store: what they do is tested in tests/operate, tests/launch and beside the others.
+IN_A_CLUSTER = {"status", "logs", "stop", "resume", "fetch", "delete", "secret"}
+ELSEWHERE = (
+    ("status",),
+    ("logs", "demo"),
+    ("stop", "demo"),
+    ("resume", "demo"),
+    ("fetch", "demo"),
+    ("delete", "demo"),
+    ("secret", "hf-token", "--from-env-file", ".env"),
+    ("prefetch",),
+    ("sync", "demo", "s3://bucket"),
+)
+
 
 class TestEveryVerb:
     @pytest.mark.parametrize("name", VERBS)
@@ -139,7 +153,30 @@ class TestEveryVerb:
     def test_they_are_all_the_verbs_there_are(self, cli) -> None:
         listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
         elsewhere = {"chat", "fetch-model", "fetch-data"}  # they need a person, or the hub: tests of their own
+        elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
+
+    @pytest.mark.parametrize("words", ELSEWHERE, ids=" ".join)
+    def test_those_with_tests_of_their_own(self, cli, words: tuple[str, ...]) -> None:
+        path = words[:2] if words[0] == "secret" else words[:1]
+        shown = cli(*path, "--help")
+        assert shown.code == 0
+        assert ("--json" in shown.out) is (words[0] != "logs")  # lines are all it has
+        done = cli(*words, "--no-such-option")
+        assert done.code == 64
+        assert "--no-such-option" in done.err
+        assert "Traceback" not in done.err
+
+    @pytest.mark.parametrize("words", [words for words in ELSEWHERE if words[0] in IN_A_CLUSTER], ids=" ".join)
+    def test_without_a_cluster(self, cli, words: tuple[str, ...], workdir: Path) -> None:
+        (workdir / ".env").write_text("HF_TOKEN=hf_canaryOfTheCommandLine\n")
+        (workdir / ".env").chmod(0o600)
+        done = cli(*words, "--kubeconfig", "missing", *(["--json"] if words[0] != "logs" else []))
+        assert done.code == 64
+        assert "No cluster is known" in done.err
+        assert "Traceback" not in done.err
+        assert "canary" not in done.out + done.err
+        assert [path.name for path in workdir.iterdir()] == [".env"]
 
 
 class TestUsageErrors:

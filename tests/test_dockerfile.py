@@ -43,19 +43,24 @@ def test_no_host_is_written_down(text: str) -> None:
     assert not re.search(r"\b[\w-]+\.(?:com|org|io|net|dev|local)\b", text.replace("org.opencontainers", ""))
 
 
-def test_nothing_is_fetched_but_by_pip(stages: dict[str, list[Instruction]]) -> None:
+def test_nothing_is_fetched_but_by_pip_and_what_was_asked_for(stages: dict[str, list[Instruction]]) -> None:
     every = [row for stage in stages.values() for row in stage]
     assert not values(every, "ADD")
-    assert not [rest for rest in values(every, "RUN") if re.search(r"\b(?:curl|wget|git|apt|apt-get)\b", rest)]
+    runs = [rest for rest in values(every, "RUN") if not rest.startswith('test -z "$PACKAGES" || {')]
+    assert not [rest for rest in runs if re.search(r"\b(?:curl|wget|git|apt|apt-get)\b", rest)]
+    [asked] = [rest for rest in values(every, "RUN") if rest not in runs]
+    assert asked.count("apt-get install") == 1
+    assert "--no-install-recommends $PACKAGES &&" in asked
 
 
 def test_what_leads_to_the_index_ends_before_the_image(stages: dict[str, list[Instruction]]) -> None:
     """A stage's arguments are in its history; that of the image and of its base is kept."""
     given = [row.split("=") for name in stages for row in values(stages[name], "ARG")]
-    assert {name for name, _ in given} == {"EXTRAS", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
+    of_pip = {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
+    assert {name for name, _ in given} == {"EXTRAS", "PACKAGES"} | of_pip
     assert all(value == '""' for name, value in given if name != "EXTRAS")
     for kept in ("base", "image"):
-        assert not values(stages[kept], "ARG")
+        assert values(stages[kept], "ARG") in ([], ['PACKAGES=""'])
         assert not [rest for _, rest in stages[kept] if re.search(r"PIP_|pip\.conf|secret|index", rest, re.I)]
     assert values(stages["image"], "FROM") == ["base"]
     # A copy takes named results only, never the root directory or a home of the stage where pip ran.

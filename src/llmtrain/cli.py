@@ -118,7 +118,9 @@ def top(
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit: 0 done, 64 bad usage or config, 65 bad data or checkpoint, 75 resume me.
     `node` says it in the words of its platform."""
-    arguments = [_SPELLING.get(word, word) for word in (sys.argv[1:] if argv is None else argv)]
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is a command of the user's
+    arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     _share_the_cores()
     if os.environ.get("LLMTRAIN_WORKER") == "1":
         end_with_parent()
@@ -127,10 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         if code is None:
             code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
     except LlmtrainError as error:
-        code = _report(error, arguments)
+        code = _report(error, arguments[:end])
     except _ParserError as error:
         message = error.format_message()  # empty when the help was shown instead
-        code = _report(UsageError(message, remedy=_help_hint(error)), arguments) if message else UsageError.exit_code
+        code = (
+            _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else UsageError.exit_code
+        )
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     # What is left is to go: a SIGTERM now, from a launcher that ends the others too, must not change the exit code.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 from kube import Kube
@@ -53,8 +54,16 @@ def test_a_deleted_pod_comes_back_on_every_kind(kube: Kube, kind: str, reference
 
 def test_stopped_and_resumed_on_one_node(kube: Kube, reference: str) -> None:
     run = "stopped"
-    kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), "--detach")
-    kube.wait(run, lambda status: (status["step"] or 0) >= 20)
+    watching = kube.start(*kube.launch_words("indexed_job", run, *SET))
+    assert watching.stdout is not None
+    for line in watching.stdout:
+        if "step 20/" in line:
+            break
+    watching.send_signal(signal.SIGINT)  # Ctrl-C leaves it running
+    last = watching.stdout.read()
+    assert watching.wait(10) == 0
+    assert f"Run {run} goes on." in last
+    assert kube.status(run)["state"] == "running"
     again = kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), expect=64)
     assert "exists already" in again.err
 

@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -206,7 +208,6 @@ class TestSubmit:
             apply.submit(kube.cluster(), make_plan())
         assert snapshot(kube) == before
 
-    @pytest.mark.xfail(strict=True, reason="bug: an object whose making was not answered is left behind")
     @pytest.mark.parametrize("problem", [KeyboardInterrupt(), ClusterError("the line dropped")], ids=["^C", "drop"])
     @pytest.mark.parametrize("number", [0, 1, OBJECTS - 1])
     def test_an_object_whose_making_was_not_answered(
@@ -327,7 +328,6 @@ class TestResume:
         assert kube.objects["poddisruptionbudgets", "team", "demo"]["spec"]["minAvailable"] == 2
         assert again.plan.nodes == 2
 
-    @pytest.mark.xfail(strict=True, reason="bug: the run's own claim is ReadWriteOnce, and resume does not look")
     def test_more_nodes_than_its_own_claim_can_serve(self, kube: KubeServer) -> None:
         record = launch(kube, make_plan())
         claim = kube.objects["persistentvolumeclaims", "team", "demo-runs"]
@@ -337,7 +337,6 @@ class TestResume:
             apply.resume(kube.cluster(), record, make_plan("indexed_job", "launch.nodes=2"))
         assert (snapshot(kube), changes(kube, since)) == (before, [])
 
-    @pytest.mark.xfail(strict=True, reason="bug: a claim that is taken over is not looked at")
     def test_more_nodes_than_a_claim_that_is_taken_over_can_serve(self, kube: KubeServer) -> None:
         kube.add(render(make_plan())[1])
         with pytest.raises(UsageError, match="ReadWriteOnce"):
@@ -387,7 +386,6 @@ class TestResume:
                 act()
             assert kube.objects["jobs", "team", "demo"] == job
 
-    @pytest.mark.xfail(strict=True, reason="bug: an object that is still being deleted is taken for one that is there")
     def test_a_job_that_takes_its_time_to_go(self, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
         """A finalizer (of Kueue, an operator, or foreground deletion) keeps it a moment longer than its pods."""
         record = launch(kube, make_plan())
@@ -413,6 +411,20 @@ class TestResume:
         except LlmtrainError:
             return  # to refuse is fine
         assert "deletionTimestamp" not in kube.objects["jobs", "team", "demo"]["metadata"]
+
+    @pytest.mark.parametrize("cause", ["foreign", "no operator"])
+    def test_what_cannot_be_made_costs_nothing(self, kube: KubeServer, cause: str) -> None:
+        """The pods of a job that ended still have their logs; the message says that nothing was changed."""
+        record = launch(kube, make_plan())
+        new = make_plan("pytorch_job")
+        if cause == "foreign":
+            kube.add(foreign(render(new)[-1]))
+        else:
+            kube.missing_kinds = {"pytorchjobs"}
+        before = snapshot(kube)
+        with pytest.raises(UsageError, match=r"not of this run|knows no PyTorchJob"):
+            apply.resume(kube.cluster(), record, new)
+        assert snapshot(kube) == before
 
     def test_ctrl_c_puts_back(self, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
         record = launch(kube, make_plan())
@@ -490,7 +502,6 @@ class TestStopAndDelete:
         assert snapshot(kube) == before
 
 
-@pytest.mark.xfail(strict=True, reason="bug: taking back a launch deletes the data of an earlier run it took over")
 def test_to_take_back_leaves_data_that_was_there_before(kube: KubeServer) -> None:
     plan = make_plan()
     record = launch(kube, plan)
@@ -502,7 +513,6 @@ def test_to_take_back_leaves_data_that_was_there_before(kube: KubeServer) -> Non
     assert snapshot(kube) == before
 
 
-@pytest.mark.xfail(strict=True, reason="bug: after delete and launch --resume the count of launches begins at 1 again")
 def test_a_launch_on_kept_data_is_another_launch_to_the_run(kube: KubeServer) -> None:
     """LLMTRAIN_LAUNCH is what crashes are counted by: a run that gave up must get its new chance."""
     plan = make_plan()
@@ -552,6 +562,7 @@ def test_the_server_is_asked_and_keeps_nothing(kube: KubeServer, kind: str) -> N
     plan = make_plan(kind)
     skipped = apply.check_on_server(kube.cluster(), plan)
     assert kube.objects == {}
+    asked = [request for request in asked if not request.startswith("GET ")]
     assert all(request.startswith("POST ") and "dryRun=All" in request for request in asked)
     assert all("fieldValidation=Strict" in request for request in asked)
     assert len(asked) == len(render(plan)) - len(skipped)
@@ -562,3 +573,50 @@ def test_what_the_server_says_to_a_dry_run(kube: KubeServer) -> None:
     kube.gate = nth("POST", 4, FAILURES["invalid"][0])
     with pytest.raises(UsageError, match=r"refuses Service demo in namespace team: spec\.x"):
         apply.check_on_server(kube.cluster(), make_plan())
+
+
+class TestOperators:
+    @pytest.mark.parametrize("act", ["stop", "delete", "resume"])
+    def test_one_that_was_removed_took_its_jobs_along(self, kube: KubeServer, act: str) -> None:
+        record = launch(kube, make_plan("job_set"))
+        kube.remove("JobSet", "demo")
+        kube.missing_kinds = {"jobsets"}
+        if act == "stop":
+            apply.stop(kube.cluster(), record, quiet)
+        elif act == "delete":
+            apply.delete(kube.cluster(), record, True, quiet)
+            assert kube.objects == {}
+        else:
+            apply.resume(kube.cluster(), record, make_plan())
+            assert ("jobs", "team", "demo") in kube.objects
+
+    def test_what_it_made_goes_a_moment_after_its_job(self, kube: KubeServer) -> None:
+        """JobSet makes the headless Service, and the cluster collects it when it comes to it."""
+        record = launch(kube, make_plan("job_set"))
+        owner = {"kind": "JobSet", "name": "demo", "uid": kube.objects["jobsets", "team", "demo"]["metadata"]["uid"]}
+        meta = {"name": "demo", "namespace": "team", "ownerReferences": [owner]}
+        kube.add({"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {}})
+
+        def collect() -> None:
+            while ("jobsets", "team", "demo") in kube.objects:
+                time.sleep(0.005)
+            time.sleep(0.3)
+            if "ownerReferences" in kube.objects["services", "team", "demo"]["metadata"]:
+                kube.remove("Service", "demo")
+
+        collector = threading.Thread(target=collect, daemon=True)
+        collector.start()
+        try:
+            apply.resume(kube.cluster(), record, make_plan())
+        finally:
+            collector.join(5)
+        assert ("jobs", "team", "demo") in kube.objects
+
+
+def test_a_claim_that_is_being_deleted_is_no_place_for_a_run(kube: KubeServer) -> None:
+    """It waits for its last pod to go; with it goes the data."""
+    claim = render(make_plan())[1]
+    kube.add({**claim, "metadata": {**claim["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    with pytest.raises(UsageError, match="deleted"):
+        apply.submit(kube.cluster(), make_plan(), keep_data=True)
+    assert changes(kube) == []

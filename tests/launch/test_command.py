@@ -64,7 +64,6 @@ def test_a_place_that_cannot_be_written_is_64(cli: Cli, workdir: Path) -> None:
     assert cli(*DEMO, "-o", "file/inside").code == 64
 
 
-
 def test_mistakes_are_64_and_named(cli: Cli) -> None:
     for flags, words in (
         (("--kind", "indexed_jobs"), "Did you mean 'indexed_job'?"),

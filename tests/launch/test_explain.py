@@ -228,7 +228,6 @@ def test_one_sentence(name: str) -> None:
     assert "\n" not in told.what
 
 
-@pytest.mark.xfail(strict=True, reason="bug: these refusals come without a remedy")
 @pytest.mark.parametrize("name", WITHOUT_REMEDY)
 def test_and_a_remedy(name: str) -> None:
     request, code, body, _, _ = WITHOUT_REMEDY[name]
@@ -276,7 +275,6 @@ def test_secrets_of_the_environment_are_not_repeated(monkeypatch: pytest.MonkeyP
     assert "canary" not in one_line("token hf_canaryCanaryCanary1")
 
 
-@pytest.mark.xfail(strict=True, reason="bug: only values of environment variables are hidden")
 @pytest.mark.parametrize(
     "secret",
     [

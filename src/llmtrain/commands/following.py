@@ -1,7 +1,7 @@
 """What launch and resume do once the job is made: watch it to its end, and end as it did."""
 
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from llmtrain.commands.options import show
 from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
@@ -19,6 +19,7 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
     from llmtrain.operate.status import run_status
 
     record = find_record(cluster, run_id, namespace)
+    place = _place(cluster, record)
     if detach:
         status = run_status(cluster, record, with_log=False, with_usage=False)
         show(json_, status.as_dict(), f"Run {run_id} is launched. {_hints(cluster, record)}")
@@ -28,35 +29,44 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
         if record.number == 1:
             from llmtrain.launch import apply
 
-            apply.take_back(cluster, record.plan)
-            error.remedy = f"{error.remedy} Nothing was left on the cluster."
+            try:
+                apply.take_back(cluster, record.plan)
+                after = "Nothing was left on the cluster."
+            except LlmtrainError as problem:
+                after = f"Not all could be taken back ({problem.what}): llmtrain delete {run_id}{place} does."
+            error.remedy = f"{error.remedy} {after}"
         raise error
 
-    place = _place(cluster, record)
     out = sys.stderr if json_ else sys.stdout
     try:
         status = follow(cluster, record, is_terminal=out.isatty(), out=out, on_never_started=take_back)
     except KeyboardInterrupt:
         print(f"\nRun {run_id} goes on. {_hints(cluster, record)}", file=sys.stderr)
         return
-    end_as(status, json_, place)
+    is_forgotten = cluster.get("v1", "ConfigMap", f"{run_id}-config", namespace) is None
+    end_as(status, json_, place, is_forgotten)
 
 
-def end_as(status: "RunStatus", json_: bool, place: str = "") -> None:
-    """Show how a run that was watched has ended, and end with its exit code."""
+def end_as(status: "RunStatus", json_: bool, place: str, is_forgotten: bool) -> None:
+    """Show how a run that was watched has ended, and end with its exit code. `is_forgotten`: the cluster has no record
+    of it any more."""
     run = f"{status.run_id}{place}"
     if status.state == "finished":
+        holding = " Its pods hold their resources until it is stopped." if status.kind == "stateful_set" else ""
         next_ = f"Bring it here: llmtrain fetch {run}. Remove it: llmtrain delete {run}."
-        show(json_, status.as_dict(), f"Run {status.run_id} is finished. {next_}")
+        show(json_, status.as_dict(), f"Run {status.run_id} is finished.{holding} {next_}")
         return
-    if json_:
-        show(True, status.as_dict(), "")
     why = f": {status.why_short}" if status.why_short else ""
     if status.state == "failed":
         error = LlmtrainError(f"Run {status.run_id} failed{why}.", remedy=f"llmtrain logs {run} shows what it said.")
         error.exit_code = status.exit_code or LlmtrainError.exit_code
-        raise error
-    raise ResumeMe(f"Run {status.run_id} is {status.state}{why}.", remedy=f"llmtrain resume {run} goes on with it.")
+    elif is_forgotten:
+        error = ResumeMe(f"Run {status.run_id} was deleted while it was watched.")
+    else:
+        remedy = f"llmtrain resume {run} goes on with it."
+        error = ResumeMe(f"Run {status.run_id} is {status.state}{why}.", remedy=remedy)
+    error.details["status"] = status.as_dict()
+    raise error
 
 
 def check_ended(cluster: "Cluster", record: "Record") -> None:
@@ -65,14 +75,11 @@ def check_ended(cluster: "Cluster", record: "Record") -> None:
 
     status = run_status(cluster, record, with_usage=False)
     if not status.has_ended:
-        _refuse(record.run_id, status.state)
-
-
-def _refuse(run_id: str, state: str) -> NoReturn:
-    raise UsageError(
-        f"Run '{run_id}' is still going ({state}).",
-        remedy=f"Watch it (llmtrain status {run_id} --watch), or stop it first (llmtrain stop {run_id}).",
-    )
+        run = f"{record.run_id}{_place(cluster, record)}"
+        raise UsageError(
+            f"Run '{record.run_id}' is still going ({status.state}).",
+            remedy=f"Watch it (llmtrain status {run} --watch), or stop it first (llmtrain stop {run}).",
+        )
 
 
 def _hints(cluster: "Cluster", record: "Record") -> str:
@@ -82,4 +89,5 @@ def _hints(cluster: "Cluster", record: "Record") -> str:
 
 
 def _place(cluster: "Cluster", record: "Record") -> str:
-    return "" if record.namespace == cluster.namespace else f" -n {record.namespace}"
+    """The options that lead to the run again."""
+    return ("" if record.namespace == cluster.namespace else f" -n {record.namespace}") + cluster.options

@@ -1,6 +1,7 @@
 """llmtrain launch: the config as a job of a Kubernetes cluster."""
 
 import json
+import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -72,13 +73,14 @@ def command(
         return
 
     from llmtrain.commands.following import check_ended, follow_run
+    from llmtrain.commands.stop import PodCount, warn_of_lost
     from llmtrain.launch import apply
     from llmtrain.launch.explain import AlreadyThere
     from llmtrain.launch.record import find_record
 
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
-    plan = plan_job(loaded, work)
+    plan = plan_job(loaded, work, nonce=secrets.token_hex(3))
     warn_of(plan)
     if server:
         skipped = apply.check_on_server(cluster, plan)
@@ -88,11 +90,11 @@ def command(
     try:
         apply.submit(cluster, plan, keep_data=resume)
     except AlreadyThere:
-        if not resume:
+        if not resume or cluster.get("v1", "ConfigMap", plan.config_map, plan.namespace) is None:
             raise
         record = find_record(cluster, plan.run_id, plan.namespace)
         check_ended(cluster, record)
-        apply.resume(cluster, record, plan)
+        warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, json_=json_)
 
 

@@ -11,6 +11,8 @@ from llmtrain.commands.launch import (
     warn_of,
 )
 from llmtrain.commands.options import JsonOption, SetOption
+from llmtrain.commands.stop import PodCount, warn_of_lost
+from llmtrain.errors import UsageError
 
 
 def command(
@@ -40,6 +42,10 @@ def command(
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, None)]
     changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
     plan = plan_job(changed, record.work)
+    if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
+        raise UsageError(
+            f"Run '{run}' keeps its name and its namespace when it is resumed.", remedy="Leave them out of --set."
+        )
     warn_of(plan)
-    apply.resume(cluster, record, plan)
+    warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, json_=json_)

@@ -23,13 +23,21 @@ def command(
     """Tell a run to save a checkpoint and end. Its objects are removed, its data and its record stay."""
     from llmtrain.launch import apply
     from llmtrain.launch.record import find_record
+    from llmtrain.operate.status import run_status
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
+    before = run_status(cluster, record, with_usage=False).state
+    ended_as = before if before in ("finished", "failed") else None
     listen(cluster, record)
-    left = apply.stop(cluster, record, PodCount())
-    text = f"Run {run} is stopped. Go on with it: llmtrain resume {run}. Bring it here: llmtrain fetch {run}."
-    show(json_, {"run_id": run, "namespace": record.namespace, "state": "stopped", "lost_pods": left}, text)
+    left = apply.stop(cluster, record, PodCount(), ended_as)
+    state = ended_as or "stopped"
+    text = (
+        f"Run {run} had {state} before; its objects are removed. Bring it here: llmtrain fetch {run}."
+        if ended_as
+        else f"Run {run} is stopped. Go on with it: llmtrain resume {run}. Bring it here: llmtrain fetch {run}."
+    )
+    show(json_, {"run_id": run, "namespace": record.namespace, "state": state, "lost_pods": left}, text)
     warn_of_lost(left)
 
 

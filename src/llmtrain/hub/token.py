@@ -36,10 +36,10 @@ def tokens(variables: Mapping[str, str | None] = os.environ) -> list[tuple[str, 
     return [(name, value) for name, value in values if value]
 
 
-def is_offline() -> bool:
+def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the environment forbids asking the hub."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
-    return any(os.environ.get(name, "").strip().lower() in ("1", "true", "yes", "on") for name in names)
+    return any(environment.get(name, "").strip().lower() in ("1", "true", "yes", "on") for name in names)
 
 
 def clean(text: str) -> str:

@@ -4,6 +4,7 @@ Objects are made in order, the ConfigMap first: whoever makes it has the run's n
 back what it made. Objects of somebody else are never touched, nor is data, unless `delete` is told to.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,21 +14,25 @@ from functools import partial
 from llmtrain.config.launch import SINGLE_NODE_MODES
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
-from llmtrain.launch.explain import AlreadyThere
-from llmtrain.launch.manifests import render
+from llmtrain.launch.explain import AlreadyThere, Missing
+from llmtrain.launch.manifests import LAUNCH_NOTE, render
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest
 from llmtrain.launch.pod import GRACE_MARGIN_SEC
-from llmtrain.launch.record import STOPPED_AT, Record, is_ours
+from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
 CONFIRM_SEC = 1.0
+LEAVE_SEC = 60.0  # that an object may take to go after it was deleted
+Waiting = Callable[[list[Object]], None]
+"""Told again and again which pods are still there."""
 
 
 def check_on_server(cluster: Cluster, plan: JobPlan) -> list[str]:
     """Ask the API server to check every manifest, without keeping any. Returns what could not be asked."""
+    _check_claims(cluster, plan)
     skipped = []
     for manifest in render(plan):
-        if _needs_runtime(manifest):
+        if manifest["kind"] == "TrainJob":
             # The webhook looks the runtime up, which a dry run has not made.
             skipped.append(f"{manifest['kind']} {manifest['metadata']['name']}: needs its runtime to be there first")
         else:
@@ -35,45 +40,80 @@ def check_on_server(cluster: Cluster, plan: JobPlan) -> list[str]:
     return skipped
 
 
-def _needs_runtime(manifest: Manifest) -> bool:
-    return bool(manifest["kind"] == "TrainJob")
-
-
 def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
     """Make all objects of a new run. Refused where anything of that name is there already; `keep_data`: volumes of an
     earlier run of that name are taken over."""
     _check_claims(cluster, plan)
-    missing = []
-    for manifest in render(plan):
-        found = _find(cluster, manifest)
-        if found is None:
-            missing.append(manifest)
-        elif not (keep_data and manifest["kind"] == "PersistentVolumeClaim" and is_ours(found, plan.run_id)):
-            raise _taken(found, plan)
+    found = {index: there for index, each in enumerate(render(plan)) if (there := _find(cluster, each)) is not None}
+    for there in found.values():
+        is_kept = keep_data and there["kind"] == "PersistentVolumeClaim" and is_ours(there, plan.run_id)
+        if not is_kept or _is_leaving(there):
+            raise _taken(there, plan)
+    if found:  # to the run on these volumes this is another launch than any before
+        plan = replace(plan, nonce=secrets.token_hex(3))
     with _undoing() as undo:
-        for manifest in missing:
-            cluster.create(manifest)
-            undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
+        for index, manifest in enumerate(render(plan)):
+            if index not in found:
+                _make(cluster, manifest, plan, undo)
 
 
-def resume(cluster: Cluster, record: Record, plan: JobPlan) -> None:
+def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | None = None) -> list[str]:
     """Launch a run again that has ended, which the caller has made sure of: its job is made anew, its record and its
-    data are kept."""
-    plan = replace(plan, number=record.number + 1)
+    data are kept. What cannot be made is found out before anything is removed. Returns old pods that do not go."""
+    plan = replace(plan, number=record.number + 1, nonce=record.nonce)
     manifests = render(plan)
     _check_claims(cluster, plan)
-    remove_job(cluster, record)
+    for manifest in manifests:
+        found = _find(cluster, manifest)
+        if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
+            raise _taken(found, plan)
+    left = remove_job(cluster, record, waiting)
     with _undoing() as undo:
         for manifest in manifests:
-            found = _find(cluster, manifest)
+            found = _find_settled(cluster, manifest, plan)
             if found is None:
-                cluster.create(manifest)
-                undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
-            elif not is_ours(found, plan.run_id):
-                raise _taken(found, plan)
+                _make(cluster, manifest, plan, undo)
             elif manifest["kind"] == "ConfigMap":
-                _patch_record(cluster, plan, {**manifest, "metadata": {"annotations": {STOPPED_AT: None}}})
                 undo.append(partial(_patch_record, cluster, plan, found))
+                fresh: Object = {"annotations": {STOPPED_AT: None, ENDED_AS: None}}
+                _patch_record(cluster, plan, {**manifest, "metadata": fresh})
+    return left
+
+
+def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], None]]) -> None:
+    """Make an object, and remember how to take it back even if the answer gets lost."""
+    undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
+    try:
+        cluster.create(manifest)
+    except AlreadyThere:
+        undo.pop()  # somebody else made it
+        raise
+
+
+def _find_settled(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object | None:
+    """An object of ours; one that is on its way out, by itself or with the old job, is waited for."""
+    deadline = time.monotonic() + LEAVE_SEC
+    while True:
+        found = _find(cluster, manifest)
+        if found is None or (is_ours(found, plan.run_id) and not _is_leaving(found)):
+            return found
+        if not _is_leaving(found) and not _is_made_for(found, plan.run_id):
+            raise _taken(found, plan)
+        if time.monotonic() > deadline:
+            raise AlreadyThere(
+                f"{found['kind']} {found['metadata']['name']} in namespace {plan.namespace} is still being deleted.",
+                remedy="Something holds it (its finalizers say what). Try again when it is gone.",
+            )
+        time.sleep(CONFIRM_SEC)
+
+
+def _is_leaving(found: Object) -> bool:
+    return "deletionTimestamp" in found["metadata"]
+
+
+def _is_made_for(found: Object, run_id: str) -> bool:
+    """Whether an operator made it for a job of this name, with which it goes."""
+    return any(owner.get("name") == run_id for owner in found["metadata"].get("ownerReferences") or [])
 
 
 def _patch_record(cluster: Cluster, plan: JobPlan, config_map: Object) -> None:
@@ -88,17 +128,16 @@ def job_state(job: Object, record: Record) -> str:
     return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
 
 
-def stop(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None]) -> list[str]:
+def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
     """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
-    pods that are still there after their grace period: their machine is lost."""
+    pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    cluster.patch(
-        "v1", "ConfigMap", f"{record.run_id}-config", record.namespace, {"metadata": {"annotations": {STOPPED_AT: now}}}
-    )
+    notes = {STOPPED_AT: now} | ({ENDED_AS: ended_as} if ended_as else {})
+    cluster.patch("v1", "ConfigMap", f"{record.run_id}-config", record.namespace, {"metadata": {"annotations": notes}})
     return remove_job(cluster, record, waiting)
 
 
-def delete(cluster: Cluster, record: Record, data: bool, waiting: Callable[[list[Object]], None]) -> list[str]:
+def delete(cluster: Cluster, record: Record, data: bool, waiting: Waiting) -> list[str]:
     """Remove everything of a run; its volumes only where `data` says so."""
     left = remove_job(cluster, record, waiting)
     # A fetch that was killed leaves its pod behind for a while.
@@ -111,7 +150,7 @@ def delete(cluster: Cluster, record: Record, data: bool, waiting: Callable[[list
     return left
 
 
-def remove_job(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None] | None = None) -> list[str]:
+def remove_job(cluster: Cluster, record: Record, waiting: Waiting | None = None) -> list[str]:
     """The job, then its pods (which save first), then what stood around it."""
     manifests = [manifest for manifest in render(record.plan) if manifest["kind"] not in KEPT]
     job = manifests.pop()  # the last that is made is the first to go
@@ -122,7 +161,7 @@ def remove_job(cluster: Cluster, record: Record, waiting: Callable[[list[Object]
     return left
 
 
-def _wait_for_pods(cluster: Cluster, record: Record, waiting: Callable[[list[Object]], None] | None) -> list[str]:
+def _wait_for_pods(cluster: Cluster, record: Record, waiting: Waiting | None) -> list[str]:
     grace = record.config.launch.grace_period_sec + GRACE_MARGIN_SEC
     deadline = time.monotonic() + grace + 30
     while True:
@@ -137,7 +176,10 @@ def _wait_for_pods(cluster: Cluster, record: Record, waiting: Callable[[list[Obj
 
 
 def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str) -> None:
-    found = _find(cluster, manifest)
+    try:
+        found = _find(cluster, manifest)
+    except Missing:  # its operator was removed, and all of its objects with it
+        return
     if found is not None and is_ours(found, run_id):
         meta = manifest["metadata"]
         cluster.delete(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
@@ -162,29 +204,36 @@ def _undoing() -> Iterator[list[Callable[[], None]]]:
 
 
 def take_back(cluster: Cluster, plan: JobPlan) -> None:
-    """Remove every object of a launch of which no pod has ever run: there is no data yet."""
+    """Remove every object that a launch made, of which no pod has ever run. A volume that an earlier launch made has
+    data on it and stays."""
     for manifest in reversed(render(plan)):
+        if manifest["kind"] == "PersistentVolumeClaim":
+            found = _find(cluster, manifest)
+            notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
+            if notes.get(LAUNCH_NOTE) != plan.launch_id:
+                continue
         _delete_ours(cluster, manifest, plan.run_id)
 
 
 def _check_claims(cluster: Cluster, plan: JobPlan) -> None:
-    """Claims that are named must be there, and be shared if several machines are to mount them."""
+    """Claims that are named must be there; those that are must be shared if several machines are to mount them."""
     for name, volume in plan.launch.volumes.items():
-        if not volume.claim:
-            continue
-        found = cluster.get("v1", "PersistentVolumeClaim", volume.claim, plan.namespace)
+        claim = plan.claim(name)
+        found = cluster.get("v1", "PersistentVolumeClaim", claim, plan.namespace)
         if found is None:
+            if not volume.claim:
+                continue
             known = [c["metadata"]["name"] for c in cluster.find("v1", "PersistentVolumeClaim", plan.namespace)]
             raise UsageError(
-                f"launch.{name}_volume.claim: there is no claim {volume.claim} in namespace {plan.namespace}.",
+                f"launch.{name}_volume.claim: there is no claim {claim} in namespace {plan.namespace}.",
                 known=known,
                 remedy="Name one that is there, or give a size for one to be made.",
             )
         modes = found["spec"].get("accessModes") or []
         if plan.nodes > 1 and modes and all(mode in SINGLE_NODE_MODES for mode in modes):
             raise UsageError(
-                f"The claim {volume.claim} (launch.{name}_volume) is {', '.join(modes)}: one machine at a time can "
-                f"mount it, but {plan.nodes} nodes need it.",
+                f"The claim {claim} (launch.{name}_volume) is {', '.join(modes)}: one machine at a time can mount it, "
+                f"but {plan.nodes} nodes need it.",
                 remedy="Use a ReadWriteMany claim, or one node.",
             )
 
@@ -194,7 +243,11 @@ def _taken(found: Object, plan: JobPlan) -> UsageError:
     if not is_ours(found, plan.run_id):
         return UsageError(
             f"{kind} {name} in namespace {plan.namespace} exists already, and is not of this run.",
-            remedy="Give the run another name with --name; nothing was changed.",
+            remedy="Nothing was changed. Launch under another --name, or remove that object if it is yours.",
+        )
+    if _is_leaving(found):
+        return AlreadyThere(
+            f"{kind} {name} in namespace {plan.namespace} is still being deleted.", remedy="Wait until it is gone."
         )
     if kind == "PersistentVolumeClaim":
         return AlreadyThere(

@@ -45,13 +45,15 @@ _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Cluster:
-    def __init__(self, settings: Any, name: str, namespace: str) -> None:
+    def __init__(self, settings: Any, name: str, namespace: str, options: str = "") -> None:
         from kubernetes import client
 
         self.name = name
         """The context it was reached by, for people."""
         self.namespace = namespace
         """Where commands look unless told otherwise."""
+        self.options = options
+        """How it was named on the command line, for hints that can be typed."""
         self._settings = settings
         self._pool = client.ApiClient(settings).rest_client.pool_manager
 
@@ -68,7 +70,7 @@ class Cluster:
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say ourselves what went wrong
         settings = client.Configuration()
         try:
-            contexts, current = config.list_kube_config_contexts(kubeconfig)
+            contexts, current = _contexts(kubeconfig)
         except config.ConfigException as problem:
             if kubeconfig is None and context is None and (_ACCOUNT / "token").exists():
                 config.load_incluster_config(settings)
@@ -78,14 +80,17 @@ class Cluster:
             ) from None
         except Exception as problem:  # what a YAML reader says
             raise UsageError(f"The kubeconfig cannot be read: {one_line(problem)}") from None
-        chosen = current if context is None else next((c for c in contexts if c["name"] == context), None)
-        if chosen is None:
-            raise UsageError(f"The kubeconfig has no context '{context}'.", known=[c["name"] for c in contexts])
+        name = context or current
+        if name not in contexts:
+            what = f"The kubeconfig has no context '{name}'." if name else "The kubeconfig names no current context."
+            raise UsageError(what, known=contexts, remedy="Name one with --context.")
         try:
-            config.load_kube_config(kubeconfig, chosen["name"], settings)
+            config.load_kube_config(kubeconfig, name, settings)
         except Exception as problem:  # certificates that are no files, log-in programs that fail
-            raise UsageError(f"The context {chosen['name']} cannot be used: {one_line(problem)}") from None
-        return cls(settings, chosen["name"], chosen["context"].get("namespace") or "default")
+            raise UsageError(f"The context {name} cannot be used: {one_line(problem)}") from None
+        given = {"--kubeconfig": kubeconfig, "--context": context}
+        options = "".join(f" {option} {value}" for option, value in given.items() if value)
+        return cls(settings, name, contexts[name].get("namespace") or "default", options)
 
     def get(self, api_version: str, kind: str, name: str, namespace: str) -> Object | None:
         """An object, or None where there is none of that name."""
@@ -229,7 +234,9 @@ class Cluster:
         if response is None:
             return None
         try:
-            found: Object = json.loads(response.read())
+            found = json.loads(response.read())
+            if not isinstance(found, dict):
+                raise TypeError("the answer is no object")
         except Exception as problem:  # the line broke, or something that is no cluster answered
             raise self._unreachable(problem) from None
         return found
@@ -271,6 +278,22 @@ class Cluster:
             f"The cluster of context {self.name} ({self._settings.host}) does not answer: {one_line(reason)}",
             remedy="Is it up, and does `kubectl get nodes` reach it from here? Another context is named by --context.",
         )
+
+
+def _contexts(kubeconfig: str | None) -> tuple[dict[str, Object], str | None]:
+    """Contexts by name, and the current one. The client's own list wants a current one to be there."""
+    from kubernetes import config
+    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
+
+    merged = KubeConfigMerger(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).config
+    if merged is None:
+        raise config.ConfigException("there is no kubeconfig")
+    # Of several files, some parts are wrapped once more.
+    values = getattr(merged, "value", merged)
+    listed = getattr(values.get("contexts"), "value", values.get("contexts")) or []
+    rows = [getattr(row, "value", row) for row in listed]
+    contexts = {row["name"]: getattr(row.get("context"), "value", row.get("context")) or {} for row in rows}
+    return contexts, values.get("current-context")
 
 
 def _path(request: Request) -> str:

@@ -79,16 +79,21 @@ def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
     if status == 409 and request.verb == "create":
         if "being deleted" in said:
             return AlreadyThere(f"{thing} is still being deleted.", remedy="Wait a moment, then try again.")
-        return AlreadyThere(f"{thing} exists already.")
+        return AlreadyThere(f"{thing} exists already.", remedy="Give another --name, or go on with it: --resume.")
     if status in (400, 422):
-        return UsageError(f"The cluster refuses {thing}: {said}")
+        return UsageError(
+            f"The cluster refuses {thing}: {said}",
+            remedy="Correct the launch section; --dry-run=server asks again without making anything.",
+        )
     if status == 429 or status >= 500:
         if "failed calling webhook" in said:
             return ClusterError(
                 f"{thing} cannot be checked by its operator: {said}", remedy="Is the operator running? Try again soon."
             )
         return ClusterError(f"The cluster fails at {request.verb} {thing} (HTTP {status}): {said}", remedy="Try again.")
-    return ClusterError(f"The cluster refuses to {request.verb} {thing} (HTTP {status}): {said}")
+    return ClusterError(
+        f"The cluster refuses to {request.verb} {thing} (HTTP {status}): {said}", remedy="Look at it, and try again."
+    )
 
 
 def _forbidden(request: Request, said: str) -> UsageError:
@@ -98,7 +103,10 @@ def _forbidden(request: Request, said: str) -> UsageError:
             remedy="Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota.",
         )
     if "violates PodSecurity" in said:
-        return UsageError(f"The namespace's security rules refuse {request.thing}: {said}")
+        return UsageError(
+            f"The namespace's security rules refuse {request.thing}: {said}",
+            remedy="Our pods pass `restricted`: leave out what was added to them, or name another --namespace.",
+        )
     if "is being terminated" in said:
         return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
     if "cannot " in said and "User" in said:
@@ -110,7 +118,10 @@ def _forbidden(request: Request, said: str) -> UsageError:
             remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right}{where}` shows it), or name "
             "another --namespace.",
         )
-    return UsageError(f"The cluster forbids {request.thing}: {said}")
+    return UsageError(
+        f"The cluster forbids {request.thing}: {said}",
+        remedy="Ask whoever runs the cluster for the rule behind it, or name another --namespace.",
+    )
 
 
 def quota(said: str) -> str:

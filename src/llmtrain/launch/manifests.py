@@ -12,7 +12,7 @@ from llmtrain.launch.pod import without_empty
 
 # Conditions of a Job, which a TrainJob has too.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
-IMAGE_NOTE = "llmtrain/image"
+IMAGE_NOTE, LAUNCH_NOTE = "llmtrain/image", "llmtrain/launch"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
@@ -83,7 +83,7 @@ def _config_map(plan: JobPlan) -> Manifest:
 
 def job_text(plan: JobPlan) -> str:
     """What the config does not say, for whoever resumes the run."""
-    return json.dumps({"work": asdict(plan.work), "number": plan.number})
+    return json.dumps({"work": asdict(plan.work), "number": plan.number, "nonce": plan.nonce})
 
 
 def _claims(plan: JobPlan) -> list[Manifest]:
@@ -92,8 +92,9 @@ def _claims(plan: JobPlan) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            # A volume may outlive its run; with the image it can still be read.
-            "metadata": metadata(plan, plan.claim(name)) | {"annotations": {IMAGE_NOTE: plan.launch.image}},
+            # A volume may outlive its run: with the image it can still be read, and it is known who made it.
+            "metadata": metadata(plan, plan.claim(name))
+            | {"annotations": {IMAGE_NOTE: plan.launch.image, LAUNCH_NOTE: plan.launch_id}},
             "spec": without_empty(
                 {
                     "accessModes": [volume.access_mode or default],

@@ -14,6 +14,7 @@ from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
+from llmtrain.hub.token import is_offline
 from llmtrain.runs.directory import new_run_id
 
 Manifest = dict[str, Any]
@@ -26,6 +27,8 @@ APP_LABEL = {"app": "llmtrain"}
 RUN_LABEL = "llmtrain/run"
 READER_LABEL = "llmtrain/reader"  # of a pod that only reads a run's volume, and is none of its nodes
 HTTPS_PORT = 443
+# Variables that lead libraries elsewhere than usual.
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 # What the config may say about one process's place; in a cluster each pod finds out for itself.
 PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
 
@@ -60,12 +63,18 @@ class JobPlan:
     work: Work = Work()
     number: int = 1
     """Which launch of the run this is: 1, and one more each time it is resumed."""
+    nonce: str = ""
+    """Tells launches of the same name apart when the record of an earlier one was deleted and its data kept."""
     warnings: list[str] = field(default_factory=list)
 
     @property
     def world_size(self) -> int:
         """Processes of the run when all nodes are there."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def launch_id(self) -> str:
+        return f"{self.number}-{self.nonce}" if self.nonce else str(self.number)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -115,7 +124,7 @@ def find_kind(launch: LaunchSection) -> Kind:
     return kind
 
 
-def plan_job(config: Config, work: Work = Work(), number: int = 1) -> JobPlan:  # noqa: B008 (frozen)
+def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = "") -> JobPlan:  # noqa: B008 (frozen)
     """Pure, but for the run id that is made where none is given. The same config gives the same plan."""
     launch = config.launch
     kind = find_kind(launch)
@@ -129,7 +138,7 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1) -> JobPlan:  
     master_addr = kind.master_addr(run_id, launch)
     _check(config, work, master_addr)
     resolved = _in_the_pod(config, run_id)
-    is_fetching = work.mode == "train" and hub_needs(resolved).any and not _is_offline(launch)
+    is_fetching = work.mode == "train" and hub_needs(resolved).any and not is_offline(launch.env)
     return JobPlan(
         run_id=run_id,
         namespace=launch.namespace or DEFAULT_NAMESPACE,
@@ -145,14 +154,16 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1) -> JobPlan:  
         launch=launch,
         work=work,
         number=number,
+        nonce=nonce,
         warnings=_warnings(resolved, work),
     )
 
 
 def _command(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -> list[str]:
     """What every pod runs, whatever the kind. Which node it is is not in here: the platform says that."""
+    own = [word.replace("$", "$$") for word in work.command]  # else Kubernetes puts $(NAME) in
     if work.launcher == "torchrun":
-        return _torchrun(launch, work, run_id, master_addr)
+        return _torchrun(launch, own, run_id, master_addr)
     return [
         *("python", "-m", "llmtrain", "node"),
         *(() if work.mode == "command" else ("--config", f"{CONFIG_DIR}/{CONFIG_FILE}")),
@@ -163,12 +174,12 @@ def _command(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -
         *("--master-port", str(launch.master_port)),
         *("--rdzv-id", run_id),
         *("--grace-sec", str(launch.grace_period_sec)),
-        *(("--", *work.command) if work.mode == "command" else ()),
+        *(("--", *own) if work.mode == "command" else ()),
     ]
 
 
-def _torchrun(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -> list[str]:
-    """Kubernetes itself puts the value of $(NAME) in."""
+def _torchrun(launch: LaunchSection, own: list[str], run_id: str, master_addr: str) -> list[str]:
+    """Which node it is, Kubernetes puts in: the value of $(NAME)."""
     at = f"{master_addr}:{launch.master_port}"
     index = find_kind(launch).index_variable(launch)
     fewest, most = launch.node_range
@@ -178,7 +189,7 @@ def _torchrun(launch: LaunchSection, work: Work, run_id: str, master_addr: str) 
         else [f"--node-rank=$({index})", f"--master-addr={master_addr}", f"--master-port={launch.master_port}"]
     )
     sizes = [f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}"]
-    return ["torchrun", *sizes, *meeting, "--no-python", *work.command]
+    return ["torchrun", *sizes, *meeting, "--no-python", *own]
 
 
 def _in_the_pod(config: Config, run_id: str) -> Config:
@@ -201,6 +212,11 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
         raise UsageError(
             f"distributed.strategy is none, but launch.nodes is {launch.nodes}.", remedy="Use ddp or fsdp, or one node."
         )
+    if launch.kind == "stateful_set" and work.launcher == "torchrun":
+        raise UsageError(
+            "A StatefulSet starts pods again when they end, and under torchrun nothing keeps them from ending.",
+            remedy="Use another --kind, or --launcher llmtrain.",
+        )
     longest = f"{master_addr.partition('.')[0].removesuffix('0')}{nodes - 1}"
     if len(longest) > NAME_LIMIT:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
@@ -222,19 +238,17 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
         )
 
 
-def _is_offline(launch: LaunchSection) -> bool:
-    return launch.env.get("HF_HUB_OFFLINE", "0") not in ("", "0")
-
-
 def _ports_outside(config: Config, is_asking: bool) -> list[int]:
     """Ports of the hub and of the tracking server, as far as this job asks them for anything."""
-    ports = {HTTPS_PORT} if is_asking and not _is_offline(config.launch) else set()
-    for place, is_used in (
-        (config.mlflow.tracking_uri, config.mlflow.enabled),
-        (config.output.sync_uri, True),
-    ):
+    ports = {HTTPS_PORT} if is_asking and not is_offline(config.launch.env) else set()
+    places = [config.mlflow.tracking_uri] if config.mlflow.enabled else []
+    places += [
+        config.output.sync_uri,
+        *(value for name, value in config.launch.env.items() if name.upper() in ENDPOINTS),
+    ]
+    for place in places:
         uri = urlsplit(place or "")
-        if is_used and uri.scheme in ("http", "https", "s3"):
+        if uri.scheme in ("http", "https", "s3"):
             ports.add(uri.port or (80 if uri.scheme == "http" else HTTPS_PORT))
     return sorted(ports)
 
@@ -259,10 +273,17 @@ def _warnings(config: Config, work: Work) -> list[str]:
     }
     mounts = {name: volume.mount_path for name, volume in launch.volumes.items()}
     seen = ", ".join(f"{path} ({name}_volume)" for name, path in mounts.items())
-    return [
+    warnings = [
         f"{field} {path} is not on a volume: unless the image {launch.image} has it, pods will not find it. They see "
         f"{seen}."
         for field, values in paths.items()
         for path in values
         if not any(f"{path}/".startswith(f"{mount}/") for mount in mounts.values())
     ]
+    cache = data.cache_dir
+    writable = [*mounts.values(), "/tmp", "/cache"]
+    if cache.startswith("/") and not any(f"{cache}/".startswith(f"{mount}/") for mount in writable):
+        warnings.append(
+            f"data.cache_dir {cache} cannot be written in a pod. It may lie on a volume, or below ~ or /tmp."
+        )
+    return warnings

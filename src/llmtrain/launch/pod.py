@@ -120,7 +120,7 @@ def _prefetch(plan: JobPlan) -> Manifest:
 def _env(plan: JobPlan, is_asking: bool) -> list[Manifest]:
     """`is_asking`: whether this container may ask the hub."""
     launch = plan.launch
-    plain = {**WRITABLE, LAUNCH: str(plan.number)}
+    plain = {**WRITABLE, LAUNCH: plan.launch_id}
     plain |= {"MLFLOW_TRACKING_URI": launch.tracking_uri} if launch.tracking_uri else {}
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept

@@ -11,7 +11,8 @@ from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, CONFIG_FILE, JOB_FILE, RUN_LABEL, JobPlan, Kind, Work, find_kind, plan_job
 
-STOPPED_AT = "llmtrain/stopped-at"  # annotation: when somebody stopped the run
+# Annotations: when somebody stopped the run, and what it had come to by itself before.
+STOPPED_AT, ENDED_AS = "llmtrain/stopped-at", "llmtrain/ended-as"
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class Record:
     """How often it was launched."""
     launched_at: str
     stopped_at: str | None
+    ended_as: str | None = None
+    """What it had come to when it was stopped, where it had ended already."""
+    nonce: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -39,7 +43,7 @@ class Record:
     @property
     def plan(self) -> JobPlan:
         """The plan it was launched by."""
-        return plan_job(self.config, self.work, self.number)
+        return plan_job(self.config, self.work, self.number, self.nonce)
 
     @property
     def runs_claim(self) -> str:
@@ -73,13 +77,13 @@ def list_records(cluster: Cluster, namespace: str | None) -> list[Record]:
 
 def read_record(config_map: Object) -> Record:
     meta, data = config_map["metadata"], config_map.get("data") or {}
-    run_id = meta["labels"][RUN_LABEL]
+    run_id, notes = meta["labels"][RUN_LABEL], meta.get("annotations") or {}
     try:
         text = data[CONFIG_FILE]
         job: dict[str, Any] = json.loads(data[JOB_FILE])
         given = job["work"]
         work = Work(given["mode"], tuple(given["command"]), given["launcher"])
-        number = int(job["number"])
+        number, nonce = int(job["number"]), str(job.get("nonce", ""))
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"ConfigMap {meta['name']} in namespace {meta['namespace']} is not readable as a run of llmtrain."
@@ -92,7 +96,9 @@ def read_record(config_map: Object) -> Record:
         work=work,
         number=number,
         launched_at=meta.get("creationTimestamp", ""),
-        stopped_at=(meta.get("annotations") or {}).get(STOPPED_AT),
+        stopped_at=notes.get(STOPPED_AT),
+        ended_as=notes.get(ENDED_AS),
+        nonce=nonce,
     )
 
 

@@ -44,7 +44,7 @@ def find_state(record: Record, seen: Seen) -> str:
         if pods:
             return "stopping"
         if record.stopped_at:
-            return "stopped"
+            return record.ended_as or "stopped"
         return "removed" if had_job(record, seen.events) or age_sec(record) > EVENTS_KEPT_SEC else "incomplete"
     if "deletionTimestamp" in job["metadata"]:
         return "stopping"

@@ -120,7 +120,10 @@ def make_status(record: Record, seen: Seen) -> RunStatus:
 
 
 def find_job(cluster: Cluster, record: Record) -> Object | None:
-    job = cluster.get(record.kind.api_version, record.kind.kind, record.run_id, record.namespace)
+    try:
+        job = cluster.get(record.kind.api_version, record.kind.kind, record.run_id, record.namespace)
+    except Missing:  # its operator was removed, and its jobs with it
+        return None
     return job if job is not None and is_ours(job, record.run_id) else None
 
 

@@ -10,6 +10,8 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
+# Tokens as they look: of the hub, of a request, of a service account.
+_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}|(?<=Bearer )[^\s\"']+|\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*")
 
 # Environment variables worth knowing later, none of which holds a secret.
 ENVIRONMENT_ALLOWED = (
@@ -34,8 +36,8 @@ ENVIRONMENT_ALLOWED = (
 
 
 def redact(text: str) -> str:
-    """The text without logins in URLs and without the value of any secret-looking environment variable."""
-    text = _URL_LOGIN.sub("***@", text)
+    """The text without logins in URLs, tokens, and the value of any secret-looking environment variable."""
+    text = _TOKEN.sub("***", _URL_LOGIN.sub("***@", text))
     for name, value in os.environ.items():
         if _SECRET_NAME.search(name) and len(value) >= 8:
             text = text.replace(value, "***")

@@ -1,0 +1,509 @@
+"""launch, resume, stop and delete as they are typed, with an API server that does what a test says."""
+
+import copy
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
+
+from kube_runs import STEP, FakeRun, waiting
+
+from kube_server import KubeServer, kube_server
+from llmtrain.launch import apply
+from llmtrain.launch.record import find_record
+
+Cli = Callable[..., Any]
+LAUNCH = ("launch", "--config", "ddp_smoke", "--name", "demo", "--image", "me/train:1")
+NOT_PULLED = 'Back-off pulling image "me/train:1": ErrImagePull: manifest unknown'
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    from llmtrain.operate import follow, logs, pod_log
+
+    for module, name, value in (
+        (apply, "CONFIRM_SEC", 0.02),
+        (follow, "POLL_SEC", 0.03),
+        (follow, "SURE_SEC", 0.15),
+        (follow, "GONE_SEC", 0.15),
+        (follow, "DRAIN_SEC", 0.5),
+        (follow, "USAGE_SEC", 0.0),
+        (follow, "EVENTS_SEC", 0.0),
+        (logs, "POLL_SEC", 0.03),
+        (pod_log, "RETRY_SEC", 0.03),
+    ):
+        monkeypatch.setattr(module, name, value)
+    with kube_server() as server:
+        yield server
+
+
+@pytest.fixture
+def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
+    """llmtrain with the kubeconfig of the test's server; its context is in namespace team."""
+    path = tmp_path / "kubeconfig"
+    names = {"cluster": "local", "user": "me"}
+    document = {
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [
+            {"name": "here", "context": {**names, "namespace": "team"}},
+            {"name": "there", "context": {**names, "namespace": "lab"}},
+        ],
+        "current-context": "here",
+    }
+    path.write_text(yaml.safe_dump(document))
+
+    def run(*words: object) -> Any:
+        done = cli(words[0], "--kubeconfig", path, *words[1:])
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    return run
+
+
+class Player(threading.Thread):
+    """Plays the cluster as soon as the job is made, while the command under test watches it."""
+
+    def __init__(self, kube: KubeServer, act: Callable[[FakeRun], None], number: int = 1) -> None:
+        super().__init__(daemon=True)
+        self._kube, self._act, self._number = kube, act, number
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            wait_for(lambda: ("jobs", "team", "demo") in self._kube.objects)
+            record = find_record(self._kube.cluster(), "demo", "team")
+            assert record.number == self._number
+            self._act(FakeRun(self._kube, record.plan))
+        except BaseException as error:
+            self.error = error
+
+    def done(self) -> None:
+        self.join(10)
+        if self.error is not None:
+            raise self.error
+
+
+def wait_for(is_true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def finish(run: FakeRun) -> None:
+    run.pod(0)
+    run.say(0, STEP.format(30))
+    run.end(0)
+    run.finish()
+
+
+def fail_with(code: int) -> Callable[[FakeRun], None]:
+    def act(run: FakeRun) -> None:
+        run.pod(0)
+        run.say(0, "[TRAIN] error: no such data")
+        run.end(0, code)
+        run.finish("Failed", reason="PodFailurePolicy")
+
+    return act
+
+
+def never_pulled(run: FakeRun) -> None:
+    run.pod(0, waiting("ImagePullBackOff", NOT_PULLED))
+
+
+def stopped_by_somebody(run: FakeRun) -> None:
+    run.pod(0)
+    run.say(0, STEP.format(5))
+
+    def end(pods: list[dict[str, Any]]) -> None:
+        for pod in pods:
+            run.end(0, 75)
+            run.kube.remove("Pod", pod["metadata"]["name"])
+
+    apply.stop(run.cluster, run.record, end)
+
+
+def deleted_by_somebody(run: FakeRun) -> None:
+    wait_for(lambda: "GET metrics" in run.kube.requests)  # it is watched
+    run.event("SuccessfulCreate", "Created pod: demo-0-00001")
+    apply.delete(run.cluster, run.record, False, lambda pods: None)  # noqa: ARG005
+
+
+def ours(kube: KubeServer) -> list[str]:
+    return sorted(f"{plural}/{name}" for plural, _, name in kube.objects if plural not in ("pods", "events"))
+
+
+def snapshot(kube: KubeServer) -> dict[Any, Any]:
+    return copy.deepcopy(kube.objects)
+
+
+ALL = ["configmaps/demo-config", "jobs/demo", "networkpolicies/demo", "persistentvolumeclaims/demo-runs"]
+ALL = [*ALL, "services/demo"]
+
+
+class TestLaunch:
+    def test_detached(self, call: Cli, kube: KubeServer) -> None:
+        done = call(*LAUNCH, "--detach")
+        assert done.code == 0, done.err
+        assert done.out.startswith("Run demo is launched. Watch it: llmtrain status demo --kubeconfig ")
+        assert "llmtrain stop demo --kubeconfig " in done.out
+        assert ours(kube) == ALL
+        assert {namespace for _, namespace, _ in kube.objects} == {"team"}, "that of the context"
+
+    def test_detached_as_json(self, call: Cli) -> None:
+        done = call(*LAUNCH, "--detach", "--json")
+        assert (done.code, done.json["run_id"], done.json["state"]) == (0, "demo", "pending")
+
+    @pytest.mark.parametrize(
+        "words",
+        [("-n", "lab"), ("--set", "launch.namespace=lab"), ("--context", "there")],
+        ids=["-n", "set", "context"],
+    )
+    def test_in_another_namespace(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+        done = call(*LAUNCH, "-d", *words)
+        assert {namespace for _, namespace, _ in kube.objects} == {"lab"}
+        if words[0] != "--context":
+            assert "llmtrain status demo -n lab --kubeconfig " in done.out
+
+    def test_hints_are_as_they_must_be_typed(self, call: Cli) -> None:
+        done = call(*LAUNCH, "-d", "--context", "there")
+        assert "--context there" in done.out
+        assert "--kubeconfig" in done.out
+
+    @pytest.mark.parametrize(
+        ("act", "code", "said"),
+        [
+            (finish, 0, "Run demo is finished. Bring it here: llmtrain fetch demo "),
+            (fail_with(65), 65, "Run demo failed: exit code 65"),
+            (fail_with(64), 64, "Run demo failed: exit code 64"),
+            (fail_with(137), 137, "Run demo failed: exit code 137"),
+            (stopped_by_somebody, 75, "Run demo is stopped"),
+            (deleted_by_somebody, 75, "Run demo was deleted while it was watched"),
+        ],
+        ids=["finished", "65", "64", "killed", "stopped", "deleted"],
+    )
+    def test_it_ends_as_the_run_does(
+        self, call: Cli, kube: KubeServer, act: Callable[[FakeRun], None], code: int, said: str
+    ) -> None:
+        player = Player(kube, act)
+        done = call(*LAUNCH)
+        player.done()
+        assert done.code == code, done.err
+        assert said in done.out + done.err
+        assert (done.err == "") is (code == 0)
+        if act is stopped_by_somebody:
+            assert "llmtrain resume demo " in done.err
+            assert "goes on with it" in done.err
+
+    def test_a_run_that_was_deleted_cannot_be_resumed(self, call: Cli, kube: KubeServer) -> None:
+        player = Player(kube, deleted_by_somebody)
+        done = call(*LAUNCH)
+        player.done()
+        assert done.code == 75
+        assert call("resume", "demo").code == 64
+        assert "goes on with it" not in done.err
+
+    def test_finished_as_json(self, call: Cli, kube: KubeServer) -> None:
+        player = Player(kube, finish)
+        done = call(*LAUNCH, "--json")
+        player.done()
+        assert (done.code, done.json["state"], done.json["step"]) == (0, "finished", 30)
+        assert STEP.format(30) in done.err
+
+    @pytest.mark.parametrize(
+        ("act", "code"), [(fail_with(65), 65), (stopped_by_somebody, 75)], ids=["failed", "stopped"]
+    )
+    def test_a_bad_end_is_one_json_object_too(
+        self, call: Cli, kube: KubeServer, act: Callable[[FakeRun], None], code: int
+    ) -> None:
+        player = Player(kube, act)
+        done = call(*LAUNCH, "--json")
+        player.done()
+        assert done.code == code
+        assert done.json["exit_code"] == code
+        assert done.json["status"]["run_id"] == "demo"
+
+    def test_an_image_that_cannot_be_pulled_is_taken_back(self, call: Cli, kube: KubeServer) -> None:
+        player = Player(kube, never_pulled)
+        done = call(*LAUNCH, "--json")
+        player.done()
+        assert done.code == 64
+        assert "The image me/train:1 cannot be pulled" in done.json["what"]
+        assert "manifest unknown" in done.json["what"]
+        assert done.json["remedy"].endswith("Nothing was left on the cluster.")
+        assert ours(kube) == []
+
+    def test_a_run_that_was_there_before_is_not_taken_back(self, call: Cli, kube: KubeServer) -> None:
+        Player(kube, finish)
+        assert call(*LAUNCH).code == 0
+        kube.remove("Pod", "demo-0-00001")
+        kube.remove("Job", "demo")
+        player = Player(kube, never_pulled, number=2)
+        done = call(*LAUNCH, "--resume")
+        player.done()
+        assert done.code == 64
+        assert "cannot be pulled" in done.err
+        assert "Nothing was left" not in done.err
+        assert "persistentvolumeclaims/demo-runs" in ours(kube)
+        assert "configmaps/demo-config" in ours(kube)
+
+    def test_data_that_was_there_before_is_not_taken_back(self, call: Cli, kube: KubeServer) -> None:
+        assert call(*LAUNCH, "-d").code == 0
+        assert call("delete", "demo").code == 0
+        assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
+        player = Player(kube, never_pulled)
+        assert call(*LAUNCH, "--resume").code == 64
+        player.done()
+        assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
+
+    def test_the_cause_is_told_even_if_not_all_can_be_taken_back(self, call: Cli, kube: KubeServer) -> None:
+        def gate(method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:  # noqa: ARG001
+            return (500, "not now") if method == "DELETE" and "/services/" in path else None
+
+        kube.gate = gate
+
+        def act(run: FakeRun) -> None:
+            never_pulled(run)
+            wait_for(lambda: ("jobs", "team", "demo") not in kube.objects)
+            kube.remove("Pod", run.pods[0])
+
+        player = Player(kube, act)
+        done = call(*LAUNCH)
+        player.done()
+        assert done.code == 64
+        assert "The image me/train:1 cannot be pulled" in done.err
+        assert "Nothing was left" not in done.err
+
+    def test_a_job_that_is_still_being_deleted(self, call: Cli, kube: KubeServer) -> None:
+        said = '{"message": "object is being deleted: jobs.batch \\"demo\\" already exists"}'
+        kube.gate = lambda method, path, headers: (409, said) if method == "POST" and "/jobs" in path else None  # noqa: ARG005
+        for words in ((), ("--resume",)):
+            done = call(*LAUNCH, "-d", *words)
+            assert done.code == 64
+            assert "still being deleted" in done.err
+            assert kube.objects == {}
+
+    def test_ctrl_c_leaves_it_running(self, call: Cli, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        from llmtrain.operate import follow
+
+        def interrupted(*words: object, **more: object) -> None:  # noqa: ARG001
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(follow, "follow", interrupted)
+        done = call(*LAUNCH)
+        assert done.code == 0
+        assert "Run demo goes on." in done.err
+        assert ours(kube) == ALL
+
+    def test_twice_is_refused(self, call: Cli, kube: KubeServer) -> None:
+        assert call(*LAUNCH, "-d").code == 0
+        before = snapshot(kube)
+        done = call(*LAUNCH, "-d", "--json")
+        assert done.code == 64
+        assert done.json["what"] == "Run 'demo' exists already in namespace team."
+        assert "--resume" in done.json["remedy"]
+        assert kube.objects == before
+
+    def test_resume_makes_a_run_that_is_not_there(self, call: Cli, kube: KubeServer) -> None:
+        assert call(*LAUNCH, "-d", "--resume").code == 0
+        assert ours(kube) == ALL
+
+    def test_resume_goes_on_with_one_that_ended(self, call: Cli, kube: KubeServer) -> None:
+        player = Player(kube, fail_with(65))
+        assert call(*LAUNCH).code == 65
+        player.done()
+        kube.remove("Pod", "demo-0-00001")
+        done = call(*LAUNCH, "-d", "--resume", "--set", "trainer.max_steps=40")
+        assert done.code == 0, done.err
+        record = find_record(kube.cluster(), "demo", "team")
+        assert (record.number, record.config.trainer.max_steps) == (2, 40)
+        assert ours(kube) == ALL
+
+    @pytest.mark.parametrize("words", [(*LAUNCH, "--resume"), ("resume", "demo")], ids=["launch", "resume"])
+    def test_one_that_is_going_is_left_alone(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+        call(*LAUNCH, "-d")
+        FakeRun(kube, find_record(kube.cluster(), "demo", "team").plan).pod(0)
+        before = snapshot(kube)
+        done = call(*words)
+        assert done.code == 64
+        assert "Run 'demo' is still going (starting)" in done.err
+        assert "llmtrain stop demo" in done.err
+        assert kube.objects == before
+
+    @pytest.mark.parametrize("words", [("--smoke",), ("--launcher", "torchrun", "--", "python", "a.py", "--json")])
+    def test_other_work(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+        done = call(*LAUNCH, "-d", *words)
+        assert done.code == 0, done.err
+        record = find_record(kube.cluster(), "demo", "team")
+        assert record.work.mode == ("smoke" if words == ("--smoke",) else "command")
+        assert kube.objects["jobs", "team", "demo"]["spec"] == apply.render(record.plan)[-1]["spec"]
+        assert done.out.startswith("Run demo is launched.")
+
+
+class TestTheCluster:
+    def test_it_is_away(self, call: Cli, kube: KubeServer) -> None:
+        kube.is_away = True
+        for words in ((*LAUNCH, "-d"), ("resume", "demo"), ("stop", "demo"), ("delete", "demo"), ("status",)):
+            done = call(*words, "--json")
+            assert done.code == 69, words
+            assert "does not answer" in done.json["what"]
+
+    def test_there_is_none(self, cli: Cli) -> None:
+        for words in (LAUNCH, ("resume", "demo"), ("stop", "demo"), ("delete", "demo"), ("status",)):
+            done = cli(*words, "--kubeconfig", "missing", "--json")
+            assert (done.code, done.json["error"]) == (64, "UsageError")
+
+    def test_its_namespace_is_missing(self, call: Cli, kube: KubeServer) -> None:
+        def gate(method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:  # noqa: ARG001
+            said = json.dumps({"kind": "Status", "message": 'namespaces "team" not found'})
+            return (404, said) if method == "POST" else None
+
+        kube.gate = gate
+        done = call(*LAUNCH, "-d")
+        assert done.code == 64
+        assert "There is no namespace team." in done.err
+        assert kube.objects == {}
+
+    def test_its_server_checks(self, call: Cli, kube: KubeServer) -> None:
+        paths = []
+        kube.gate = lambda method, path, headers: paths.append((method, path))  # noqa: ARG005
+        done = call(*LAUNCH, "--dry-run=server")
+        assert done.code == 0, done.err
+        assert done.out == "here accepts the manifests of run demo; nothing was made.\n"
+        assert [method for method, path in paths if "dryRun=All" in path] == ["POST"] * len(ALL)
+        assert len([method for method, _ in paths if method == "POST"]) == len(ALL)
+        assert kube.objects == {}
+        assert call(*LAUNCH, "--dry-run=server", "--json").json == {"run_id": "demo", "accepted": True, "skipped": []}
+        kube.gate = lambda method, path, headers: (422, '{"message": "spec.x: Invalid"}')  # noqa: ARG005
+        refused = call(*LAUNCH, "--dry-run=server")
+        assert refused.code == 64
+        assert "spec.x: Invalid" in refused.err
+
+    def test_a_dry_run_asks_nobody(self, call: Cli, kube: KubeServer) -> None:
+        for words in (("--dry-run",), ("--dry-run=client",)):
+            assert call(*LAUNCH, *words).code == 0
+        assert kube.requests == []
+
+
+class TestResume:
+    def test_with_what_was_launched(self, call: Cli, kube: KubeServer) -> None:
+        call(*LAUNCH, "-d", "--set", "trainer.max_steps=33", "--set", "launch.runs_volume.access_mode=ReadWriteMany")
+        assert call("stop", "demo").code == 0
+        done = call("resume", "demo", "-d", "--nodes", "2", "--image", "me/train:2", "--kind", "stateful_set")
+        assert done.code == 0, done.err
+        record = find_record(kube.cluster(), "demo", "team")
+        launch = record.config.launch
+        assert (record.config.trainer.max_steps, record.number, record.stopped_at) == (33, 2, None)
+        assert (launch.nodes, launch.image, launch.kind) == (2, "me/train:2", "stateful_set")
+        assert kube.objects["statefulsets", "team", "demo"]["spec"]["replicas"] == 2
+        assert "jobs/demo" not in ours(kube)
+
+    def test_a_mistake_changes_nothing(self, call: Cli, kube: KubeServer) -> None:
+        call(*LAUNCH, "-d")
+        call("stop", "demo")
+        before = snapshot(kube)
+        for words in (
+            ("--nodes", "3"),
+            ("--set", "trainer.max_stepz=3"),
+            ("--kind", "jobs"),
+            ("--set", "launch.name=x"),
+        ):
+            assert call("resume", "demo", *words).code == 64
+        assert call("resume", "demp").code == 64
+        assert kube.objects == before
+
+    @pytest.mark.parametrize(
+        "sets",
+        [("launch.namespace=lab",), ("launch.name=other", "output.run_id=other")],
+        ids=["namespace", "name"],
+    )
+    def test_it_stays_the_run_it_is(self, call: Cli, kube: KubeServer, sets: tuple[str, ...]) -> None:
+        call(*LAUNCH, "-d")
+        call("stop", "demo")
+        before = snapshot(kube)
+        done = call("resume", "demo", "-d", *(word for text in sets for word in ("--set", text)))
+        assert done.code == 64
+        assert kube.objects == before
+
+
+class TestStopAndDelete:
+    def test_stop(self, call: Cli, kube: KubeServer) -> None:
+        call(*LAUNCH, "-d")
+        run = FakeRun(kube, find_record(kube.cluster(), "demo", "team").plan)
+        run.pod(0)
+
+        def act() -> None:
+            wait_for(lambda: ("jobs", "team", "demo") not in kube.objects)
+            wait_for(lambda: "GET log" in kube.requests)
+            time.sleep(0.2)  # only what comes from now on is shown
+            run.say(0, "[SAVE] step_12")
+            time.sleep(0.2)
+            run.end(0, 75)
+            time.sleep(0.1)
+            kube.remove("Pod", run.pods[0])
+
+        player = threading.Thread(target=act, daemon=True)
+        player.start()
+        done = call("stop", "demo")
+        player.join(10)
+        assert done.code == 0
+        assert done.out.startswith("Run demo is stopped. Go on with it: llmtrain resume demo.")
+        assert "waiting for 1 pod to save and end" in done.err
+        assert "[SAVE] step_12" in done.err
+        assert ours(kube) == ["configmaps/demo-config", "persistentvolumeclaims/demo-runs"]
+        again = call("stop", "demo", "--json")
+        assert (again.code, again.json["state"], again.json["lost_pods"]) == (0, "stopped", [])
+        assert call("status", "demo", "--json").json["state"] == "stopped"
+
+    def test_delete(self, call: Cli, kube: KubeServer) -> None:
+        call(*LAUNCH, "-d")
+        done = call("delete", "demo")
+        assert done.code == 0
+        assert done.out == "Run demo is deleted.\nData stays on claim demo-runs.\n"
+        assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
+        assert call("delete", "demo").code == 64
+
+    @pytest.mark.parametrize("words", [("demo", "--data"), ("--all",), ("--all", "--data")], ids=" ".join)
+    def test_nobody_can_be_asked(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+        call(*LAUNCH, "-d")
+        before = snapshot(kube)
+        done = call("delete", *words)
+        assert done.code == 64
+        assert "Delete demo" in done.err
+        assert "--yes" in done.err
+        assert kube.objects == before
+        done = call("delete", *words, "--yes", "--json")
+        assert (done.code, done.json["deleted"]) == (0, ["demo"])
+        has_data = "--data" in words
+        assert done.json["kept_claims"] == ([] if has_data else ["demo-runs"])
+        assert ours(kube) == ([] if has_data else ["persistentvolumeclaims/demo-runs"])
+
+    def test_all_of_one_namespace(self, call: Cli, kube: KubeServer) -> None:
+        for words in (("--name", "demo"), ("--name", "demo-2"), ("--name", "demo-3", "-n", "lab")):
+            assert call(*LAUNCH, "-d", *words).code == 0
+        done = call("delete", "--all", "--yes", "--data", "--json")
+        assert sorted(done.json["deleted"]) == ["demo", "demo-2"]
+        assert {namespace for _, namespace, _ in kube.objects} == {"lab"}
+        assert call("delete", "--all").out == "There are no runs in namespace team.\n"
+
+    def test_one_or_all(self, call: Cli, kube: KubeServer) -> None:
+        for words in ((), ("demo", "--all")):
+            assert call("delete", *words, "--yes").code == 64
+        assert kube.requests == []
+
+    def test_a_claim_that_was_there_before_stays(self, call: Cli, kube: KubeServer) -> None:
+        kube.add({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}})
+        assert call(*LAUNCH, "-d", "--set", "launch.runs_volume.claim=shared").code == 0
+        done = call("delete", "demo", "--data", "--yes")
+        assert "Data stays on claim shared." in done.out
+        assert ours(kube) == ["persistentvolumeclaims/shared"]

@@ -1,0 +1,97 @@
+"""LLMTRAIN_LAUNCH: crashes are counted for each launch, so that whoever launches a run again gets a new chance."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmtrain.errors import TrainingStopped
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.generations import LAUNCH, MAX_CRASHES, begin_generation, end_generation, read_generations
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "some-run")
+    run.path.mkdir()
+    return run
+
+
+@pytest.fixture(autouse=True)
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(LAUNCH, raising=False)
+
+
+def begin(run: RunDirectory, from_step: int = 4, *, is_unattended: bool = True) -> int:
+    return begin_generation(run, from_step, 2, is_unattended)
+
+
+def crash(run: RunDirectory, times: int = MAX_CRASHES) -> None:
+    for _ in range(times):
+        begin(run)
+
+
+def test_a_new_launch_starts_the_count_again(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1, 4):
+        monkeypatch.setenv(LAUNCH, str(number))
+        crash(run)
+        with pytest.raises(TrainingStopped, match="crashed 3 times"):
+            begin(run)
+        with pytest.raises(TrainingStopped):
+            begin(run)
+    rows = read_generations(run)
+    assert [row["launch"] for row in rows] == [number for number in "123" for _ in range(MAX_CRASHES)]
+    assert [row["crashes"] for row in rows] == list(range(MAX_CRASHES)) * 3
+    assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1)), "numbers go on"
+
+
+def test_within_a_launch_it_goes_on(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCH, "2")
+    crash(run, 2)
+    assert read_generations(run)[-1]["crashes"] == 1
+    end_generation(run, begin(run), "failed", 4)
+    with pytest.raises(TrainingStopped):
+        begin(run)
+
+
+def test_the_remedy_is_the_command_that_makes_a_new_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash(run)
+    with pytest.raises(TrainingStopped) as here:
+        begin(run)
+    assert f"llmtrain train --resume {run.path}" in str(here.value.remedy)
+    monkeypatch.setenv(LAUNCH, "1")
+    crash(run)
+    with pytest.raises(TrainingStopped) as there:
+        begin(run)
+    assert f"llmtrain resume {run.run_id}" in str(there.value.remedy)
+
+
+def test_a_run_that_moves_between_a_cluster_and_a_machine(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    crash(run)
+    monkeypatch.setenv(LAUNCH, "1")
+    begin(run)
+    assert read_generations(run)[-1]["crashes"] == 0
+    monkeypatch.delenv(LAUNCH)
+    begin(run)
+    assert read_generations(run)[-1]["crashes"] == 0
+
+
+def test_rows_of_before_there_were_launches(run: RunDirectory) -> None:
+    crash(run)
+    rows = json.loads(run.generations.read_text())
+    run.generations.write_text(json.dumps([{k: v for k, v in row.items() if k != "launch"} for row in rows]))
+    with pytest.raises(TrainingStopped):
+        begin(run)
+
+
+def test_somebody_who_watches_is_never_refused(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCH, "1")
+    crash(run)
+    assert begin(run, is_unattended=False) == MAX_CRASHES + 1
+
+
+def test_a_newer_checkpoint_counts_within_a_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LAUNCH, "1")
+    for step in range(3 * MAX_CRASHES):
+        begin(run, step)
+    crash(run, 1)
