@@ -23,6 +23,7 @@ TWO_NODES = [
     "launch.resources.shm_size=256Mi",
     "launch.runs_volume.storage_class=nfs",
     "launch.hf_token_secret.name=hf-token",
+    "launch.env_secrets=[s3-login]",
     "launch.pod_disruption_budget=true",
     "launch.queue=team-a",
 ]

@@ -163,6 +163,8 @@ class LaunchSection(Section):
     """Models to start from."""
     env: Words = {}
     """More environment variables. Secrets do not belong here."""
+    env_secrets: Names = []
+    """Secrets whose keys become environment variables, by name: logins for S3 or a tracking server."""
     hf_token_secret: HfTokenSection = HfTokenSection()
     """Where the Hugging Face token is."""
     node_selector: Words = {}
@@ -290,7 +292,7 @@ class LaunchSection(Section):
                 yield (
                     ("env",),
                     f"launch.env.{name} looks like a secret, and would be readable in every manifest. Keep it in a "
-                    "Secret (launch.hf_token_secret for a Hugging Face token).",
+                    "Secret (launch.hf_token_secret for a Hugging Face token, launch.env_secrets for others).",
                 )
         if self.tracking_uri and has_credentials(self.tracking_uri):
             yield (

@@ -90,12 +90,14 @@ def exit_codes(platform: str) -> Manifest:
 
 def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
     launch = plan.launch
+    secrets = [{"secretRef": {"name": name}} for name in launch.env_secrets]
     return {
         "name": plan.container,
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
         "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
         "env": [*_env(plan, is_asking=not plan.is_fetching), *env],
+        **({"envFrom": secrets} if secrets else {}),
         "ports": [{"name": port_name, "containerPort": launch.master_port}],
         "resources": _resources(plan),
         "securityContext": CONTAINER_SECURITY,
