@@ -33,7 +33,7 @@ test: setup  ## the tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/end_to_end
 
 test-slow: setup  ## the slow tests: real text, long fault sweeps
-	$(BIN)/python -m pytest -m slow --timeout 1800
+	$(BIN)/python -m pytest -m slow --timeout 1800 --ignore tests/end_to_end
 
 lint: setup  ## ruff, format check, mypy --strict
 	$(BIN)/ruff check .

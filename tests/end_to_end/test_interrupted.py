@@ -26,11 +26,11 @@ def finished_hash(kube: Kube, run: str) -> str:
     return str(json.loads((kube.folder / "runs" / run / "finished.json").read_text())["state_sha256"])
 
 
-def deleted_pod(kube: Kube, kind: str, reference: str) -> None:
-    run = f"{kind.replace('_', '-')}-pod"
+def deleted_pod(kube: Kube, kind: str, reference: str, index: int) -> None:
+    run = f"{kind.replace('_', '-')}-pod-{index}"
     kube.llmtrain(*kube.launch_words(kind, run, *SET), "--detach")
     kube.wait(run, lambda status: (status["step"] or 0) >= 20)
-    victim = next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == 1)
+    victim = next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == index)
     kube.kubectl("delete", "pod", victim, "--wait=false")
     before = kube.status(run)["step"]
     watched = kube.llmtrain("status", run, "--watch")
@@ -43,13 +43,26 @@ def deleted_pod(kube: Kube, kind: str, reference: str) -> None:
 
 
 def test_a_deleted_pod_comes_back(kube: Kube, reference: str) -> None:
-    deleted_pod(kube, "indexed_job", reference)
+    deleted_pod(kube, "indexed_job", reference, index=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(set(LAUNCHERS) - {"indexed_job"}))
-def test_a_deleted_pod_comes_back_on_every_kind(kube: Kube, kind: str, reference: str) -> None:
-    deleted_pod(kube, kind, reference)
+@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+def test_a_deleted_master_comes_back_on_every_kind(kube: Kube, kind: str, reference: str) -> None:
+    deleted_pod(kube, kind, reference, index=0)
+
+
+@pytest.mark.slow
+def test_an_elastic_run_ends_although_a_pod_found_no_room(kube: Kube, reference: str) -> None:
+    """Two of up to four nodes: the others ask for more than there is."""
+    words = kube.launch_words("indexed_job", "elastic", *SET, "--set", "launch.nodes=1:4")
+    at = words.index("--nodes")
+    del words[at : at + 2]
+    words[words.index("launch.resources.cpu=900m")] = "launch.resources.cpu=1200m"  # one on each machine
+    kube.llmtrain(*words, timeout=400)
+    assert kube.status("elastic")["state"] == "finished"
+    assert finished_hash(kube, "elastic") == reference
+    kube.llmtrain("delete", "elastic")
 
 
 def test_stopped_and_resumed_on_one_node(kube: Kube, reference: str) -> None:

@@ -9,6 +9,7 @@ from kube import Kube
 from llmtrain.registry import LAUNCHERS
 
 KINDS = sorted(LAUNCHERS)
+EVERYTHING = "services,jobs,statefulsets,networkpolicies,pytorchjobs,trainjobs,trainingruntimes,jobsets"
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +28,7 @@ def test_from_launch_to_generate(kube: Kube, kind: str, reference: str) -> None:
 
     kube.llmtrain("stop", run)
     assert kube.objects("pods", "-l", f"llmtrain/run={run}") == []
-    assert kube.objects("services,jobs,statefulsets,networkpolicies", "-l", f"llmtrain/run={run}") == []
+    assert kube.objects(EVERYTHING, "-l", f"llmtrain/run={run}") == []
 
     kube.llmtrain("fetch", run)  # every pod has gone
     result = json.loads((kube.folder / "runs" / run / "finished.json").read_text())

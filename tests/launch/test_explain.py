@@ -134,7 +134,7 @@ REFUSALS = {
         JOB,
         401,
         status(401, "Unauthorized", "Unauthorized"),
-        UsageError,
+        ClusterError,
         "does not accept your login (Unauthorized)",
         "Log in again",
     ),

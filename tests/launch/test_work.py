@@ -323,7 +323,8 @@ class TestPrefetch:
         (first,) = pod(plan)["initContainers"]
         (trainer,) = pod(plan)["containers"]
         assert first["name"] == "prefetch"
-        assert first["command"] == ["python", "-m", "llmtrain", "prefetch", "--config", "/config/train.yaml"]
+        words = ["--config", "/config/train.yaml", "--report", "/cache/prefetch.json"]
+        assert first["command"] == ["python", "-m", "llmtrain", "prefetch", *words]
         for same in ("image", "securityContext", "volumeMounts", "resources"):
             assert first[same] == trainer[same]
         assert env(first)["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}

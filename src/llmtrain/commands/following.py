@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool, json_: bool) -> None:
     """Watch a run that was just launched. A launch that cannot start is taken back if it was the run's first."""
+    from llmtrain.launch.plan import config_map_name
     from llmtrain.launch.record import find_record
     from llmtrain.operate.follow import follow
     from llmtrain.operate.status import run_status
@@ -43,7 +44,7 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
     except KeyboardInterrupt:
         print(f"\nRun {run_id} goes on. {_hints(cluster, record)}", file=sys.stderr)
         return
-    is_forgotten = cluster.get("v1", "ConfigMap", f"{run_id}-config", namespace) is None
+    is_forgotten = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace) is None
     end_as(status, json_, place, is_forgotten)
 
 
@@ -53,7 +54,8 @@ def end_as(status: "RunStatus", json_: bool, place: str, is_forgotten: bool) -> 
     run = f"{status.run_id}{place}"
     if status.state == "finished":
         holding = " Its pods hold their resources until it is stopped." if status.kind == "stateful_set" else ""
-        next_ = f"Bring it here: llmtrain fetch {run}. Remove it: llmtrain delete {run}."
+        has_files = status.mode in ("train", "command")
+        next_ = f"{f'Bring it here: llmtrain fetch {run}. ' if has_files else ''}Remove it: llmtrain delete {run}."
         show(json_, status.as_dict(), f"Run {status.run_id} is finished.{holding} {next_}")
         return
     why = f": {status.why_short}" if status.why_short else ""

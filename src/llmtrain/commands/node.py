@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,6 +26,8 @@ from llmtrain.distributed.platform_codes import ended_before, keeping_the_end, k
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
 from llmtrain.logs import log
+from llmtrain.runs.atomic import read_json
+from llmtrain.runs.exit_report import PREFETCHED
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import DistributedSection
@@ -103,6 +106,7 @@ def command(
         log("DDP", f"this launch of run {run.run_id} has ended before, for good")
         raise typer.Exit(code)  # cli.main then waits
     with keeping_the_end(run):
+        check_prefetch()
         place = find_place(os.environ, given, socket.gethostname(), distributed)
         if loaded and not doctor and not smoke:
             for count in range(place.min_nodes, place.max_nodes + 1):  # every size that the job may come to have
@@ -134,6 +138,16 @@ def command(
             what = ["smoke"] if smoke else ["train", "--resume", "auto"]
             with explaining(loaded):
                 run_processes(place, worker_command(*what, *own_words), distributed, max_restarts, grace_sec)
+
+
+def check_prefetch() -> None:
+    """What the pod's init container found wrong is said here, where exit codes mean the same on every platform."""
+    from llmtrain.distributed.endings import error_of
+
+    path = os.environ.get(PREFETCHED)
+    report = read_json(Path(path)) if path else None
+    if isinstance(report, dict):
+        raise error_of(report)
 
 
 def is_direct(place: "Place", max_restarts: int) -> bool:

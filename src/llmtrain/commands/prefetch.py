@@ -1,10 +1,35 @@
 """llmtrain prefetch: what a config takes from the hub, into the cache. A pod's init container runs it."""
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
+from llmtrain.errors import LlmtrainError
 
 
-def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> None:
-    """Fetch the model, tokenizer and dataset that a config names on the hub, so that training needs no network."""
+def command(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    report: Annotated[str | None, typer.Option("--report", hidden=True)] = None,
+    json_: JsonOption = False,
+) -> None:
+    """Fetch the model, tokenizer and dataset that a config names on the hub, so that training needs no network.
+    With --report a mistake is written there for `llmtrain node` to end with: platforms read the exit codes of an init
+    container each in their own way, and most would start it again."""
+    try:
+        _fetch(config, set_, json_)
+    except LlmtrainError as error:
+        if report is None or error.exit_code not in (64, 65):
+            raise
+        from llmtrain.runs.atomic import write_json
+
+        write_json(Path(report), error.as_dict())
+        print(f"error: {error}")
+
+
+def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     from llmtrain.config.load import load_config
     from llmtrain.data.hf_datasets import load_split
     from llmtrain.data.tokenizer import GPT2Tokenizer

@@ -39,6 +39,12 @@ def command(
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
     check_ended(cluster, record)
+    if record.unknown:
+        raise UsageError(
+            f"Run '{run}' was launched by another version of llmtrain: this one does not know "
+            f"{', '.join(record.unknown)}.",
+            remedy="Resume it with that version, or with `launch --resume` and a config of this one.",
+        )
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, None)]
     changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
     plan = plan_job(changed, record.work)

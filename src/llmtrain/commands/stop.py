@@ -48,9 +48,10 @@ class PodCount:
         self._last = -1
 
     def __call__(self, pods: list[dict[str, Any]]) -> None:
-        if len(pods) != self._last:
-            print(f"waiting for {len(pods)} pod{'s' if len(pods) != 1 else ''} to save and end", file=sys.stderr)
-        self._last = len(pods)
+        going = sum(pod.get("status", {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
+        if going and going != self._last:
+            print(f"waiting for {going} pod{'s' if going != 1 else ''} to save and end", file=sys.stderr)
+        self._last = going
 
 
 def listen(cluster: "Cluster", record: "Record") -> None:

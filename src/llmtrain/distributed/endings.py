@@ -50,18 +50,25 @@ def overall(ended: list[Ended], was_told: bool = False) -> LlmtrainError | None:
     worst = min(own, key=_severity)
     code = worst.code if worst.code > 0 else 128 - worst.code
     if worst.report:
-        kinds = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, LlmtrainError)}
-        kind: Any = kinds.get(str(worst.kind), LlmtrainError)
-        kind = errors.UsageError if kind is errors.ConfigError else kind  # which is made from a list
-        what = str(worst.report.get("what"))
-        error: LlmtrainError = kind(what if kind is ResumeMe or len(ended) == 1 else f"rank {worst.rank}: {what}")
-        error.known, error.remedy = worst.report.get("known"), worst.report.get("remedy")
-        error.details = {k: v for k, v in worst.report.items() if k not in _OWN_FIELDS}
+        error = error_of(worst.report)
+        if type(error) is not ResumeMe and len(ended) > 1:
+            error.what = f"rank {worst.rank}: {error.what}"
     elif worst.code == TOLD:
         error = ResumeMe(f"rank {worst.rank} ended with exit code 75: told to stop.")
     else:
         error = LlmtrainError(f"rank {worst.rank} {_in_words(worst.code)}.")
     error.exit_code = code
+    return error
+
+
+def error_of(report: dict[str, Any]) -> LlmtrainError:
+    """The error that LlmtrainError.as_dict was made of."""
+    kinds = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, LlmtrainError)}
+    kind: Any = kinds.get(str(report.get("error")), LlmtrainError)
+    kind = errors.UsageError if kind is errors.ConfigError else kind  # which is made from a list
+    error: LlmtrainError = kind(str(report.get("what")))
+    error.known, error.remedy = report.get("known"), report.get("remedy")
+    error.details = {k: v for k, v in report.items() if k not in _OWN_FIELDS}
     return error
 
 

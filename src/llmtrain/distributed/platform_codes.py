@@ -105,10 +105,12 @@ def _wait_to_be_removed(code: int, was_told: bool) -> int:
 
 
 def kept_run(config: "Config") -> "RunDirectory | None":
-    """The run whose end is to be kept: one with a name, on a platform that would start it again."""
+    """The run whose end is to be kept: one with a name, on a platform that may start pods again when it has ended. They
+    would wait for others that are gone."""
     from llmtrain.runs.directory import RunDirectory
 
-    if platform_of(os.environ) != "statefulset" or not config.output.run_id:
+    is_launched = platform_of(os.environ) == "statefulset" or LAUNCH in os.environ
+    if not is_launched or not config.output.run_id:
         return None
     return RunDirectory(Path(config.output.root_dir).expanduser() / config.output.run_id)
 

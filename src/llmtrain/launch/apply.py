@@ -9,19 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 from llmtrain.config.launch import SINGLE_NODE_MODES
-from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.explain import AlreadyThere, Missing
 from llmtrain.launch.manifests import LAUNCH_NOTE, render
-from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest
+from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
 from llmtrain.launch.pod import GRACE_MARGIN_SEC
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
 CONFIRM_SEC = 1.0
+OVERDUE_SEC = 30.0  # after its grace period
 LEAVE_SEC = 60.0  # that an object may take to go after it was deleted
 Waiting = Callable[[list[Object]], None]
 """Told again and again which pods are still there."""
@@ -133,7 +135,9 @@ def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | Non
     pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     notes = {STOPPED_AT: now} | ({ENDED_AS: ended_as} if ended_as else {})
-    cluster.patch("v1", "ConfigMap", f"{record.run_id}-config", record.namespace, {"metadata": {"annotations": notes}})
+    cluster.patch(
+        "v1", "ConfigMap", config_map_name(record.run_id), record.namespace, {"metadata": {"annotations": notes}}
+    )
     return remove_job(cluster, record, waiting)
 
 
@@ -146,7 +150,7 @@ def delete(cluster: Cluster, record: Record, data: bool, waiting: Waiting) -> li
     for manifest in render(record.plan):
         if manifest["kind"] == "PersistentVolumeClaim" and data:
             _delete_ours(cluster, manifest, record.run_id)
-    cluster.delete("v1", "ConfigMap", f"{record.run_id}-config", record.namespace)
+    cluster.delete("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
     return left
 
 
@@ -162,17 +166,30 @@ def remove_job(cluster: Cluster, record: Record, waiting: Waiting | None = None)
 
 
 def _wait_for_pods(cluster: Cluster, record: Record, waiting: Waiting | None) -> list[str]:
+    """Pods that are on a lost machine are not waited for. A cluster that is away for a moment is."""
     grace = record.config.launch.grace_period_sec + GRACE_MARGIN_SEC
-    deadline = time.monotonic() + grace + 30
+    deadline = time.monotonic() + grace + OVERDUE_SEC
     while True:
-        pods = cluster.find("v1", "Pod", record.namespace, record.labels)
-        if not pods:
-            return []
-        if time.monotonic() > deadline:
+        try:
+            pods = cluster.find("v1", "Pod", record.namespace, record.labels)
+        except ClusterError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(CONFIRM_SEC)
+            continue
+        if all(is_overdue(pod) for pod in pods) or time.monotonic() > deadline:
             return [pod["metadata"]["name"] for pod in pods]
         if waiting:
             waiting(pods)
         time.sleep(CONFIRM_SEC)
+
+
+def is_overdue(pod: Object) -> bool:
+    """Whether a pod should be gone: its time to end is over, and nothing on its machine says that it has ended."""
+    leaves_at = pod["metadata"].get("deletionTimestamp")
+    if leaves_at is None:
+        return False
+    return (datetime.now(UTC) - datetime.fromisoformat(leaves_at)).total_seconds() > OVERDUE_SEC
 
 
 def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str) -> None:
@@ -204,13 +221,19 @@ def _undoing() -> Iterator[list[Callable[[], None]]]:
 
 
 def take_back(cluster: Cluster, plan: JobPlan) -> None:
-    """Remove every object that a launch made, of which no pod has ever run. A volume that an earlier launch made has
-    data on it and stays."""
+    """Remove every object that a launch made. A volume stays if an earlier launch made it, or if a pod has run: there
+    may be data on it."""
+    pods = cluster.find("v1", "Pod", plan.namespace, dict(plan.labels))
+    has_run = any(
+        "running" in each.get("state", {}) or "terminated" in each.get("state", {}) or each.get("restartCount")
+        for pod in pods
+        for each in pod.get("status", {}).get("containerStatuses") or []
+    )
     for manifest in reversed(render(plan)):
         if manifest["kind"] == "PersistentVolumeClaim":
             found = _find(cluster, manifest)
             notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
-            if notes.get(LAUNCH_NOTE) != plan.launch_id:
+            if has_run or notes.get(LAUNCH_NOTE) != plan.launch_id:
                 continue
         _delete_ours(cluster, manifest, plan.run_id)
 
@@ -224,6 +247,9 @@ def _check_claims(cluster: Cluster, plan: JobPlan) -> None:
             if not volume.claim:
                 continue
             known = [c["metadata"]["name"] for c in cluster.find("v1", "PersistentVolumeClaim", plan.namespace)]
+            if not known:  # is there such a namespace at all? Not everybody may look, but making something tells
+                with suppress(AlreadyThere):
+                    cluster.create(render(plan)[0], dry_run=True)
             raise UsageError(
                 f"launch.{name}_volume.claim: there is no claim {claim} in namespace {plan.namespace}.",
                 known=known,

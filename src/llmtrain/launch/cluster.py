@@ -21,7 +21,7 @@ Labels = dict[str, str | None]
 
 CONNECT_SEC = 5.0
 ANSWER_SEC = 60.0
-SILENCE_SEC = 3600.0  # of a log that is followed: a model may compile or save for long
+SILENCE_SEC = 120.0  # of a log that is followed: whoever follows it goes on where it was
 MESSAGE_BYTES = 2**16  # of what a command in a pod complains about, the end is kept
 FIELD_MANAGER = "llmtrain"
 PLURALS = {
@@ -69,6 +69,7 @@ class Cluster:
             ) from None
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say ourselves what went wrong
         settings = client.Configuration()
+        settings.keep_alive = True
         try:
             contexts, current = _contexts(kubeconfig)
         except config.ConfigException as problem:

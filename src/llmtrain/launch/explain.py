@@ -71,7 +71,7 @@ def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
         is_unknown_kind = "page not found" in said or "could not find the requested resource" in said
         return Missing(request) if is_unknown_kind else None
     if status == 401:
-        return UsageError(
+        return ClusterError(
             f"The cluster does not accept your login ({said}).", remedy="Log in again, or name --context."
         )
     if status == 403:

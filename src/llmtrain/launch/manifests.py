@@ -54,10 +54,7 @@ def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
     """
 
     def on_codes(action: str, *codes: int) -> Manifest:
-        return {
-            "action": action,
-            "onExitCodes": {"containerName": plan.container, "operator": "In", "values": list(codes)},
-        }
+        return {"action": action, "onExitCodes": {"operator": "In", "values": list(codes)}}
 
     disrupted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     return without_empty(
@@ -66,6 +63,8 @@ def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
             "backoffLimit": plan.launch.max_restarts,
             "activeDeadlineSeconds": plan.launch.active_deadline_sec,
             "podReplacementPolicy": "Failed",
+            # Of an elastic run some pods may never find room: it has ended when node 0 has.
+            "successPolicy": {"rules": [{"succeededIndexes": "0"}]} if plan.min_nodes < plan.nodes else None,
             "podFailurePolicy": {"rules": [on_codes("FailJob", 64, 65), disrupted, on_codes("Ignore", 75)]},
             "template": template,
         }

@@ -1,6 +1,7 @@
 """plan_job: a config to a JobPlan. Names, labels and the arithmetic of processes are made here, once; the kinds only
 write them down in the words of their platform."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
@@ -88,11 +89,16 @@ class JobPlan:
 
     @property
     def config_map(self) -> str:
-        return f"{self.run_id}-config"
+        return config_map_name(self.run_id)
 
     def claim(self, volume: str) -> str:
         """The claim behind a volume: an existing one, or the one that is created."""
         return self.launch.volumes[volume].claim or f"{self.run_id}-{volume}"
+
+
+def config_map_name(run_id: str) -> str:
+    """The object by which a run is known."""
+    return f"{run_id}-config"
 
 
 class Kind(Protocol):
@@ -220,6 +226,12 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
     longest = f"{master_addr.partition('.')[0].removesuffix('0')}{nodes - 1}"
     if len(longest) > NAME_LIMIT:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
+    for word in work.command:
+        if re.search(r"\bhf_[A-Za-z0-9]{16,}", word) or has_credentials(word):
+            raise UsageError(
+                "The command has what looks like a secret in it, which every manifest would show.",
+                remedy="Keep it in a Secret, and name that in launch.env_secrets.",
+            )
     reserved = {name for names in NAMES.values() for name in names} | {
         "HF_TOKEN",
         "LLMTRAIN_EXIT_CODES",

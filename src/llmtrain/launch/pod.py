@@ -4,11 +4,13 @@ from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection
 from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, JobPlan, Manifest
+from llmtrain.runs.exit_report import PREFETCHED
 from llmtrain.runs.generations import LAUNCH
 
 USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
 GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
 CACHE_DIR = "/cache"
+PREFETCH_REPORT = f"{CACHE_DIR}/prefetch.json"
 # All that a library may want to write outside the volumes, below two directories that are emptied with the pod.
 WRITABLE = {
     "HOME": CACHE_DIR,
@@ -90,14 +92,13 @@ def exit_codes(platform: str) -> Manifest:
 
 def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
     launch = plan.launch
-    secrets = [{"secretRef": {"name": name}} for name in launch.env_secrets]
     return {
         "name": plan.container,
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
         "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
         "env": [*_env(plan, is_asking=not plan.is_fetching), *env],
-        **({"envFrom": secrets} if secrets else {}),
+        **_env_from(plan),
         "ports": [{"name": port_name, "containerPort": launch.master_port}],
         "resources": _resources(plan),
         "securityContext": CONTAINER_SECURITY,
@@ -107,16 +108,23 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
 
 def _prefetch(plan: JobPlan) -> Manifest:
     """Fetches what the config names on the hub before training starts, which then needs neither hub nor token."""
+    words = ["--config", f"{CONFIG_DIR}/{CONFIG_FILE}", "--report", PREFETCH_REPORT]
     return {
         "name": "prefetch",
         "image": plan.launch.image,
         "imagePullPolicy": plan.launch.image_pull_policy,
-        "command": ["python", "-m", "llmtrain", "prefetch", "--config", f"{CONFIG_DIR}/{CONFIG_FILE}"],
+        "command": ["python", "-m", "llmtrain", "prefetch", *words],
         "env": _env(plan, is_asking=True),
+        **_env_from(plan),
         "resources": _resources(plan),
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": _mounts(plan),
     }
+
+
+def _env_from(plan: JobPlan) -> Manifest:
+    names = plan.launch.env_secrets
+    return {"envFrom": [{"secretRef": {"name": name}} for name in names]} if names else {}
 
 
 def _env(plan: JobPlan, is_asking: bool) -> list[Manifest]:
@@ -127,7 +135,7 @@ def _env(plan: JobPlan, is_asking: bool) -> list[Manifest]:
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
-    plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1"}
+    plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1", PREFETCHED: PREFETCH_REPORT}
     plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     token = launch.hf_token_secret

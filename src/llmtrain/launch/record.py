@@ -1,15 +1,28 @@
 """What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrain.config.document import parse_document
+from llmtrain.config.document import Document, parse_document
 from llmtrain.config.load import build_config
-from llmtrain.config.schema import Config
+from llmtrain.config.schema import SECTIONS, Config
+from llmtrain.config.section import Section
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.launch.cluster import Cluster, Object
-from llmtrain.launch.plan import APP_LABEL, CONFIG_FILE, JOB_FILE, RUN_LABEL, JobPlan, Kind, Work, find_kind, plan_job
+from llmtrain.launch.plan import (
+    APP_LABEL,
+    CONFIG_FILE,
+    JOB_FILE,
+    RUN_LABEL,
+    JobPlan,
+    Kind,
+    Work,
+    config_map_name,
+    find_kind,
+    plan_job,
+)
 
 # Annotations: when somebody stopped the run, and what it had come to by itself before.
 STOPPED_AT, ENDED_AS = "llmtrain/stopped-at", "llmtrain/ended-as"
@@ -30,6 +43,8 @@ class Record:
     ended_as: str | None = None
     """What it had come to when it was stopped, where it had ended already."""
     nonce: str = ""
+    unknown: tuple[str, ...] = ()
+    """Fields of its config that this version of llmtrain does not know, and has left out."""
 
     @property
     def kind(self) -> Kind:
@@ -52,7 +67,7 @@ class Record:
 
 def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
     """The record of a run, or an error that names the runs there are."""
-    found = cluster.get("v1", "ConfigMap", f"{run_id}-config", namespace)
+    found = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace)
     if found is not None and is_ours(found, run_id):
         return read_record(found)
     known = [record.run_id for record in list_records(cluster, namespace)]
@@ -88,7 +103,10 @@ def read_record(config_map: Object) -> Record:
         raise UsageError(
             f"ConfigMap {meta['name']} in namespace {meta['namespace']} is not readable as a run of llmtrain."
         ) from None
-    config = build_config(parse_document(text, f"the config of {run_id}"))
+    document = parse_document(text, f"the config of {run_id}")
+    unknown: list[str] = []
+    values = _known(document.values, SECTIONS, "", unknown)
+    config = build_config(Document(document.source, values))
     return Record(
         run_id=run_id,
         namespace=meta["namespace"],
@@ -99,7 +117,23 @@ def read_record(config_map: Object) -> Record:
         stopped_at=notes.get(STOPPED_AT),
         ended_as=notes.get(ENDED_AS),
         nonce=nonce,
+        unknown=tuple(unknown),
     )
+
+
+def _known(values: dict[str, Any], fields: Mapping[str, Any], path: str, unknown: list[str]) -> dict[str, Any]:
+    """Without what only another version of llmtrain knows: its runs can still be seen, stopped and fetched."""
+    kept = {}
+    for name, value in values.items():
+        if name != "schema_version" and name not in fields:
+            unknown.append(f"{path}{name}")
+            continue
+        section = fields.get(name)
+        if isinstance(value, dict) and isinstance(section, type) and issubclass(section, Section):
+            inner = {key: field.annotation for key, field in section.model_fields.items()}
+            value = _known(value, inner, f"{path}{name}.", unknown)
+        kept[name] = value
+    return kept
 
 
 def is_ours(found: Object, run_id: str) -> bool:

@@ -21,7 +21,7 @@ _GROWING = {_NAMES.metrics.name, _NAMES.logs.name}
 _OF_A_MODEL = {_NAMES.tokenizer.name, _NAMES.model_config.name, _NAMES.adapter.name}
 _WANTED: dict[str, set[str]] = {
     "best": {*WHO, *_OF_A_MODEL, _NAMES.metrics.name, FINISHED, CHECKPOINTS},
-    "metrics": {*WHO, _NAMES.metrics.name},
+    "metrics": {*WHO, _NAMES.metrics.name, FINISHED},
     "logs": {*WHO, _NAMES.logs.name},
 }
 

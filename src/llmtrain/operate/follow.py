@@ -7,6 +7,7 @@ from typing import TextIO
 
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.plan import config_map_name
 from llmtrain.launch.record import Record, read_record
 from llmtrain.operate.display import Display, LiveView, PlainLines
 from llmtrain.operate.events import find_events
@@ -127,7 +128,7 @@ class _Follower:
 
     def _read_record_again(self) -> Record:
         """Somebody may have stopped the run. A record that is gone: deleted."""
-        found = self._cluster.get("v1", "ConfigMap", f"{self._record.run_id}-config", self._record.namespace)
+        found = self._cluster.get("v1", "ConfigMap", config_map_name(self._record.run_id), self._record.namespace)
         return self._record if found is None else read_record(found)
 
     def _check_trouble(self, status: RunStatus) -> None:
@@ -137,7 +138,8 @@ class _Follower:
         now = time.monotonic()
         if error is None:
             self._trouble_since = None
-            if status.state in ("running", "restarting"):
+            has_begun = sum(pod.has_run for pod in status.pods) >= self._record.config.launch.node_range[0]
+            if has_begun or status.state in ("running", "restarting"):
                 self._on_never_started = None
             return
         self._trouble_since = now if self._trouble_since is None else self._trouble_since

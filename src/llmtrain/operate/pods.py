@@ -8,6 +8,7 @@ from typing import Any
 
 from llmtrain.distributed.endings import NO_RESTART_CODES, TOLD
 from llmtrain.distributed.platform_codes import RETRIED_FROM
+from llmtrain.launch.apply import is_overdue
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import one_line
 from llmtrain.launch.record import Record
@@ -45,6 +46,8 @@ class PodStatus:
     """What it ended with before it was started again, or what the pod before it ended with."""
     has_run: bool
     """Whether its container was ever started."""
+    is_overdue: bool = False
+    """It should be gone, but its machine does not say so: lost, most likely."""
     cpu: str | None = None
     memory: str | None = None
 
@@ -112,6 +115,7 @@ def _pod_status(
         exit_code=_exit_code(record, pod),
         last_exit_code=our_code(record, last_code) if last_code is not None else before[-1] if before else None,
         has_run=len(own) > 1 or bool(restarts) or "running" in state or "startedAt" in state.get("terminated", {}),
+        is_overdue=is_overdue(pod),
         cpu=used.get("cpu"),
         memory=used.get("memory"),
     )

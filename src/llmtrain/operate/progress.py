@@ -34,6 +34,8 @@ class Progress:
     time_left: str | None = None
     has_stepped: bool = False
     """Whether a step was logged: a run that has just resumed knows its step before it makes one."""
+    is_done: bool = False
+    """Whether it said that the run is finished."""
     idle_code: int | None = None
     """What the node ended with, where it waits to be removed (StatefulSet)."""
 
@@ -44,7 +46,7 @@ class Progress:
             return self._after_step(tag, text)
         if tag == "DONE":
             done = _DONE.search(text) or _FINISHED_BEFORE.search(text)
-            return replace(self, step=int(done[1]), time_left=None) if done else self
+            return replace(self, step=int(done[1]), time_left=None, is_done=True) if done else self
         if tag == "DDP" and (idle := _IDLE.search(text)):
             return replace(self, idle_code=int(idle[1]), time_left=None)
         return self

@@ -41,8 +41,10 @@ class Seen:
 def find_state(record: Record, seen: Seen) -> str:
     job, pods = seen.job, seen.pods
     if job is None:
-        if pods:
+        if not all(pod.is_overdue for pod in pods):
             return "stopping"
+        if seen.progress is not None and seen.progress.is_done:  # removed by its ttl before anybody looked
+            return "finished"
         if record.stopped_at:
             return record.ended_as or "stopped"
         return "removed" if had_job(record, seen.events) or age_sec(record) > EVENTS_KEPT_SEC else "incomplete"

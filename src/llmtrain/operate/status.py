@@ -3,10 +3,10 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from llmtrain.errors import LlmtrainError
+from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Labels, Object
 from llmtrain.launch.explain import Missing
 from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
@@ -29,7 +29,8 @@ class RunStatus:
     kind: str
     mode: str
     state: str
-    """pending, starting, running, restarting, suspended, stopping; finished, failed, stopped, removed, incomplete."""
+    """pending, starting, running, restarting, suspended, stopping; finished, failed, stopped, removed, incomplete; or
+    unknown, where we may not see its job."""
     why_short: str | None
     nodes: int
     processes_per_node: int
@@ -75,7 +76,8 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
     pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in cluster.find("v1", "Pod", namespace, _ALL_RUNS):
         pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][RUN_LABEL]].append(pod)
-    jobs = _all_jobs(cluster, namespace, records)
+    unseen: dict[str, str] = {}
+    jobs = _all_jobs(cluster, namespace, records, unseen)
     seen = [Seen(jobs.get(_key(record)), pod_statuses(record, pods[_key(record)])) for record in records]
     events: list[Object] = []
     if any(wants_events(record, each.job, each.pods) for record, each in zip(records, seen, strict=True)):
@@ -84,7 +86,9 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
     def finish(record: Record, each: Seen) -> RunStatus:
         progress = rank_zero_progress(cluster, record, each.pods) if _is_going(record, each) else None
         idle = idle_code(cluster, record, each.pods, progress)
-        return make_status(record, Seen(each.job, each.pods, progress, idle, events))
+        status = make_status(record, Seen(each.job, each.pods, progress, idle, events))
+        why = unseen.get(record.kind.kind)
+        return replace(status, state="unknown", why_short=why) if why else status
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(threads.map(finish, records, seen))
@@ -175,13 +179,19 @@ def _tail(cluster: Cluster, record: Record, pod: str, count: int, previous: bool
         return None
 
 
-def _all_jobs(cluster: Cluster, namespace: str | None, records: list[Record]) -> dict[tuple[str, str], Object]:
+def _all_jobs(
+    cluster: Cluster, namespace: str | None, records: list[Record], unseen: dict[str, str]
+) -> dict[tuple[str, str], Object]:
+    """Jobs by run. Kinds that we may not look at are put into `unseen`, with the reason."""
     kinds = {(record.kind.api_version, record.kind.kind) for record in records}
     found = {}
     for api_version, kind in sorted(kinds):
         try:
             jobs = cluster.find(api_version, kind, namespace, _ALL_RUNS)
         except Missing:  # its operator was removed, and its jobs with it
+            continue
+        except UsageError as refused:  # of the others something can be said all the same
+            unseen[kind] = refused.what
             continue
         for job in jobs:
             meta = job["metadata"]

@@ -14,6 +14,8 @@ from llmtrain.errors import LlmtrainError
 from llmtrain.logs import log
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+PREFETCHED = "LLMTRAIN_PREFETCHED"
+"""Environment variable of a pod whose init container asked the hub: where that wrote its mistake, if it made one."""
 
 
 def exit_now(error: LlmtrainError) -> None:

@@ -14,6 +14,7 @@ from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.redact import redact_values
+from llmtrain.runs.summary import config_values
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.state import Progress, load_tensors
 
@@ -94,9 +95,22 @@ def already_finished(config: Config, resumption: Resumption) -> TrainResult | No
     trainer = config.trainer
     has_all_steps = trainer.max_epochs is None and result.get("steps", 0) >= trainer.steps
     if has_all_steps or result.get("wanted") == wanted(trainer):
+        _check_finished_by(resumption.run, config)
         log("DONE", f"run {resumption.run.run_id} is finished already, at step {result['steps']}")
         return result
     return None
+
+
+def _check_finished_by(run: RunDirectory, config: Config) -> None:
+    """A run of this name that was made by another config is not the one that is asked for."""
+    found = differences(config_values(run), redact_values(config.as_dict())) if run.config.is_file() else []
+    changed = [row for row in found if not may_change(row[0])]
+    if changed:
+        fields = ", ".join(f"{path}: {old!r} -> {new!r}" for path, old, new in changed[:5])
+        raise UsageError(
+            f"Run '{run.run_id}' is finished already, by another config ({fields}{', ...' if changed[5:] else ''}).",
+            remedy="Give the new run another name (output.run_id; launch --name).",
+        )
 
 
 def wanted(trainer: TrainerSection) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from llmtrain.logs import log, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.generations import begin_generation, end_generation
+from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
 from llmtrain.runs.metadata import collect_metadata
@@ -294,7 +294,8 @@ def _train(
         elif isinstance(told, Superseded):
             status = "superseded"
         else:
-            told.remedy = f"Go on with: llmtrain train --resume {run.path}"
+            again = f"resume {run.run_id}" if LAUNCH in os.environ else f"train --resume {run.path}"
+            told.remedy = f"Go on with: llmtrain {again}"
         told.details = {**told.details, "run_id": run.run_id, "run_dir": str(run.path), "steps": progress.step}
         raise
     finally:
