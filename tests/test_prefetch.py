@@ -135,3 +135,51 @@ def test_a_dataset_that_cannot_be_had(cli: Cli) -> None:
 def test_mistakes_of_the_config_are_64(cli: Cli) -> None:
     assert cli("prefetch", "--config", "gpt_smoke", "--set", "model.nlayers=2", "--json").code == 64
     assert cli("prefetch", "--config", "missing.yaml").code == 64
+
+
+class TestReport:
+    """--report: mistakes are left for `llmtrain node` to end with; what may pass is for the platform to try again."""
+
+    def test_a_refusal_of_the_hub(self, pod: Pod) -> None:
+        report = pod.home / "prefetch.json"
+        done = pod.run(*MODEL, "--report", str(report))
+        assert done.returncode == 0, done.stderr
+        said = json.loads(report.read_text())
+        assert (said["error"], said["exit_code"]) == ("UsageError", 64)
+        assert "somebody/tiny" in said["what"]
+        assert said["what"] in done.stdout, "the container's log says it too"
+
+    def test_data_that_cannot_be_had(self, cli: Cli, tmp_path: Path) -> None:
+        report = tmp_path / "prefetch.json"
+        sets = ("--set", "data.name=hf_text", "--set", "data.dataset_name=somebody/rows")
+        assert cli("prefetch", "--config", "gpt_smoke", *sets, "--report", report).code == 0
+        assert json.loads(report.read_text())["exit_code"] == 65
+
+    def test_a_config_that_is_wrong(self, cli: Cli, tmp_path: Path) -> None:
+        report = tmp_path / "prefetch.json"
+        assert cli("prefetch", "--set", "model.nlayers=2", "--report", report).code == 0
+        assert "model.nlayers" in json.loads(report.read_text())["what"]
+
+    @pytest.mark.parametrize("kind", ["LlmtrainError", "ClusterError", "ResumeMe", "OSError"])
+    def test_what_may_pass_is_raised(
+        self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    ) -> None:
+        from llmtrain import errors
+        from llmtrain.data import hf_datasets
+
+        error = getattr(errors, kind, OSError)
+
+        def fail(*_: object) -> None:
+            raise error("no disk, no hub")
+
+        monkeypatch.setattr(hf_datasets, "load_split", fail)
+        report = tmp_path / "prefetch.json"
+        sets = ("--set", "data.name=hf_text", "--set", "data.dataset_name=somebody/rows")
+        done = cli("prefetch", "--config", "gpt_smoke", *sets, "--report", report)
+        assert done.code == getattr(error, "exit_code", 1) != 0
+        assert "no disk, no hub" in done.err
+        assert not report.exists()
+
+    def test_none_where_all_is_well(self, cli: Cli, tmp_path: Path) -> None:
+        assert cli("prefetch", "--config", "ddp_smoke", "--report", tmp_path / "prefetch.json").code == 0
+        assert not (tmp_path / "prefetch.json").exists()

@@ -1,6 +1,7 @@
 """`llmtrain node` on platforms that read exit codes in their own way: LLMTRAIN_EXIT_CODES."""
 
 import json
+import shutil
 import signal
 import sys
 import time
@@ -329,3 +330,159 @@ def test_a_volume_that_cannot_be_written_to(tmp_path: Path) -> None:
 def test_a_record_that_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "ended.json").write_text(text)
     assert ended_before(RunDirectory(tmp_path)) is None
+
+
+# Any platform may start pods again when the run has ended: LLMTRAIN_LAUNCH tells which launch it was.
+
+NOBODY = ("--nodes", 2, "--node-rank", 1, "--master-addr", "192.0.2.1", "--master-port", 29500)
+
+
+def ended_at_once(folder: Path, platform: str, *words: object, **env: str) -> int:
+    """What a node of two ends with that is started alone."""
+    started = time.monotonic()
+    one = node(folder, platform, *NOBODY, *words, **env)
+    code = one.wait(15)
+    assert time.monotonic() - started < 5
+    assert "has ended before, for good" in one.err
+    assert "[TRAIN]" not in one.err
+    return code
+
+
+def test_two_nodes_of_a_launch_that_finished(tmp_path: Path, cache: Path) -> None:
+    path = config_file(tmp_path, cache)
+    meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    words = ["--config", path]
+    nodes = [node(tmp_path, "", *meeting, "--node-rank", rank, *words, LLMTRAIN_LAUNCH="1-ab") for rank in (0, 1)]
+    assert [one.wait() for one in nodes] == [0, 0], nodes[0].err
+    assert record(tmp_path) == {"exit_code": 0, "launch": "1-ab"}
+    for platform in ("", "pytorchjob"):
+        assert ended_at_once(tmp_path, platform, *words, LLMTRAIN_LAUNCH="1-ab") == 0
+    more = ["--set", "trainer.max_steps=9", "--json"]
+    resumed = node(tmp_path, "", *words, *more, LLMTRAIN_LAUNCH="2-ab")
+    assert resumed.wait() == 0, resumed.err
+    assert json.loads(resumed.out)["steps"] == 9, "another launch goes on"
+    assert record(tmp_path) == {"exit_code": 0, "launch": "2-ab"}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "code"),
+    [(["--nodes", "3:1"], 64), (["--set", "data.name=text_files", "--set", "data.files=['no']"], 65)],
+)
+@pytest.mark.parametrize("platform", ["", "pytorchjob"])
+def test_a_launch_that_failed_for_good(
+    tmp_path: Path, cache: Path, platform: str, mistake: list[str], code: int
+) -> None:
+    words = ["--config", config_file(tmp_path, cache)]
+    assert node(tmp_path, platform, *words, *mistake, LLMTRAIN_LAUNCH="1").wait() == code
+    assert record(tmp_path) == {"exit_code": code, "launch": "1"}
+    assert ended_at_once(tmp_path, platform, *words, LLMTRAIN_LAUNCH="1") == code
+    if platform:
+        return
+    fixed = node(tmp_path, platform, *words, LLMTRAIN_LAUNCH="2")
+    assert fixed.wait() == 0, fixed.err
+
+
+def test_a_launch_that_can_go_on_keeps_no_end(tmp_path: Path, cache: Path) -> None:
+    words = ["--config", config_file(tmp_path, cache)]
+    told = node(tmp_path, "", *words, LLMTRAIN_LAUNCH="1", LLMTRAIN_FAULT="after_optimizer:3:0:term")
+    assert told.wait() == 75, told.err
+    assert not (tmp_path / "runs" / "tiny" / "ended.json").exists()
+    assert f"llmtrain resume {harness.RUN_ID}" in told.err, "as whoever launched it types it"
+    done = node(tmp_path, "", *words, LLMTRAIN_LAUNCH="1")
+    assert done.wait() == 0, done.err
+
+
+@pytest.mark.parametrize("words", [[], ["--nodes", "3:1"]], ids=["finished", "mistaken"])
+def test_nothing_is_kept_where_nobody_launched_it(tmp_path: Path, cache: Path, words: list[str]) -> None:
+    done = node(tmp_path, "", "--config", config_file(tmp_path, cache), *words)
+    assert done.wait() == (64 if words else 0), done.err
+    assert list(tmp_path.rglob("ended.json")) == []
+
+
+# What the init container found (LLMTRAIN_PREFETCHED)
+
+
+def prefetched(folder: Path) -> str:
+    from llmtrain.errors import DataError
+
+    error = DataError("dataset somebody/rows has no split 'vall'.", known=["train", "val"], remedy="Name another.")
+    error.details["split"] = "vall"
+    (folder / "prefetch.json").write_text(json.dumps(error.as_dict()))
+    return str(folder / "prefetch.json")
+
+
+@pytest.mark.parametrize("platform", ["", "pytorchjob"])
+@pytest.mark.parametrize("words", [[], ["--processes-per-node", 2]], ids=["one", "two"])
+def test_a_mistake_of_prefetch_ends_the_node(tmp_path: Path, cache: Path, platform: str, words: list[object]) -> None:
+    report = prefetched(tmp_path)
+    done = node(
+        tmp_path, platform, "--config", config_file(tmp_path, cache), "--json", *words, LLMTRAIN_PREFETCHED=report
+    )
+    assert done.wait(30) == 65, done.err
+    assert json.loads(done.out) == json.loads(Path(report).read_text())
+    assert "has no split 'vall'" in done.err
+    assert "Name another." in done.err
+    assert "[TRAIN]" not in done.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_mistake_of_prefetch_in_a_stateful_set(tmp_path: Path, cache: Path) -> None:
+    words = ["--config", config_file(tmp_path, cache)]
+    one = node(tmp_path, "statefulset", *words, LLMTRAIN_PREFETCHED=prefetched(tmp_path), LLMTRAIN_LAUNCH="3")
+    wait_until_idle(one, 65)
+    assert record(tmp_path) == {"exit_code": 65, "launch": "3"}
+    remove(one)
+
+
+def test_prefetch_that_found_nothing_wrong(tmp_path: Path, cache: Path) -> None:
+    words = ["--config", config_file(tmp_path, cache)]
+    done = node(tmp_path, "", *words, LLMTRAIN_PREFETCHED=str(tmp_path / "prefetch.json"))
+    assert done.wait() == 0, done.err
+
+
+# A finished run that is asked for again
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    done = node(folder, "", "--config", config_file(folder, cache))
+    assert done.wait() == 0, done.err
+    return folder
+
+
+def test_a_finished_run_of_another_config_is_not_ours(finished: Path) -> None:
+    before = harness.tree(finished / "runs", without=())
+    words = ["--config", finished / "train.json", "--set", "trainer.lr=1e-4", "--set", "run.seed=9", "--json"]
+    done = node(finished, "", *words)
+    assert done.wait() == 64, done.err
+    error = json.loads(done.out)
+    assert "run.seed: 7 -> 9, trainer.lr: 0.003 -> 0.0001" in error["what"]
+    assert "output.run_id" in error["remedy"]
+    assert harness.tree(finished / "runs", without=()) == before
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        [],
+        ["logging.level=DEBUG", "run.threads=2", "launch.nodes=4", "trainer.keep_checkpoints=9"],
+        ["trainer.max_steps=4"],
+        ["run.threads=null"],
+    ],
+    ids=["same", "what may change", "fewer steps", "threads left open"],
+)
+def test_a_finished_run_is_finished_already(finished: Path, sets: list[str]) -> None:
+    words = [word for text in sets for word in ("--set", text)]
+    done = node(finished, "", "--config", finished / "train.json", *words, "--json")
+    assert done.wait() == 0, done.err
+    assert json.loads(done.out)["steps"] == harness.STEPS
+    assert "is finished already, at step" in done.err
+
+
+def test_a_finished_run_whose_config_cannot_be_read(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished / "runs", tmp_path / "runs")
+    (tmp_path / "runs" / harness.RUN_ID / "config.yaml").write_text("")
+    words = ["--config", finished / "train.json", "--set", f"output.root_dir={tmp_path / 'runs'}"]
+    done = node(tmp_path, "", *words)
+    assert done.wait() == 0, done.err

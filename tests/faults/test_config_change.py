@@ -189,3 +189,15 @@ def test_a_new_run_does_not_overwrite_one(config: Config, finished_root: Path) -
     assert ended.code == 64, ended.output
     assert f"--resume {RUN_ID}" in ended.output
     assert harness.tree(finished_root) == before
+
+
+def test_allow_config_change_of_a_finished_run(make_config: MakeConfig) -> None:
+    """The first refusal tells to give it; there is nothing left to go on with, which is no mistake."""
+    config = make_config()
+    assert harness.run(config).code == 0
+    other = config.with_values("trainer", lr=1e-3)
+    refused = harness.run(other, RUN_ID)
+    assert refused.code == 64
+    assert "--allow-config-change" in refused.output
+    ended = harness.run(other, RUN_ID, allow_config_change=True)
+    assert ended.code == 0, ended.output

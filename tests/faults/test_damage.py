@@ -17,6 +17,7 @@ from fault_harness import RUN_ID, Outcome
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
 from llmtrain.runs.directory import find_run, new_run
+from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 
@@ -184,7 +185,7 @@ def seal(folder: Path) -> None:
     """A manifest that fits whatever the files are now: an attacker can compute hashes too."""
     names = sorted(path for path in folder.iterdir() if path.name != "manifest.json")
     files = {path.name: checkpoint_module._describe(path) for path in names}
-    (folder / "manifest.json").write_text(checkpoint_module._manifest_text(files))
+    (folder / "manifest.json").write_text(manifest_text(files))
 
 
 def test_the_payload_would_work(tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_a_sealed_checkpoint_with_a_strange_state_is_refused(config: Config, kil
     ],
 )
 def test_a_strange_manifest_is_refused(good: Checkpoint, files: dict[str, Any]) -> None:
-    (good.path / "manifest.json").write_text(checkpoint_module._manifest_text(files))
+    (good.path / "manifest.json").write_text(manifest_text(files))
     with pytest.raises(CheckpointError):
         good.verify()
 

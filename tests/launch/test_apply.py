@@ -620,3 +620,117 @@ def test_a_claim_that_is_being_deleted_is_no_place_for_a_run(kube: KubeServer) -
     with pytest.raises(UsageError, match="deleted"):
         apply.submit(kube.cluster(), make_plan(), keep_data=True)
     assert changes(kube) == []
+
+
+# Pods that should be gone: their machine is lost.
+
+
+def in_sec(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+
+
+def set_leaving(kube: KubeServer, name: str, seconds: float) -> None:
+    kube.change("Pod", name, {"metadata": {"deletionTimestamp": in_sec(seconds)}})
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(None, False), (600, False), (-5, False), (-3600, True)])
+def test_when_a_pod_is_overdue(seconds: float | None, expected: bool) -> None:
+    stamps = {} if seconds is None else {"deletionTimestamp": in_sec(seconds)}
+    assert apply.is_overdue({"metadata": {"name": "demo-0", **stamps}}) is expected
+
+
+@pytest.mark.parametrize("act", ["stop", "delete", "remove_job"])
+def test_lost_pods_are_not_waited_for(kube: KubeServer, act: str) -> None:
+    plan = make_plan()
+    record = launch(kube, plan)
+    add_pods(kube, plan, "demo-0", "demo-1")
+    for name in ("demo-0", "demo-1"):
+        set_leaving(kube, name, -3600)
+    waits: list[Object] = []
+    acts: dict[str, Callable[[], list[str]]] = {
+        "stop": lambda: apply.stop(kube.cluster(), record, waits.extend),
+        "delete": lambda: apply.delete(kube.cluster(), record, False, waits.extend),
+        "remove_job": lambda: apply.remove_job(kube.cluster(), record, waits.extend),
+    }
+    assert acts[act]() == ["demo-0", "demo-1"], "they are told"
+    assert waits == []
+    left = {"configmaps", "persistentvolumeclaims", "pods"} - ({"configmaps"} if act == "delete" else set())
+    assert {key[0] for key in kube.objects} == left
+
+
+@pytest.mark.parametrize("seconds", [None, 600, -5], ids=["not told yet", "in its time", "just over"])
+def test_a_pod_that_is_in_its_time_is_waited_for(kube: KubeServer, seconds: float | None) -> None:
+    plan = make_plan()
+    record = launch(kube, plan)
+    add_pods(kube, plan, "demo-0", "demo-1")
+    set_leaving(kube, "demo-0", -3600)
+    if seconds is not None:
+        set_leaving(kube, "demo-1", seconds)
+    turns = itertools.count()
+
+    def waiting(pods: list[Object]) -> None:
+        assert len(pods) == 2
+        if next(turns) == 3:
+            kube.remove("Pod", "demo-1")
+
+    assert apply.stop(kube.cluster(), record, waiting) == ["demo-0"]
+    assert next(turns) == 4
+
+
+@pytest.mark.parametrize("verdict", [status(503, "soon"), status(401, "Unauthorized"), (0, "")])
+def test_a_cluster_that_is_away_while_pods_end(kube: KubeServer, verdict: tuple[int, str]) -> None:
+    plan = make_plan()
+    record = launch(kube, plan)
+    add_pods(kube, plan, "demo-0")
+    asked = itertools.count()
+
+    def gate(method: str, path: str, headers: Mapping[str, str]) -> Verdict:  # noqa: ARG001
+        if method != "GET" or "/pods?" not in path:
+            return None
+        return verdict if next(asked) in (1, 2, 3) else None
+
+    kube.gate = gate
+    seen: list[int] = []
+
+    def waiting(pods: list[Object]) -> None:
+        seen.append(len(pods))
+        if len(seen) == 2:
+            kube.remove("Pod", "demo-0")
+
+    assert apply.stop(kube.cluster(), record, waiting) == []
+    assert seen == [1, 1]
+    assert sorted(key[0] for key in kube.objects) == ["configmaps", "persistentvolumeclaims"]
+
+
+def test_a_cluster_that_stays_away_while_pods_end(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = launch(kube, make_plan("indexed_job", "launch.grace_period_sec=100"))
+    kube.gate = lambda method, path, headers: status(503, "soon") if "/pods?" in path else None  # noqa: ARG005
+    clock = SimpleNamespace(now=0.0)
+
+    def sleep(seconds: float) -> None:  # noqa: ARG001
+        clock.now += 10
+
+    monkeypatch.setattr(apply, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    with pytest.raises(ClusterError, match="soon"):
+        apply.remove_job(kube.cluster(), record, quiet)
+    assert clock.now >= 190
+
+
+HAS_RUN = {
+    "runs": {"state": {"running": {}}, "restartCount": 0},
+    "ended": {"state": {"terminated": {"exitCode": 1, "startedAt": "2026-01-01T00:00:00Z"}}, "restartCount": 0},
+    "waits to be started again": {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "restartCount": 2},
+}
+
+
+@pytest.mark.parametrize("name", [*HAS_RUN, "never"])
+def test_to_take_back_leaves_what_a_pod_may_have_written(kube: KubeServer, name: str) -> None:
+    plan = make_plan()
+    launch(kube, plan)
+    add_pods(kube, plan, "demo-0", "demo-1")
+    waits = {"state": {"waiting": {"reason": "ImagePullBackOff"}}, "restartCount": 0}
+    for pod, row in (("demo-0", waits), ("demo-1", HAS_RUN.get(name, waits))):
+        kube.change("Pod", pod, {"status": {"containerStatuses": [{"name": "trainer", **row}]}})
+    apply.take_back(kube.cluster(), plan)
+    left = sorted(key[0] for key in kube.objects if key[0] != "pods")
+    assert left == ([] if name == "never" else ["persistentvolumeclaims"])

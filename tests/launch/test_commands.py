@@ -457,7 +457,7 @@ class TestStopAndDelete:
         done = call("stop", "demo")
         player.join(10)
         assert done.code == 0
-        assert done.out.startswith("Run demo is stopped. Go on with it: llmtrain resume demo.")
+        assert done.out.startswith("Run demo is stopped. Go on with it: llmtrain resume demo ")
         assert "waiting for 1 pod to save and end" in done.err
         assert "[SAVE] step_12" in done.err
         assert ours(kube) == ["configmaps/demo-config", "persistentvolumeclaims/demo-runs"]
@@ -507,3 +507,125 @@ class TestStopAndDelete:
         done = call("delete", "demo", "--data", "--yes")
         assert "Data stays on claim shared." in done.out
         assert ours(kube) == ["persistentvolumeclaims/shared"]
+
+
+class TestHints:
+    @pytest.mark.parametrize("words", [("--smoke",), ("--doctor",)])
+    def test_nothing_to_fetch_where_nothing_was_trained(
+        self, call: Cli, kube: KubeServer, words: tuple[str, ...]
+    ) -> None:
+        Player(kube, finish)
+        done = call(*LAUNCH, *words)
+        assert done.code == 0, done.err
+        assert "Run demo is finished. Remove it: llmtrain delete demo" in done.out
+        assert "llmtrain fetch" not in done.out
+
+    def test_what_was_trained_can_be_fetched(self, call: Cli, kube: KubeServer) -> None:
+        Player(kube, finish)
+        assert "Bring it here: llmtrain fetch demo " in call(*LAUNCH).out
+
+    @pytest.mark.parametrize("words", [("--smoke",), ("--doctor",)])
+    def test_nor_after_stop(self, call: Cli, words: tuple[str, ...]) -> None:
+        assert call(*LAUNCH, *words, "-d").code == 0
+        done = call("stop", "demo")
+        assert done.code == 0, done.err
+        assert "llmtrain fetch" not in done.out
+
+    def test_data_that_is_left_is_told(self, call: Cli, kube: KubeServer) -> None:
+        def act(run: FakeRun) -> None:
+            run.pod(0)
+            run.event("FailedCreate", "pods is forbidden: exceeded quota: q, requested: pods=1")
+
+        player = Player(kube, act)
+        done = call(*LAUNCH, "--nodes", "2")
+        player.done()
+        assert done.code == 64
+        assert "quota" in done.err
+        assert ours(kube) == ["persistentvolumeclaims/demo-runs"], "the pod that was let in may have written"
+        assert "Nothing was left" not in done.err
+
+
+def test_pods_that_have_ended_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    from llmtrain.commands.stop import PodCount
+
+    count = PodCount()
+    for phases in (
+        ["Running", "Running", "Failed"],
+        ["Running", "Succeeded"],
+        ["Running"],
+        ["Succeeded"],
+        [],
+        ["Pending"],
+    ):
+        count([{"status": {"phase": phase}} for phase in phases])
+    said = [f"waiting for {text} to save and end" for text in ("2 pods", "1 pod", "1 pod")]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+def test_a_login_that_is_not_accepted_is_69(call: Cli, kube: KubeServer) -> None:
+    kube.gate = lambda method, path, headers: (401, '{"message": "Unauthorized"}')  # noqa: ARG005
+    for words in (("status",), ("status", "demo"), ("stop", "demo"), (*LAUNCH, "-d")):
+        done = call(*words)
+        assert done.code == 69, words
+        assert "does not accept your login" in done.err
+
+
+class TestAnotherVersion:
+    """A run that was launched by a newer llmtrain."""
+
+    def newer(self, kube: KubeServer, *fields: str) -> None:
+        data = kube.objects["configmaps", "team", "demo-config"]["data"]
+        values = yaml.safe_load(data["train.yaml"])
+        for field in fields:
+            *path, name = field.split(".")
+            inner = values
+            for part in path:
+                inner[part] = inner.get(part) or {}
+                inner = inner[part]
+            inner[name] = {"deep": 1}
+        job = {**json.loads(data["job.json"]), "colour": "blue"}
+        change = {"train.yaml": yaml.safe_dump(values), "job.json": json.dumps(job)}
+        kube.change("ConfigMap", "demo-config", {"data": change})
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            ("launch.sparkle",),
+            ("launch.runs_volume.colour",),
+            ("sparkle",),
+            ("launch.resources.tpu", "launch.sparkle", "run.mood", "zebra"),
+            ("model.lora.flavour",),
+        ],
+        ids=lambda fields: fields[-1],
+    )
+    def test_it_can_be_seen_and_ended(self, call: Cli, kube: KubeServer, fields: tuple[str, ...]) -> None:
+        if fields[0].startswith("model.lora"):
+            hub = ("model.name=hf_causal_lm", "model.path=somebody/tiny", "model.lora={}")
+            assert call(*LAUNCH, "-d", *(word for text in hub for word in ("--set", text))).code == 0
+        else:
+            assert call(*LAUNCH, "-d").code == 0
+        plain = find_record(kube.cluster(), "demo", "team")
+        assert plain.unknown == ()
+        self.newer(kube, *fields)
+        newer = find_record(kube.cluster(), "demo", "team")
+        assert sorted(newer.unknown) == sorted(fields)
+        assert (newer.config, newer.work, newer.number) == (plain.config, plain.work, plain.number)
+        assert call("status", "--json").json["runs"][0]["run_id"] == "demo"
+        assert call("status", "demo", "--json").json["state"] == "pending"
+        assert call("stop", "demo").code == 0
+        assert call("status", "demo", "--json").json["state"] == "stopped"
+        before = snapshot(kube)
+        refused = call("resume", "demo", "--json")
+        assert refused.code == 64
+        for field in fields:
+            assert field in refused.json["what"]
+        assert snapshot(kube) == before
+        assert call("delete", "demo", "--data", "--yes").code == 0
+        assert kube.objects == {}
+
+    def test_one_of_this_version_can_be_resumed(self, call: Cli, kube: KubeServer) -> None:
+        assert call(*LAUNCH, "-d").code == 0
+        self.newer(kube)
+        assert call("stop", "demo").code == 0
+        done = call("resume", "demo", "-d")
+        assert done.code == 0, done.err

@@ -16,7 +16,7 @@ from llmtrain.distributed.identity import find_place
 from llmtrain.distributed.place import Given
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import JobPlan, plan_job
+from llmtrain.launch.plan import JobPlan, Work, plan_job
 
 KINDS = sorted(registry.LAUNCHERS)
 BASE = ["launch.name=demo", "trainer.grad_accum_steps=64"]
@@ -277,3 +277,68 @@ def test_a_run_id_is_made_where_none_is_given() -> None:
     assert plan.run_id.startswith("ddp-smoke-")
     assert f"run_id: {plan.run_id}" in plan.config_text
     assert plan_job(load_config("ddp_smoke", ["output.run_id=mine"])).run_id == "mine"
+
+
+JOBS = ["indexed_job", "job_set", "train_job"]
+
+
+@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize(("nodes", "ends_with_node_0"), [("1", False), ("4", False), ("4:4", False), ("1:2", True)])
+def test_only_an_elastic_run_ends_with_node_0(kind: str, nodes: str, ends_with_node_0: bool) -> None:
+    """Some of its pods may never find room. Of a fixed number, all must succeed."""
+    _, manifests = make(kind, f"launch.nodes={nodes}")
+    found = [
+        value["successPolicy"] for _, value in walk(manifests) if isinstance(value, dict) and "successPolicy" in value
+    ]
+    assert found == ([{"rules": [{"succeededIndexes": "0"}]}] if ends_with_node_0 else [])
+
+
+@pytest.mark.parametrize("kind", JOBS)
+def test_exit_codes_of_every_container_count(kind: str) -> None:
+    _, manifests = make(kind, "model.name=hf_causal_lm", "model.path=somebody/tiny")
+    rules = [value["onExitCodes"] for _, value in walk(manifests) if isinstance(value, dict) and "onExitCodes" in value]
+    assert rules == [{"operator": "In", "values": [64, 65]}, {"operator": "In", "values": [75]}]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logins_reach_prefetch_too(kind: str) -> None:
+    hub = ("model.name=hf_causal_lm", "model.path=somebody/tiny")
+    for template in templates(make(kind, *hub, "launch.env_secrets=[mirror, tracker]")[1]):
+        wanted = [{"secretRef": {"name": "mirror"}}, {"secretRef": {"name": "tracker"}}]
+        (first,), (trainer,) = template["spec"]["initContainers"], template["spec"]["containers"]
+        assert first["envFrom"] == trainer["envFrom"] == wanted
+    for template in templates(make(kind, *hub)[1]):
+        assert "envFrom" not in str(template)
+
+
+HUB_TOKEN = "hf_" + "canaryCanaryCanary"
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        HUB_TOKEN,
+        f"--token={HUB_TOKEN}",
+        f"HF_TOKEN='{HUB_TOKEN}' python train.py",
+        "https://me:canaryWord@mlflow.example.com",
+        "https://canaryToken@git.example.com/a.git",
+        "--tracking-uri=https://me:canaryWord@mlflow.example.com",
+        "git clone https://canaryToken@git.example.com/a.git",
+        pytest.param("postgresql+psycopg2://me:canaryWord@db/x --verbose; DB=mysql://a:b@c true"),
+    ],
+)
+@pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
+def test_no_login_in_an_own_command(word: str, launcher: Any) -> None:
+    work = Work("command", ("sh", "-c", word), launcher)
+    with pytest.raises(UsageError, match="looks like a secret") as caught:
+        plan_job(load_config("ddp_smoke", BASE), work)
+    assert "canary" not in str(caught.value).lower()
+    assert "launch.env_secrets" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["hf_hub_download", "--repo=hf_internal/x", "https://example.com/a@b", "git@github.com:a/b.git", "s3://bucket/a@1"],
+)
+def test_words_that_are_no_login(word: str) -> None:
+    assert plan_job(load_config("ddp_smoke", BASE), Work("command", ("sh", "-c", word))).command[-1] == word

@@ -252,7 +252,7 @@ def test_growing_files_come_in_whole_lines(volume: Path, tmp_path: Path) -> None
     ("only", "there", "not_there"),
     [
         ("best", ["config.yaml", "tokenizer", "metrics.jsonl", "finished.json", "checkpoints/best"], ["logs"]),
-        ("metrics", ["metrics.jsonl", "meta.json"], ["checkpoints", "logs", "finished.json", "tokenizer"]),
+        ("metrics", ["metrics.jsonl", "meta.json"], ["checkpoints", "logs", "tokenizer"]),
         ("logs", ["logs/train.log", "meta.json"], ["checkpoints", "metrics.jsonl", "finished.json"]),
     ],
 )
@@ -262,6 +262,13 @@ def test_a_part(volume: Path, tmp_path: Path, only: str, there: list[str], not_t
     assert [name for name in there if not (here / name).exists()] == []
     assert [name for name in not_there if (here / name).exists()] == []
     assert len(value["checkpoints"]) == (1 if only == "best" else 0)
+
+
+def test_the_result_comes_with_the_metrics(volume: Path, tmp_path: Path) -> None:
+    value = bring(NearCluster(volume), tmp_path / "here", "metrics")
+    far, here = (folder / RUN / "finished.json" for folder in (volume, tmp_path / "here"))
+    assert here.read_bytes() == far.read_bytes()
+    assert value["is_finished"] is True
 
 
 def test_links_lead_nowhere(volume: Path, tmp_path: Path) -> None:

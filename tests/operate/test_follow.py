@@ -383,3 +383,81 @@ def test_the_plain_lines_begin_with_nothing_known() -> None:
     with display.PlainLines(out) as plain:
         plain.away(None)
     assert out.getvalue() == "[K8S] the cluster answers again\n"
+
+
+def test_a_login_that_runs_out_is_borne_for_a_while(kube: KubeServer) -> None:
+    """Tokens are renewed by whoever made them; a run takes days."""
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.say(0, STEP.format(5))
+    watcher = Watcher(run)
+    watcher.until(STEP.format(5))
+    kube.gate = lambda method, path, headers: (401, '{"message": "Unauthorized"}')  # noqa: ARG005
+    watcher.until("does not accept your login")
+    time.sleep(0.2)
+    kube.gate = None
+    watcher.until("answers again")
+    run.say(0, STEP.format(6))
+    run.end(0)
+    run.end(1)
+    run.finish()
+    assert watcher.end().state == "finished"
+    assert watcher.log == [STEP.format(5), STEP.format(6)]
+    assert watcher.out.getvalue().count("does not accept your login") == 1
+
+
+def test_a_login_that_stays_away(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "AWAY_LIMIT_SEC", 0.2)
+    run = launch(kube)
+    watcher = Watcher(run)
+    watcher.until("is pending")
+    kube.gate = lambda method, path, headers: (401, '{"message": "Unauthorized"}')  # noqa: ARG005
+    with pytest.raises(ClusterError, match="does not accept your login") as caught:
+        watcher.end()
+    assert caught.value.exit_code == 69
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ran", "is_asked"), [("2", 2, False), ("2", 1, True), ("2:4", 2, False), ("2:4", 1, True)]
+)
+def test_a_launch_that_has_begun_is_not_taken_back(kube: KubeServer, nodes: str, ran: int, is_asked: bool) -> None:
+    """Once as many nodes as it needs have run there may be data; quota that is short later is no reason."""
+    sets = (f"launch.nodes={nodes}", "trainer.grad_accum_steps=12", "distributed.reproducible_reduce=false")
+    run = launch(kube, "indexed_job", *sets)
+    for index in range(ran):
+        run.pod(index)
+    asked: list[UsageError] = []
+    watcher = Watcher(run, on_never_started=asked.append)
+    watcher.until("is starting")
+    wait_for(lambda: kube.asked()["GET pods"] > 4)
+    if ran > 1:
+        kube.remove("Pod", run.pods[ran - 1])
+    run.event("FailedCreate", "pods is forbidden: exceeded quota: q, requested: pods=1")
+    if is_asked:
+        wait_for(lambda: bool(asked))
+    else:
+        time.sleep(0.7)  # SURE_SEC, twice
+    assert len(asked) == is_asked
+    run.finish("Failed")
+    watcher.end()
+
+
+@pytest.mark.parametrize(("last", "state"), [
+    ("[DONE] 30 steps, train loss 3.4, val loss 3.4, best 3.4", "finished"),
+    ("[DONE] run demo is finished already, at step 30", "finished"),
+    (STEP.format(30), "removed"),
+])  # fmt: skip
+def test_a_job_whose_time_to_live_is_over(kube: KubeServer, last: str, state: str) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.event("SuccessfulCreate", "Created pod")
+    run.say(0, STEP.format(29), last)
+    watcher = Watcher(run)
+    watcher.until(last)
+    kube.remove("Job", "demo")
+    for index in (0, 1):
+        kube.remove("Pod", run.pods[index])
+    status = watcher.end()
+    assert (status.state, status.exit_code) == (state, 0 if state == "finished" else None)

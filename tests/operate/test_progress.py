@@ -127,3 +127,12 @@ def test_the_smoke_run() -> None:
 
 def test_lines_of_other_ranks_keep_their_tag() -> None:
     assert split_line("[TRAIN] [rank 1] warning: x") == ("TRAIN", "[rank 1] warning: x")
+
+
+def test_only_the_last_line_says_that_it_is_done(written: Written) -> None:
+    log("DONE", "30 steps, train loss 3.4012, val loss 3.3911, best 3.3911")
+    assert read_progress(written.lines).is_done
+    assert not read_progress([*STEPS_ONLY, "[DONE] hello", "[TRAIN] 30 steps, train loss 3.4"]).is_done
+
+
+STEPS_ONLY = ["[TRAIN] step 30/30 | loss 5.1922 | lr 3.00e-03", "[EVAL] step 30/30 | val loss 3.1"]

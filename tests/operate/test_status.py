@@ -8,7 +8,7 @@ from kube_runs import STEP, ended, launch, running, waiting
 from kube_server import KubeServer
 from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
 from llmtrain.launch.plan import Work
-from llmtrain.launch.record import STOPPED_AT
+from llmtrain.launch.record import ENDED_AS, STOPPED_AT
 from llmtrain.operate.pods import worst_code
 from llmtrain.operate.status import all_status, run_status
 from llmtrain.operate.tables import run_text, runs_table
@@ -352,3 +352,64 @@ def test_an_init_container_that_fails(kube: KubeServer) -> None:
     kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row], "phase": "Failed"}})
     pod = run_status(run.cluster, run.record).pods[0]
     assert (pod.phase, pod.exit_code, pod.reason) == ("Failed", 65, "Error")
+
+
+def test_a_kind_that_we_may_not_see(kube: KubeServer) -> None:
+    """Of the others all is said as ever."""
+    hidden = [launch(kube, "indexed_job", name=name) for name in ("one", "two")]
+    seen = launch(kube, "stateful_set", name="three")
+    for run in (*hidden, seen):
+        run.pod(0)
+        run.pod(1)
+        run.say(0, STEP.format(5))
+    kube.forbidden = {"jobs"}
+    found = {status.run_id: status for status in all_status(seen.cluster, "team")}
+    assert {name: status.state for name, status in found.items()} == {
+        "one": "unknown",
+        "two": "unknown",
+        "three": "running",
+    }
+    assert found["one"].why_short == "You have no right to list jobs in namespace team."
+    assert (found["three"].why_short, found["three"].step) == (None, 5)
+    assert not found["one"].has_ended
+    assert [pod.phase for pod in found["one"].pods] == ["Running", "Running"]
+    assert "no right to list jobs" in runs_table(list(found.values()), with_namespace=False)
+
+
+def set_leaving(kube: KubeServer, pod: str, seconds: float) -> None:
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + seconds))
+    kube.change("Pod", pod, {"metadata": {"deletionTimestamp": at}})
+
+
+@pytest.mark.parametrize(("ended_as", "state"), [(None, "stopped"), ("failed", "failed")])
+def test_pods_of_a_lost_machine_do_not_hold_up_the_state(kube: KubeServer, ended_as: str | None, state: str) -> None:
+    run = launch(kube)
+    for index in (0, 1):
+        run.pod(index)
+    notes = {STOPPED_AT: "2026-01-01T00:00:00Z"} | ({ENDED_AS: ended_as} if ended_as else {})
+    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": notes}})
+    kube.remove("Job", "demo")
+    for seconds, expected in ((600, "stopping"), (-5, "stopping"), (-3600, state)):
+        for index in (0, 1):
+            set_leaving(kube, run.pods[index], seconds)
+        assert run_status(run.cluster, run.record).state == expected
+        assert [status.state for status in all_status(run.cluster, "team")] == [expected]
+    set_leaving(kube, run.pods[1], 600)
+    assert run_status(run.cluster, run.record).state == "stopping", "one of them still saves"
+
+
+def test_an_old_run_whose_lost_pods_are_all_that_is_left(kube: KubeServer) -> None:
+    run = launch(kube)
+    set_leaving(kube, run.pod(0), -3600)
+    kube.remove("Job", "demo")
+    kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
+    assert run_status(run.cluster, run.record).state == "removed"
+
+
+def test_a_young_run_whose_lost_pods_are_all_that_is_left(kube: KubeServer) -> None:
+    """Pods are made by a job: it was there, and the launch was not cut short."""
+    run = launch(kube)
+    run.event("SuccessfulCreate", "Created pod")
+    set_leaving(kube, run.pod(0), -3600)
+    kube.remove("Job", "demo")
+    assert run_status(run.cluster, run.record).state == "removed"

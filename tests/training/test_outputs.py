@@ -27,7 +27,7 @@ from test_fine_tune_faults import (
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError
-from llmtrain.training import checkpoint as checkpoint_module
+from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import outputs as outputs_module
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from llmtrain.training.step import Stepper
@@ -420,7 +420,7 @@ def test_a_manifest_that_points_elsewhere(copied: Checkpoint, name: str) -> None
     manifest = copied.path / "manifest.json"
     files = json.loads(manifest.read_text())["files"]
     files[name] = {"bytes": 1, "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}
-    manifest.write_text(checkpoint_module._manifest_text(files))
+    manifest.write_text(manifest_text(files))
     with pytest.raises(CheckpointError, match=r"manifest\.json"):
         copied.verify()
 
@@ -431,7 +431,7 @@ def test_a_good_name_is_taken(copied: Checkpoint) -> None:
     manifest = copied.path / "manifest.json"
     files = json.loads(manifest.read_text())["files"]
     entry = {"bytes": 1, "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}
-    manifest.write_text(checkpoint_module._manifest_text({**files, "adapter/more.txt": entry}))
+    manifest.write_text(manifest_text({**files, "adapter/more.txt": entry}))
     copied.verify()
 
 

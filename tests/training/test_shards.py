@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from llmtrain.distributed.channel import Channel
 from llmtrain.errors import CheckpointError
+from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training import run as run_module
 from llmtrain.training.checkpoint import INDEX, MANIFEST, Checkpoint, CheckpointStore
@@ -222,7 +223,7 @@ def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
         (checkpoint.path / INDEX).write_text(json.dumps(index))
         files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
         files[INDEX] = checkpoint_module._describe(checkpoint.path / INDEX)
-        (checkpoint.path / MANIFEST).write_text(checkpoint_module._manifest_text(files))
+        (checkpoint.path / MANIFEST).write_text(manifest_text(files))
         return checkpoint
 
     return forge

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from llmtrain.operate.status import RunStatus
 
 
+HAVE_FILES = ("train", "command")  # the others leave nothing on the volume
+
+
 def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool, json_: bool) -> None:
     """Watch a run that was just launched. A launch that cannot start is taken back if it was the run's first."""
     from llmtrain.launch.plan import config_map_name
@@ -20,7 +23,7 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
     from llmtrain.operate.status import run_status
 
     record = find_record(cluster, run_id, namespace)
-    place = _place(cluster, record)
+    place = place_of(cluster, record)
     if detach:
         status = run_status(cluster, record, with_log=False, with_usage=False)
         show(json_, status.as_dict(), f"Run {run_id} is launched. {_hints(cluster, record)}")
@@ -31,8 +34,8 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
             from llmtrain.launch import apply
 
             try:
-                apply.take_back(cluster, record.plan)
-                after = "Nothing was left on the cluster."
+                kept = apply.take_back(cluster, record.plan)
+                after = f"Only {', '.join(kept)} stays." if kept else "Nothing was left on the cluster."
             except LlmtrainError as problem:
                 after = f"Not all could be taken back ({problem.what}): llmtrain delete {run_id}{place} does."
             error.remedy = f"{error.remedy} {after}"
@@ -54,8 +57,8 @@ def end_as(status: "RunStatus", json_: bool, place: str, is_forgotten: bool) -> 
     run = f"{status.run_id}{place}"
     if status.state == "finished":
         holding = " Its pods hold their resources until it is stopped." if status.kind == "stateful_set" else ""
-        has_files = status.mode in ("train", "command")
-        next_ = f"{f'Bring it here: llmtrain fetch {run}. ' if has_files else ''}Remove it: llmtrain delete {run}."
+        fetch = f"Bring it here: llmtrain fetch {run}. " if status.mode in HAVE_FILES else ""
+        next_ = f"{fetch}Remove it: llmtrain delete {run}."
         show(json_, status.as_dict(), f"Run {status.run_id} is finished.{holding} {next_}")
         return
     why = f": {status.why_short}" if status.why_short else ""
@@ -77,7 +80,7 @@ def check_ended(cluster: "Cluster", record: "Record") -> None:
 
     status = run_status(cluster, record, with_usage=False)
     if not status.has_ended:
-        run = f"{record.run_id}{_place(cluster, record)}"
+        run = f"{record.run_id}{place_of(cluster, record)}"
         raise UsageError(
             f"Run '{record.run_id}' is still going ({status.state}).",
             remedy=f"Watch it (llmtrain status {run} --watch), or stop it first (llmtrain stop {run}).",
@@ -86,10 +89,10 @@ def check_ended(cluster: "Cluster", record: "Record") -> None:
 
 def _hints(cluster: "Cluster", record: "Record") -> str:
     """The next commands, as they must be typed."""
-    run = f"{record.run_id}{_place(cluster, record)}"
+    run = f"{record.run_id}{place_of(cluster, record)}"
     return f"Watch it: llmtrain status {run} --watch. Its log: llmtrain logs {run}. End it: llmtrain stop {run}."
 
 
-def _place(cluster: "Cluster", record: "Record") -> str:
+def place_of(cluster: "Cluster", record: "Record") -> str:
     """The options that lead to the run again."""
     return ("" if record.namespace == cluster.namespace else f" -n {record.namespace}") + cluster.options

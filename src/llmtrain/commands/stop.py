@@ -21,6 +21,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Tell a run to save a checkpoint and end. Its objects are removed, its data and its record stay."""
+    from llmtrain.commands.following import HAVE_FILES, place_of
     from llmtrain.launch import apply
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status import run_status
@@ -32,11 +33,10 @@ def command(
     listen(cluster, record)
     left = apply.stop(cluster, record, PodCount(), ended_as)
     state = ended_as or "stopped"
-    text = (
-        f"Run {run} had {state} before; its objects are removed. Bring it here: llmtrain fetch {run}."
-        if ended_as
-        else f"Run {run} is stopped. Go on with it: llmtrain resume {run}. Bring it here: llmtrain fetch {run}."
-    )
+    named = f"{run}{place_of(cluster, record)}"
+    text = f"Run {run} had {state} before; its objects are removed." if ended_as else f"Run {run} is stopped."
+    text += "" if ended_as else f" Go on with it: llmtrain resume {named}."
+    text += f" Bring it here: llmtrain fetch {named}." if record.work.mode in HAVE_FILES else ""
     show(json_, {"run_id": run, "namespace": record.namespace, "state": state, "lost_pods": left}, text)
     warn_of_lost(left)
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -302,8 +301,5 @@ class LaunchSection(Section):
 
 
 def has_credentials(uri: str) -> bool:
-    """Whether it is a URI with a user, a password or a token in it."""
-    try:
-        return "://" in uri and urlsplit(uri).username is not None
-    except ValueError:
-        return False
+    """Whether there is a URI with a user, a password or a token in it."""
+    return re.search(r"://[^/\s@]+@", uri) is not None

@@ -220,9 +220,10 @@ def _undoing() -> Iterator[list[Callable[[], None]]]:
         raise
 
 
-def take_back(cluster: Cluster, plan: JobPlan) -> None:
+def take_back(cluster: Cluster, plan: JobPlan) -> list[str]:
     """Remove every object that a launch made. A volume stays if an earlier launch made it, or if a pod has run: there
-    may be data on it."""
+    may be data on it. Returns the claims that stay."""
+    kept = []
     pods = cluster.find("v1", "Pod", plan.namespace, dict(plan.labels))
     has_run = any(
         "running" in each.get("state", {}) or "terminated" in each.get("state", {}) or each.get("restartCount")
@@ -234,8 +235,10 @@ def take_back(cluster: Cluster, plan: JobPlan) -> None:
             found = _find(cluster, manifest)
             notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
             if has_run or notes.get(LAUNCH_NOTE) != plan.launch_id:
+                kept += [manifest["metadata"]["name"]] if found else []
                 continue
         _delete_ours(cluster, manifest, plan.run_id)
+    return kept
 
 
 def _check_claims(cluster: Cluster, plan: JobPlan) -> None:

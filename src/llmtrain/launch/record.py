@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from llmtrain.config.document import Document, parse_document
 from llmtrain.config.load import build_config
@@ -128,8 +128,9 @@ def _known(values: dict[str, Any], fields: Mapping[str, Any], path: str, unknown
         if name != "schema_version" and name not in fields:
             unknown.append(f"{path}{name}")
             continue
-        section = fields.get(name)
-        if isinstance(value, dict) and isinstance(section, type) and issubclass(section, Section):
+        kinds = (fields.get(name), *get_args(fields.get(name)))  # `LoraSection | None` is two
+        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        if isinstance(value, dict) and section is not None:
             inner = {key: field.annotation for key, field in section.model_fields.items()}
             value = _known(value, inner, f"{path}{name}.", unknown)
         kept[name] = value

@@ -104,7 +104,8 @@ class _Fetch:
             self._bring_all(files, far)
             self._point(pointed)
             is_lost = any(step_of(name) not in self.steps for name in self._needed(pointed))
-            if far and not is_lost:
+            # The result says `finished`: not where checkpoints should be and are not.
+            if not is_lost and (far or self._only == "metrics"):
                 self._bring_files([file for file in files if file.path == FINISHED])
             if self._only == "all" and not is_lost:
                 self._tidy({step_of(name) or 0 for file in files if (name := checkpoint_of(file.path))})

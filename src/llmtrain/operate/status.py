@@ -138,7 +138,7 @@ def find_pods(cluster: Cluster, record: Record) -> list[Object]:
 def wants_events(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
     """Whether the rest leaves a question open: where the job is gone, or pods are not made."""
     if job is None:
-        return not pods and not record.stopped_at
+        return all(pod.is_overdue for pod in pods) and not record.stopped_at
     return len(pods) < record.config.launch.node_range[1]
 
 

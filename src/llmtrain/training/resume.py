@@ -85,7 +85,7 @@ def _newest_run(config: Config) -> RunDirectory | None:
     return None
 
 
-def already_finished(config: Config, resumption: Resumption) -> TrainResult | None:
+def already_finished(config: Config, resumption: Resumption, allow_change: bool = False) -> TrainResult | None:
     """The result of a run that is complete; a raised max_steps or max_epochs makes it go on instead."""
     if resumption.is_explicit:
         return None
@@ -95,7 +95,8 @@ def already_finished(config: Config, resumption: Resumption) -> TrainResult | No
     trainer = config.trainer
     has_all_steps = trainer.max_epochs is None and result.get("steps", 0) >= trainer.steps
     if has_all_steps or result.get("wanted") == wanted(trainer):
-        _check_finished_by(resumption.run, config)
+        if not allow_change:
+            _check_finished_by(resumption.run, config)
         log("DONE", f"run {resumption.run.run_id} is finished already, at step {result['steps']}")
         return result
     return None
@@ -103,7 +104,8 @@ def already_finished(config: Config, resumption: Resumption) -> TrainResult | No
 
 def _check_finished_by(run: RunDirectory, config: Config) -> None:
     """A run of this name that was made by another config is not the one that is asked for."""
-    found = differences(config_values(run), redact_values(config.as_dict())) if run.config.is_file() else []
+    then = config_values(run)
+    found = differences(then, redact_values(config.as_dict())) if then else []
     changed = [row for row in found if not may_change(row[0])]
     if changed:
         fields = ", ".join(f"{path}: {old!r} -> {new!r}" for path, old, new in changed[:5])

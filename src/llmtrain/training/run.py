@@ -98,7 +98,7 @@ def run_training(
         config = rank0(lambda: settle_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
-            done = rank0(lambda: already_finished(config, resumption))
+            done = rank0(lambda: already_finished(config, resumption, allow_config_change))
             if done:
                 return done if world.is_first else None
         set_up_torch(config)

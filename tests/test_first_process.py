@@ -1,0 +1,79 @@
+"""`python -m llmtrain` as the first process of a container, which no signal ends that it does not handle."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# Stands for whatever takes its time before a command has a handler of its own.
+SLOW_IMPORT = """
+import os, time
+with open("there.new", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("there.new", "there")
+time.sleep(60)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_in_a_container() -> Iterator[None]:
+    """Children inherit what is ignored, and llmtrain's main, called inside this process, leaves SIGTERM so."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def starting(folder: Path, *before: str, **env: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """llmtrain in the middle of its imports."""
+    (folder / "typer.py").write_text(SLOW_IMPORT)
+    kept = {name: value for name, value in os.environ.items() if name != "LLMTRAIN_EXIT_CODES"}
+    one = subprocess.Popen(
+        [*before, sys.executable, "-m", "llmtrain", "node"],
+        cwd=folder,
+        env={**kept, "PYTHONPATH": str(folder), **env},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        deadline = time.monotonic() + 20
+        while not (folder / "there").exists():
+            if one.poll() is not None:
+                _, said = one.communicate()
+                if before and b"unshare" in said:
+                    pytest.skip(f"no namespaces here: {said.decode()}")
+                raise AssertionError(said)
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield one
+    finally:
+        one.kill()
+        one.communicate()
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize(("platform", "code"), [(None, 75), ("statefulset", 75), ("pytorchjob", 203)])
+def test_a_signal_before_there_is_a_handler(tmp_path: Path, platform: str | None, code: int) -> None:
+    if os.geteuid():
+        pytest.skip("only root may make a pid namespace")
+    env = {"LLMTRAIN_EXIT_CODES": platform} if platform else {}
+    with starting(tmp_path, "unshare", "--pid", "--fork", "--kill-child", **env) as one:
+        assert (tmp_path / "there").read_text() == "1"
+        os.kill(child_of(one.pid), signal.SIGTERM)
+        assert one.wait(5) == code
+
+
+def test_any_other_process_ends_as_usual(tmp_path: Path) -> None:
+    with starting(tmp_path, LLMTRAIN_EXIT_CODES="pytorchjob") as one:
+        assert int((tmp_path / "there").read_text()) == one.pid
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(5) == -signal.SIGTERM
