@@ -145,7 +145,7 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
         pytest.skip("needs ../shared/kube, or LLMTRAIN_E2E_KUBECONFIG and LLMTRAIN_E2E_IMAGE for the purpose")
     if os.geteuid() != 0:
         pytest.skip("../shared/kube needs root")
-    was_up = "not up" not in _run(folder, str(TOOLS / "cluster"), "status")
+    was_up = subprocess.run([str(TOOLS / "cluster"), "status"], capture_output=True).returncode == 0
     if not was_up:
         _run(folder, str(TOOLS / "cluster"), "up", "--nodes", "2")
     try:
