@@ -104,10 +104,12 @@ VERBS = (
 )
 
 # They need a cluster, a hub or a store: what they do is tested in tests/operate, tests/launch and beside the others.
-IN_A_CLUSTER = {"status", "logs", "stop", "resume", "fetch", "delete", "secret"}
+IN_A_CLUSTER = {"status", "logs", "why", "recover", "stop", "resume", "fetch", "delete", "secret"}
 ELSEWHERE = (
     ("status",),
     ("logs", "demo"),
+    ("why", "demo"),
+    ("recover", "demo"),
     ("stop", "demo"),
     ("resume", "demo"),
     ("fetch", "demo"),
@@ -152,7 +154,7 @@ class TestEveryVerb:
 
     def test_they_are_all_the_verbs_there_are(self, cli) -> None:
         listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
-        elsewhere = {"chat", "fetch-model", "fetch-data"}  # they need a person, or the hub: tests of their own
+        elsewhere = {"chat", "fetch-model", "fetch-data", "lint"}  # they need a person, or the hub: tests of their own
         elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
 

@@ -21,11 +21,13 @@ from llmtrain.commands import (
     fetch_model,
     generate,
     launch,
+    lint,
     logs,
     node,
     prefetch,
     presets,
     print_config,
+    recover,
     resume,
     runs,
     secret,
@@ -36,6 +38,7 @@ from llmtrain.commands import (
     tokenizer,
     train,
     validate,
+    why,
 )
 from llmtrain.distributed.platform_codes import end_with_parent, run_in_child
 from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
@@ -68,10 +71,13 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "launch": launch.command,
         "status": status.command,
         "logs": logs.command,
+        "why": why.command,
+        "recover": recover.command,
         "stop": stop.command,
         "resume": resume.command,
         "fetch": fetch.command,
         "delete": delete.command,
+        "lint": lint.command,
     },
     "Use what was trained": {
         "generate": generate.command,

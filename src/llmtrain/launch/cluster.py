@@ -131,6 +131,11 @@ class Cluster:
         request = Request("patch", api_version, kind, namespace, name)
         return self._json(request, {"fieldManager": FIELD_MANAGER}, change)
 
+    def fail_pod(self, name: str, namespace: str, why: str) -> None:
+        """Mark a pod as failed in place of its machine, which cannot any more."""
+        request = Request("patch", "v1", "Pod", namespace, name, "status")
+        self._json(request, {}, {"status": {"phase": "Failed", "reason": "NodeLost", "message": why}})
+
     def delete(self, api_version: str, kind: str, name: str, namespace: str, grace_sec: int | None = None) -> bool:
         """Remove an object and, in the background, what belongs to it. False where there was none."""
         options: Object = {"propagationPolicy": "Background"}

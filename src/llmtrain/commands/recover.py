@@ -1,0 +1,35 @@
+"""llmtrain recover: let a run go on elsewhere whose machine is lost."""
+
+from typing import Annotated
+
+import typer
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.options import JsonOption, show
+
+
+def command(
+    run: RunArgument,
+    after: Annotated[float, typer.Option(min=0, help="Seconds that a machine must have been silent.")] = 60.0,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Give up pods on machines that do not answer, so that others take their place. Nothing is lost but the steps since
+    the newest checkpoint; should the machine come back, what runs there writes nothing more."""
+    from dataclasses import asdict
+
+    from llmtrain.launch.record import find_record
+    from llmtrain.operate.recover import find_lost, recover
+
+    cluster = connect(kubeconfig, context)
+    record = find_record(cluster, run, namespace or cluster.namespace)
+    lost, early = find_lost(cluster, record, after)
+    recover(cluster, record, lost)
+    lines = [f"{pod.name} on {pod.machine}, silent for {pod.since_sec:.0f} s, was given up." for pod in lost]
+    lines += [
+        f"{pod.name} on {pod.machine} is silent for {pod.since_sec:.0f} s only: --after {after:.0f}." for pod in early
+    ]
+    value = {"run_id": run, "recovered": [asdict(pod) for pod in lost], "too_early": [asdict(pod) for pod in early]}
+    show(json_, value, "\n".join(lines) or f"No pod of run {run} is on a lost machine.")

@@ -1,0 +1,68 @@
+"""What a cause tells: one sentence, what it was seen by, and what to do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from llmtrain.operate.clues import Clues
+from llmtrain.operate.container_ends import Ending
+from llmtrain.operate.state import MEANING
+
+
+@dataclass(frozen=True)
+class Found:
+    what: str
+    evidence: list[str] = field(default_factory=list)
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Cause:
+    id: str
+    """Stable: scripts read it."""
+    find: Callable[[Clues], Found | None]
+    """None where it is something else. Asks nothing of the cluster."""
+
+
+def go_on(clues: Clues, *changes: str) -> str:
+    """The command that goes on with the run, changed; one that is still going is stopped first."""
+    again = " ".join([f"llmtrain resume {clues.run}", *(f"--set {change}" for change in changes)])
+    return again if clues.status.has_ended else f"llmtrain stop {clues.run}, then {again}"
+
+
+def with_code(clues: Clues, *codes: int) -> Ending | None:
+    """Of node 0 before others: it says most."""
+    found = [end for end in clues.endings if end.code in codes]
+    return min(found, key=lambda end: (end.error is None, end.index), default=None)
+
+
+def said_by(end: Ending) -> str | None:
+    return end.error.what if end.error else None
+
+
+def code_only(end: Ending) -> str:
+    return f"{end.pod} (node {end.index}) ended with exit code {end.code}: {MEANING.get(end.code, 'a crash')}."
+
+
+def evidence_of(clues: Clues, end: Ending, said: str | None) -> list[str]:
+    return [end.text, *([f"It said: {said}"] if said else []), *others(clues, [end])]
+
+
+def others(clues: Clues, told: list[Ending]) -> list[str]:
+    """In one line: with many nodes they all say the same. And that llmtrain gave up, where nobody else says so."""
+    rest = [end for end in clues.endings if end not in told]
+    codes = [f"node {end.index}: {end.code}" for end in rest[:8]]
+    lines = [f"The others ended with: {', '.join(codes)}{', ...' if len(rest) > 8 else ''}."] if rest else []
+    is_new = clues.gave_up and all(said_by(end) != clues.gave_up for end in told)
+    return [*lines, f"Then llmtrain gave up: {clues.gave_up}"] if is_new else lines
+
+
+def remedy_of(clues: Clues, end: Ending, usual: str) -> str:
+    """The error's own, where it has one."""
+    own = (end.error.remedy if end.error else None) or usual
+    return own if f"resume {clues.record.run_id}" in own else f"{own} Then: {go_on(clues)}."
+
+
+def again(clues: Clues) -> str:
+    if clues.status.state == "failed":
+        return f"Go on: {go_on(clues)}."
+    return "The platform starts it again, and it goes on from its newest checkpoint."

@@ -1,0 +1,207 @@
+"""Why containers ended: by their exit codes, the cluster's word for it, and what they said last."""
+
+from llmtrain.launch.explain import one_line
+from llmtrain.operate.answers import Found, again, code_only, evidence_of, go_on, others, said_by, with_code
+from llmtrain.operate.clues import Clues
+from llmtrain.operate.container_ends import Ending, age_of, find_condition
+from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.log_words import MASTER, NEVER_CAME, NOT_JOINED, last_words, traceback_end
+from llmtrain.operate.view import memory_text
+
+_PREEMPTED = ("PreemptionByScheduler", "Preempting", "Preempted")
+EVENT_SEC = 900.0  # that an event may be old to have to do with what is seen now
+_EXPLAINED = (0, 64, 65, 69, 75, 137, 143)
+_BY_THE_CLUSTER = {
+    "PreemptionByScheduler": "preempted by a pod of higher priority",
+    "DeletionByTaintManager": "removed for a taint of its machine",
+    "EvictionByEvictionAPI": "evicted: its machine was drained",
+    "DeletionByPodGC": "removed with its machine",
+    "Preempted": "preempted by a pod of higher priority",
+    "Evicted": "evicted",
+    "TaintManagerEviction": "removed for a taint of its machine",
+    "TerminationByKubelet": "ended by its machine, which was short of something or shut down",
+}
+
+
+def oom_killed(clues: Clues) -> Found | None:
+    killed = [end for end in clues.endings if end.reason == "OOMKilled"]
+    if not killed:
+        return None
+    first, ask = killed[0], clues.record.config.launch.resources
+    used = [f"{pod} uses {memory_text(memory)} now, of {ask.memory}." for pod, memory in list(clues.usage.items())[:4]]
+    return Found(
+        f"{first.pod} (node {first.index}) ran out of memory: its limit is {ask.memory} (launch.resources.memory), of "
+        f"which up to {ask.shm_size} is shared memory.",
+        [*(end.text for end in killed[:4]), *used, *others(clues, killed)],
+        f"Give it more: {go_on(clues, f'launch.resources.memory={_doubled(ask.memory)}')}. Or let a new run use less: "
+        "trainer.micro_batch_size.",
+    )
+
+
+def _doubled(quantity: str) -> str:
+    number = quantity.rstrip("mkMGTPi")
+    return f"{float(number) * 2:g}{quantity[len(number) :]}"
+
+
+def evicted(clues: Clues) -> Found | None:
+    return _disrupted(clues, is_preempted=False)
+
+
+def preempted(clues: Clues) -> Found | None:
+    return _disrupted(clues, is_preempted=True)
+
+
+def _disrupted(clues: Clues, is_preempted: bool) -> Found | None:
+    """Told by pods that have ended, by pods that are about to, or, where they are gone, by events."""
+    if clues.status.state not in ("failed", "restarting", "pending", "starting"):
+        return None
+    for end in clues.endings:
+        reason = end.disruption or end.pod_reason
+        if reason and (reason in _PREEMPTED) == is_preempted:
+            said = end.pod_message or end.disruption_message
+            return _by_the_cluster(clues, end.pod, end.node, reason, said, [end.text])
+    for pod, raw in clues.pods:
+        row = find_condition(raw, "DisruptionTarget") or {}
+        if pod.phase == "Terminating" and row and (row.get("reason") in _PREEMPTED) == is_preempted:
+            said, more = str(row.get("message") or ""), [f"{pod.name} (node {pod.index}) is still ending."]
+            return _by_the_cluster(clues, pod.name, pod.node or "", str(row.get("reason")), said, more)
+    return _disrupted_by_events(clues, is_preempted)
+
+
+def _disrupted_by_events(clues: Clues, is_preempted: bool) -> Found | None:
+    if any(end.code not in (75, 143) for end in clues.endings):  # then it is not for that
+        return None
+    for event in clues.about(*(("Preempted",) if is_preempted else ("Evicted", "TaintManagerEviction"))):
+        said, about = str(event.get("message", "")), event["involvedObject"]
+        is_over = said.startswith("Cancelling") or age_of(event_time(event)) > EVENT_SEC
+        if about.get("kind") == "Pod" and not is_over:
+            return _by_the_cluster(clues, about["name"], "", event["reason"], said, [])
+    return None
+
+
+def _by_the_cluster(clues: Clues, pod: str, node: str, reason: str, said: str, more: list[str]) -> Found:
+    words = _BY_THE_CLUSTER.get(reason, f"ended by the cluster ({reason})")
+    is_short = "low on resource" in said
+    remedy = "It goes on from its newest checkpoint as soon as its pods have room"
+    if clues.status.state == "failed":
+        remedy = f"Go on: {go_on(clues)}"
+    hint = "launch.priority_class" if "reempt" in reason else "launch.resources" if is_short else ""
+    hint = hint or "launch.pod_disruption_budget"
+    where = f" on {node}" if node else ""
+    return Found(
+        f"{pod}{where} was {words}{f': {one_line(said)}' if said else '.'}",
+        [f"{pod}: {reason}: {one_line(said)}", *more],
+        f"{remedy}. {hint} makes it rarer.",
+    )
+
+
+def killed(clues: Clues) -> Found | None:
+    """137 without the cluster's word for it. A rank that hung is killed too, after the others have named it."""
+    end = with_code(clues, 137)
+    named = [e for e in clues.endings if e.error and e.error.silent_ranks and e.at and e.at <= (end.at if end else "")]
+    if end is None or named:
+        return None
+    return Found(
+        f"{end.pod} (node {end.index}) was killed (SIGKILL), and the cluster does not say that it was for memory.",
+        [*evidence_of(clues, end, last_words(end.lines)), f"Its memory limit is {_limit(clues)}."],
+        f"Out of memory inside the container, or killed by somebody: raise launch.resources.memory, or look at "
+        f"{f'the machine {end.node}' if end.node else 'its machine'}. {again(clues)}",
+    )
+
+
+def crash(clues: Clues) -> Found | None:
+    end = next((end for end in clues.endings if end.code not in _EXPLAINED), None)
+    if end is None:
+        return None
+    said = traceback_end(end.lines) or said_by(end) or one_line(end.message) or last_words(end.lines)
+    words = f"{end.pod} (node {end.index}) crashed with exit code {end.code}"
+    return Found(
+        f"{words}: {said}" if said else f"{words}.",
+        evidence_of(clues, end, said),
+        f"llmtrain logs {clues.run} --rank {end.index * clues.status.processes_per_node} shows all of it. "
+        f"{again(clues)}",
+    )
+
+
+def master_unreachable(clues: Clues) -> Found | None:
+    end = with_code(clues, 69)
+    if end is None:
+        return None
+    said = said_by(end)
+    what = "The processes did not find each other in time"
+    if said and MASTER.search(said):
+        what = "The master (node 0) never came up"
+    elif said and (who := NEVER_CAME.search(said)):
+        what = f"The run never became whole: {who[0]}"
+    elif said and not NOT_JOINED.search(said):
+        what = "Something that it needs could not be reached"
+    first = next((pod for pod, _ in clues.pods if pod.index == 0), None)
+    own = f"{end.error.remedy} " if end.error and end.error.remedy else ""
+    about_first = f"Node 0: {f'{first.name}, {first.phase}' if first else 'there is no pod'}."
+    return Found(
+        f"{what}{f': {said}' if said else '.'}",
+        [*evidence_of(clues, end, said), about_first],
+        f"llmtrain logs {clues.run} --rank 0 shows what node 0 did. {own}{again(clues)}",
+    )
+
+
+def rank_hung(clues: Clues) -> Found | None:
+    """What the watchdog of the survivors said."""
+    end = next((end for end in clues.endings if end.error and end.error.is_watchdog), None)
+    if end is None or end.error is None:
+        return None
+    ranks, said = end.error.silent_ranks, end.error.what
+    what = f"Rank {', '.join(map(str, ranks))} hung" if ranks else "The ranks wait for each other, and none moves"
+    each = clues.status.processes_per_node
+    where = [f"Rank {rank} is of node {rank // each}: {_pod_of(clues, rank // each)}." for rank in ranks[:4]]
+    look = f"llmtrain logs {clues.run} --rank {ranks[0] if ranks else 0}"
+    return Found(
+        f"{what}: {said}", [*evidence_of(clues, end, said), *where], f"{look} shows what it did last. {again(clues)}"
+    )
+
+
+def interrupted(clues: Clues) -> Found | None:
+    """Told to stop by somebody who is none of ours: a deleted pod, say."""
+    end = next((end for end in clues.endings if end.code == 143 or (end.code == 75 and _was_told(end))), None)
+    if end is not None:
+        said = said_by(end)
+        what = f"{end.pod} (node {end.index}) was told to stop, and did{f': {said}' if said else '.'}"
+        return Found(what, evidence_of(clues, end, said), again(clues))
+    leaving = next((pod for pod, _ in clues.pods if pod.phase == "Terminating" and clues.is_active), None)
+    if leaving is None:
+        return None
+    where = f" from {leaving.node}" if leaving.node else ""
+    return Found(
+        f"{leaving.name} (node {leaving.index}) is being removed{where}: somebody deleted it.",
+        [f"{leaving.name} is Terminating, and the cluster names no reason of its own."],
+        again(clues),
+    )
+
+
+def _was_told(end: Ending) -> bool:
+    said = said_by(end) or ""
+    return any(word in said for word in ("as told", "told to stop")) or any(
+        "SIGTERM" in line for line in end.lines[-3:]
+    )
+
+
+def peer_lost(clues: Clues) -> Found | None:
+    """What is left of 75: a peer that went without a trace, or logs that cannot be read."""
+    end = with_code(clues, 75)
+    if end is None:
+        return None
+    said = said_by(end)
+    return Found(
+        f"A process of the run went away, and left nothing that says why: {said}" if said else code_only(end),
+        evidence_of(clues, end, said),
+        f"Pods that were deleted leave no trace. {again(clues)}",
+    )
+
+
+def _limit(clues: Clues) -> str:
+    return f"{clues.record.config.launch.resources.memory} (launch.resources.memory)"
+
+
+def _pod_of(clues: Clues, index: int) -> str:
+    found = next((pod for pod, _ in clues.pods if pod.index == index), None)
+    return f"{found.name}{f' on {found.node}' if found.node else ''}" if found else "no pod of it is there"

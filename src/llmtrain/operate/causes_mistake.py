@@ -1,0 +1,99 @@
+"""Mistakes that no other start would mend: exit codes 64 and 65, told apart by the words of the error."""
+
+import re
+from collections.abc import Callable
+
+from llmtrain.operate.answers import Found, code_only, evidence_of, remedy_of, said_by, with_code
+from llmtrain.operate.clues import Clues
+from llmtrain.operate.container_ends import PREFETCH, Ending
+from llmtrain.operate.log_words import (
+    CHECKPOINT,
+    GAVE_UP,
+    NO_GPU_MEMORY,
+    NOT_FINITE,
+    NOT_WRITTEN,
+    error_in,
+    last_words,
+    traceback_end,
+)
+
+
+def prefetch_failed(clues: Clues) -> Found | None:
+    """The init container: what it takes for a mistake it leaves to the trainer to end with, other codes are its own."""
+    own = next((end for end in clues.endings if end.container == PREFETCH and end.reason != "OOMKilled"), None)
+    end = own or next((end for end in clues.endings if end.code in (64, 65) and _is_passed_on(end)), None)
+    if end is None:
+        return None
+    said = said_by(end) or traceback_end(end.lines) or last_words(end.lines)
+    return Found(
+        f"What the config takes from the hub could not be fetched{f': {said}' if said else '.'}",
+        evidence_of(clues, end, said),
+        remedy_of(clues, end, "Is the hub reachable from the cluster? See model.path and launch.hf_token_secret."),
+    )
+
+
+def _is_passed_on(end: Ending) -> bool:
+    before = error_in(end.prefetch_lines)
+    return before is not None and end.error is not None and before.what == end.error.what
+
+
+def bad_config(clues: Clues) -> Found | None:
+    end = with_code(clues, 64)
+    if end is None:
+        return None
+    said = said_by(end)
+    what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
+    usual = f"Correct it, with --set; llmtrain logs {clues.run} shows all that it said."
+    return Found(what, evidence_of(clues, end, said), remedy_of(clues, end, usual))
+
+
+def nan(clues: Clues) -> Found | None:
+    """The error's own remedy is for a run by hand: one on a cluster is not resumed with another trainer.lr."""
+    remedy = "a lower trainer.lr or more trainer.warmup_steps, or without those samples"
+    return _of_the_run(clues, NOT_FINITE, "The numbers broke down", remedy)
+
+
+def gpu_out_of_memory(clues: Clues) -> Found | None:
+    remedy = "half of trainer.micro_batch_size and twice trainer.grad_accum_steps"
+    return _of_the_run(clues, NO_GPU_MEMORY, "The GPU's memory is too small", remedy)
+
+
+def disk_full(clues: Clues) -> Found | None:
+    usual = "Free some space on the runs volume (launch.runs_volume)."
+    return _stopped(clues, NOT_WRITTEN.search, "The last checkpoint could not be written", usual)
+
+
+def given_up(clues: Clues) -> Found | None:
+    usual = f"llmtrain logs {clues.run} shows the crashes."
+    return _stopped(clues, GAVE_UP.search, "llmtrain has given the run up", usual)
+
+
+def bad_checkpoint(clues: Clues) -> Found | None:
+    usual = "Restore a checkpoint from a backup, or start a new run."
+    return _stopped(clues, CHECKPOINT.search, "No checkpoint can be used", usual)
+
+
+def bad_data(clues: Clues) -> Found | None:
+    end = with_code(clues, 65)
+    if end is not None and end.error is None:
+        usual = f"llmtrain logs {clues.run} shows what it said."
+        return Found(code_only(end), evidence_of(clues, end, None), remedy_of(clues, end, usual))
+    return _stopped(clues, bool, "The data cannot be used", "Correct the data, or the data section of the config.")
+
+
+def _of_the_run(clues: Clues, words: re.Pattern[str], what: str, change: str) -> Found | None:
+    """What comes again, however often it is resumed."""
+    found = _stopped(clues, words.search, what, "")
+    if found is None:
+        return None
+    again = f"It would come again: launch a new run (llmtrain launch --name NEW) with {change}."
+    return Found(found.what, found.evidence, again)
+
+
+def _stopped(clues: Clues, is_it: Callable[[str], object], what: str, usual: str) -> Found | None:
+    """Of code 65, by the words of the error."""
+    end = next((e for e in clues.endings if e.code == 65 and e.error and is_it(e.error.what)), None)
+    if end is None or end.error is None:
+        return None
+    said = end.error.what
+    return Found(f"{what}: {said}", evidence_of(clues, end, said), remedy_of(clues, end, usual))

@@ -1,0 +1,235 @@
+"""Why pods are not there, or do not start: what the cluster itself says of them."""
+
+import re
+from collections import Counter
+
+from llmtrain.launch.cluster import Object
+from llmtrain.launch.explain import one_line, quota
+from llmtrain.operate.answers import Found, go_on
+from llmtrain.operate.clues import Clues, claim_names
+from llmtrain.operate.container_ends import find_condition
+from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.events import refusal
+from llmtrain.operate.pods import PodStatus
+from llmtrain.operate.scheduler import NoRoom, read_no_room
+from llmtrain.operate.trouble import CONFIG_REASONS, IMAGE_REASONS
+from llmtrain.operate.trouble import _config_error as config_error
+from llmtrain.operate.trouble import _image_error as image_error
+from llmtrain.operate.view import count
+
+_NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
+_VOLUME_WORDS = ("persistentvolume", "volume node affinity", "volume zone", "volume limits", "max volume count")
+_CONFIG_WORDS = re.compile(r"(?i)(secret|configmap) \S+ not found|(references )?non-existent (secret|config) key")
+_PAST_MOUNTS = ("Pulling", "Pulled", "Created", "Started")
+_TAINT_MANAGER = "DeletionByTaintManager"
+
+
+def node_lost(clues: Clues) -> Found | None:
+    """A machine that does not answer, told from the pod: not everybody may look at machines."""
+    if not clues.is_active and clues.status.state != "stopping":
+        return None
+    lost = [(pod, sign) for pod, raw in clues.pods if (sign := _lost_sign(clues, pod, raw))]
+    if not lost:
+        return None
+    machines = list(dict.fromkeys(pod.node or "its machine" for pod, _ in lost))
+    remedy = f"llmtrain recover {clues.run} lets the run go on elsewhere. It also goes on when the machine comes back."
+    if clues.status.state == "stopping":
+        remedy = f"It holds nothing up: llmtrain resume {clues.run} goes on. The pod goes when the machine comes back."
+    return Found(
+        f"{', '.join(machines[:8])} {'is' if len(machines) == 1 else 'are'} lost: {count(len(lost), 'pod')} of "
+        f"{clues.wanted} can neither run nor end there, and nothing takes its place meanwhile.",
+        [f"{pod.name} (node {pod.index}) on {pod.node or 'a machine'}: {sign}" for pod, sign in lost[:8]],
+        remedy,
+    )
+
+
+def _lost_sign(clues: Clues, pod: PodStatus, raw: Object) -> str | None:
+    if pod.phase in ("Succeeded", "Failed") or pod.exit_code is not None:
+        return None
+    if pod.is_overdue:
+        return None if clues.is_running else "it should have ended by now, and its machine does not say that it has."
+    if pod.phase == "Unknown" or pod.reason == "NodeLost":
+        return f"its state is unknown{f' ({one_line(pod.message)})' if pod.message else ''}."
+    disruption = find_condition(raw, "DisruptionTarget") or {}
+    if pod.phase == "Terminating" and disruption.get("reason") == _TAINT_MANAGER and _is_not_ready(raw):
+        return f"its machine has stopped answering, and it is to be removed ({one_line(disruption.get('message'))})."
+    if pod.phase == "Running" and _is_not_ready(raw):
+        return "its container runs, as far as the cluster knows, but its machine has stopped answering."
+    return None
+
+
+def _is_not_ready(raw: Object) -> bool:
+    """Our pods have no probes: one whose containers are ready and who is not was marked so for its machine."""
+    ready = find_condition(raw, "Ready", "False")
+    if ready is None:
+        return False
+    return ready.get("reason") == "NodeNotReady" or find_condition(raw, "ContainersReady") is not None
+
+
+def image_pull(clues: Clues) -> Found | None:
+    stuck = _waiting(clues, IMAGE_REASONS)
+    if not stuck:
+        return None
+    error = image_error(clues.record, stuck[0])
+    other = "" if stuck[0].reason == "ErrImageNeverPull" else " --image IMAGE"
+    return Found(error.what, _held_up(clues, stuck), f"{error.remedy} Then: {go_on(clues)}{other}.")
+
+
+def container_config(clues: Clues) -> Found | None:
+    """A Secret, a key of it or a ConfigMap that is not there: told by the pod, or, for mounts, by an event."""
+    after = f"Pods start by themselves once it is there; after a change of the config: {go_on(clues)}."
+    if stuck := _waiting(clues, CONFIG_REASONS):
+        error = config_error(clues.record, stuck[0])
+        return Found(error.what, _held_up(clues, stuck), f"{error.remedy} {after}")
+    for pod, said in _mount_events(clues) if clues.is_held_up else ():
+        if _CONFIG_WORDS.search(said):
+            what = f"The container of {pod.name} cannot be made: {said}"
+            return Found(what, [f"Event FailedMount of {pod.name}: {said}"], f"Make it. {after}")
+    return None
+
+
+def _waiting(clues: Clues, reasons: tuple[str, ...]) -> list[PodStatus]:
+    return [pod for pod, _ in clues.pods if pod.reason in reasons and clues.is_held_up]
+
+
+def _held_up(clues: Clues, stuck: list[PodStatus]) -> list[str]:
+    lines = [f"{pod.name} (node {pod.index}): {pod.reason}: {pod.message or ''}".rstrip(": ") for pod in stuck[:8]]
+    return [*lines, f"{len(stuck)} of {clues.wanted} pods are held up by it."]
+
+
+def claim(clues: Clues) -> Found | None:
+    """A volume that is not there, not bound, or cannot be mounted."""
+    held = _held(clues)
+    if not held or not clues.is_held_up:
+        return None
+    about = [pod for pod in held if any(word in (pod.message or "").lower() for word in _VOLUME_WORDS)]
+    missing = [name for name, phase in clues.claims.items() if phase == "missing"]
+    missing += [found[1] for pod in about if (found := _NO_CLAIM.search(pod.message or ""))]
+    unbound = [name for name, phase in clues.claims.items() if phase in ("Pending", "Lost")]
+    evidence = [f"{pod.name} (node {pod.index}): {pod.message}" for pod in about[:4]]
+    failing = [(pod, said) for pod, said in _mount_events(clues) if not _CONFIG_WORDS.search(said)]
+    evidence += [f"Event FailedMount of {pod.name}: {said}" for pod, said in failing[:4]]
+    evidence += [
+        f"Event {event['reason']} of claim {event['involvedObject']['name']}: {one_line(event.get('message', ''))}"
+        for event in clues.about("ProvisioningFailed", "FailedBinding")[:2]
+    ]
+    if missing:
+        what = f"The claim {missing[0]} is not there."
+        remedy = f"Name one that is there ({_fields(clues, missing[0])}), or make it."
+    elif not evidence:
+        return None
+    elif unbound:
+        what = f"The claim {unbound[0]} is not bound to a volume."
+        remedy = f"Does the storage class exist, and can it do that access mode ({_fields(clues, unbound[0])})?"
+    else:
+        what = f"A volume cannot be mounted: {failing[0][1] if failing else evidence[0]}"
+        remedy = "Look at the claim and the storage behind it; several machines need ReadWriteMany."
+    evidence += [f"Claim {name}: {phase or 'unknown'}." for name, phase in clues.claims.items()]
+    return Found(what, evidence, f"{remedy} Then: {go_on(clues)}.")
+
+
+def _fields(clues: Clues, name: str) -> str:
+    volumes = clues.record.config.launch.volumes
+    field = next((volume for volume, own in claim_names(clues.record).items() if own == name), "runs")
+    is_named = field in volumes and volumes[field].claim
+    return f"launch.{field}_volume.{'claim' if is_named else 'storage_class'}"
+
+
+def _held(clues: Clues) -> list[PodStatus]:
+    """Pods that have started nothing yet."""
+    return [pod for pod, raw in clues.pods if pod.phase == "Pending" and not _has_begun(raw)]
+
+
+def _has_begun(raw: Object) -> bool:
+    rows = (raw.get("status") or {}).get("initContainerStatuses") or []
+    return any(word in (row.get("state") or {}) for row in rows for word in ("running", "terminated"))
+
+
+def _mount_events(clues: Clues) -> list[tuple[PodStatus, str]]:
+    """Of pods that still wait for that: an event outlives what it tells of, and a mount may fail once at first."""
+    held = {pod.name: pod for pod in _held(clues)}
+    after = {_name(event): event_time(event) for event in reversed(clues.about(*_PAST_MOUNTS))}
+    found = []
+    for event in clues.about("FailedMount", "FailedAttachVolume"):
+        name, said = _name(event), one_line(event.get("message", ""))
+        if name in held and event_time(event) > after.get(name, "") and "failed to sync" not in said:
+            found.append((held[name], said))
+    return found
+
+
+def _name(event: Object) -> str:
+    return str((event.get("involvedObject") or {}).get("name"))
+
+
+def quota_exceeded(clues: Clues) -> Found | None:
+    said = _refusal(clues)
+    if not said or "exceeded quota" not in said:
+        return None
+    return Found(
+        f"A quota of namespace {clues.record.namespace} is exceeded: {quota(said)}",
+        [_made(clues), one_line(said)],
+        "Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota. "
+        f"Pods are made as soon as there is room; to change the run: {go_on(clues)}.",
+    )
+
+
+def admission_refused(clues: Clues) -> Found | None:
+    """Pod Security, or any other rule of the cluster that looks at pods."""
+    said = _refusal(clues)
+    if not said:
+        return None
+    what = f"The cluster refuses to make the pods: {one_line(said)}"
+    remedy = "Correct the launch section"
+    if "violates PodSecurity" in said:
+        what = f"The security rules of namespace {clues.record.namespace} refuse the pods: {one_line(said)}"
+        remedy = "Use another namespace, or the pods as llmtrain makes them: all kinds pass `restricted`"
+        if clues.record.config.launch.pytorch_master:
+            remedy = "Leave launch.pytorch_master off: beside a Master the operator adds a container that breaks them"
+    elif "serviceaccount" in said:
+        remedy = "Make that service account"
+    return Found(what, [_made(clues), one_line(said)], f"{remedy}. Then: {go_on(clues)}.")
+
+
+def _refusal(clues: Clues) -> str | None:
+    """Of now: once a pod was made, what was said before is over."""
+    if clues.job is None or not clues.is_held_up or len(clues.pods) >= clues.wanted:
+        return None
+    made_at = max(map(event_time, clues.about("SuccessfulCreate", "SuccessfulCreatePod")), default="")
+    return refusal(clues.record, clues.job, [event for event in clues.events if event_time(event) >= made_at])
+
+
+def _made(clues: Clues) -> str:
+    return f"{len(clues.pods)} of {clues.wanted} pods are there."
+
+
+def unschedulable(clues: Clues) -> Found | None:
+    held = [pod for pod, _ in clues.pods if pod.reason == "Unschedulable"]
+    if not held or not clues.is_held_up:
+        return None
+    said = Counter(pod.message or "" for pod in held).most_common(1)[0][0]
+    room = read_no_room(said)
+    ask = clues.record.config.launch.resources
+    amounts = {"cpu": ask.cpu, "memory": ask.memory, ask.gpu_resource: str(ask.gpus)}
+    short = ", ".join(
+        f"{name} (each pod asks for {amounts[name]}) on {machines} of {room.machines} machines"
+        if name in amounts
+        else f"{name} on {machines} of {room.machines} machines"
+        for name, machines in room.short.items()
+    )
+    others = "; ".join(f"{machines} {why}" for machines, why in room.rows if not why.startswith("Insufficient "))
+    why = " ".join(part for part in (f"Too little {short}." if short else "", f"{others}." if others else "") if part)
+    evidence = [f"{pod.name} (node {pod.index}): {pod.message}" for pod in held[:3]]
+    evidence += [f"... and {len(held) - 3} more."] if len(held) > 3 else []
+    evidence.append(f"{len(clues.pods) - len(held)} of {clues.wanted} pods are placed.")
+    what = f"{len(held)} of {clues.wanted} pods find no machine. {why or said}".strip()
+    return Found(what, evidence, _room(clues, room))
+
+
+def _room(clues: Clues, room: NoRoom) -> str:
+    resources = clues.record.config.launch.resources
+    names = {"cpu": "cpu", "memory": "memory", resources.gpu_resource: "gpus"}
+    fields = [f"launch.resources.{names[name]}" for name in room.short if name in names]
+    fields += ["launch.nodes"] if room.short else []
+    fields += room.fields
+    change = f"Ask for less or otherwise ({', '.join(fields)}): {go_on(clues)} with --set." if fields else ""
+    return f"{change} Pods start by themselves when a machine has room.".strip()

@@ -1,0 +1,245 @@
+"""What `why` looks at: a run's job, pods, events and how its containers ended. All questions to the cluster are asked
+here; the causes only read the answers."""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from llmtrain.distributed.endings import NO_RESTART_CODES
+from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.kinds.job_set import JOB_NAME
+from llmtrain.launch.record import Record
+from llmtrain.operate.container_ends import Ending, histories, in_time, told_by_events, with_lines
+from llmtrain.operate.events import _is_about as is_about
+from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.log_words import GAVE_UP
+from llmtrain.operate.pods import PodStatus, by_index, pod_statuses
+from llmtrain.operate.progress import read_progress
+from llmtrain.operate.state import ENDED, Seen
+from llmtrain.operate.status import (
+    AT_ONCE,
+    RunStatus,
+    find_job,
+    find_pods,
+    idle_code,
+    make_status,
+    rank_zero_progress,
+)
+
+TAIL_LINES = 200  # of a container that has ended: an error, and a traceback before it
+LOGS_READ = 16  # of the worst endings: what one says, the others of its kind say too
+_ENDS_DO_NOT_MATTER = ("running", "finished", "stopped", "removed", "incomplete")
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A run that says nothing: for how long, and what the heartbeats on its volume tell. None: they cannot be read."""
+
+    seconds: float
+    dead: list[int] | None = None
+    """Ranks whose heart has stopped."""
+    moving: list[int] = field(default_factory=list)
+    """Ranks that made progress while we watched."""
+    steps: dict[int, int] = field(default_factory=dict)
+    problem: str = ""
+    """Why they cannot be read."""
+
+
+@dataclass(frozen=True)
+class Clues:
+    record: Record
+    status: RunStatus
+    job: Object | None = None
+    conditions: list[Object] = field(default_factory=list)
+    """Of the job, and of the Job inside it where there is one, that are true."""
+    pods: list[tuple[PodStatus, Object]] = field(default_factory=list)
+    """The newest of each node."""
+    endings: list[Ending] = field(default_factory=list)
+    """How each node ended last, first one first, where that belongs together."""
+    gave_up: str | None = None
+    """llmtrain's own word that it does not try again."""
+    events: list[Object] = field(default_factory=list)
+    """Of this run."""
+    claims: dict[str, str] = field(default_factory=dict)
+    """Claim -> its phase, or `missing`; looked at only while pods wait."""
+    usage: dict[str, str] = field(default_factory=dict)
+    """Pod -> memory it uses now."""
+    hidden: list[str] = field(default_factory=list)
+    """What we may not see, in words."""
+    silence: Silence | None = None
+    place: str = ""
+    """Options that name namespace and cluster, for commands that can be typed."""
+
+    @property
+    def run(self) -> str:
+        return f"{self.record.run_id}{self.place}"
+
+    @property
+    def wanted(self) -> int:
+        """Pods that there should be."""
+        return self.record.config.launch.node_range[1]
+
+    @property
+    def is_active(self) -> bool:
+        return self.status.state not in (*ENDED, "suspended", "stopping")
+
+    @property
+    def is_running(self) -> bool:
+        return self.status.state == "running"
+
+    @property
+    def is_held_up(self) -> bool:
+        """It goes on, or should, and does not train. An elastic run trains while some of its pods wait."""
+        return self.is_active and not self.is_running
+
+    def about(self, *reasons: str) -> list[Object]:
+        """Events for one of these reasons, newest first."""
+        return sorted((e for e in self.events if e.get("reason") in reasons), key=event_time, reverse=True)
+
+
+def look(cluster: Cluster, record: Record) -> Clues:
+    """Everything but heartbeats, which cost a pod."""
+    hidden: list[str] = []
+    job, raw = find_job(cluster, record), find_pods(cluster, record)
+    statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.labels) if raw else None)
+    progress = rank_zero_progress(cluster, record, statuses)
+    events = _events(cluster, record, hidden)
+    seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events)
+    status = make_status(record, seen)
+    nodes, claims = by_index(record, raw), claim_names(record)
+    endings: list[Ending] = []
+    gave_up = None
+    if status.state not in _ENDS_DO_NOT_MATTER:
+        endings, gave_up = _endings(cluster, record, nodes, hidden)
+        if record.config.launch.kind == "pytorch_job" and not endings:
+            endings = told_by_events(record, job, (event for event in events if is_about(record, event)))
+    if progress is None and not endings:
+        hidden.append("Its log cannot be read.")
+    return Clues(
+        record=record,
+        status=status,
+        job=job,
+        conditions=_conditions(cluster, record, job),
+        pods=[(pod, nodes[pod.index][-1]) for pod in statuses],
+        endings=endings,
+        gave_up=gave_up,
+        events=[event for event in events if _is_ours(record, event, claims)],
+        claims=_claim_phases(cluster, record, claims) if _some_wait(record, job, statuses) else {},
+        usage={pod.name: pod.memory for pod in statuses if pod.memory},
+        hidden=hidden,
+        place=("" if record.namespace == cluster.namespace else f" -n {record.namespace}") + cluster.options,
+    )
+
+
+def _some_wait(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
+    is_short = len(pods) < record.config.launch.node_range[1]
+    return job is not None and (is_short or any(pod.phase == "Pending" for pod in pods))
+
+
+def _events(cluster: Cluster, record: Record, hidden: list[str]) -> list[Object]:
+    try:
+        return cluster.find("v1", "Event", record.namespace)
+    except UsageError as refused:
+        hidden.append(refused.what)
+        return []
+
+
+def claim_names(record: Record) -> dict[str, str]:
+    """Volume -> its claim."""
+    plan = record.plan
+    return {volume: plan.claim(volume) for volume in record.config.launch.volumes}
+
+
+def _is_ours(record: Record, event: Object, claims: dict[str, str]) -> bool:
+    """Of its job and pods, its claims, and what Kueue makes of it."""
+    about = event.get("involvedObject") or {}
+    name = str(about.get("name", ""))
+    return (
+        is_about(record, event)
+        or (about.get("kind") == "PersistentVolumeClaim" and name in claims.values())
+        or (about.get("kind") == "Workload" and name.startswith(f"{record.kind.kind.lower()}-{record.run_id}-"))
+    )
+
+
+def _conditions(cluster: Cluster, record: Record, job: Object | None) -> list[Object]:
+    rows = _true_conditions(job)
+    if record.config.launch.kind in ("job_set", "train_job") and any(row["type"] == "Failed" for row in rows):
+        try:  # the outer one only says that the inner one failed
+            inner = cluster.get("batch/v1", "Job", f"{record.run_id}-{JOB_NAME}-0", record.namespace)
+        except LlmtrainError:
+            inner = None
+        rows += _true_conditions(inner)
+    return rows
+
+
+def _true_conditions(job: Object | None) -> list[Object]:
+    rows = ((job or {}).get("status") or {}).get("conditions") or []
+    return [row for row in rows if row.get("status") == "True"]
+
+
+def _claim_phases(cluster: Cluster, record: Record, claims: dict[str, str]) -> dict[str, str]:
+    found = {}
+    for name in claims.values():
+        try:
+            claim = cluster.get("v1", "PersistentVolumeClaim", name, record.namespace)
+        except LlmtrainError:  # no right to look
+            continue
+        found[name] = "missing" if claim is None else str((claim.get("status") or {}).get("phase") or "")
+    return found
+
+
+def _endings(
+    cluster: Cluster, record: Record, nodes: dict[int, list[Object]], hidden: list[str]
+) -> tuple[list[Ending], str | None]:
+    """How each node ended last. Where llmtrain has given up after some crashes, those are what it was for."""
+    nodes_ends = histories(record, nodes)
+    if record.config.launch.kind == "stateful_set":
+        _add_idle(cluster, record, nodes_ends)
+    heads = _read(cluster, record, in_time(record, [own[0] for own in nodes_ends if own]), hidden)
+    given_up = next((end.error for end in heads if end.error and GAVE_UP.search(end.error.what)), None)
+    if given_up is None:
+        return heads, None
+    earlier = [next((end for end in own if end.code != 65), None) for own in nodes_ends]
+    before = _read(cluster, record, in_time(record, [end for end in earlier if end]), hidden)
+    return before or heads, given_up.what
+
+
+def _add_idle(cluster: Cluster, record: Record, nodes_ends: list[list[Ending]]) -> None:
+    """Pods of a StatefulSet do not end: they say that they have, and wait."""
+
+    def look_at(own: list[Ending]) -> None:
+        if not own or not own[0].is_going:
+            return
+        going = own.pop(0)
+        lines = _lines(cluster, record, going) or ()
+        code = read_progress(lines).idle_code
+        if code:
+            own.insert(0, going.idling(code, lines))
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(look_at, nodes_ends))
+
+
+def _read(cluster: Cluster, record: Record, endings: Iterable[Ending], hidden: list[str]) -> list[Ending]:
+    """With the logs of the worst of them."""
+    ordered = sorted(endings, key=lambda end: end.severity)
+    has_prefetch = bool(ordered) and record.plan.is_fetching
+
+    def read(end: Ending) -> Ending:
+        lines = end.lines or _lines(cluster, record, end)
+        is_mistake = has_prefetch and end.code in NO_RESTART_CODES
+        return with_lines(end, lines, _lines(cluster, record, end.of_prefetch()) if is_mistake else None)
+
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        done = [*threads.map(read, ordered[:LOGS_READ]), *ordered[LOGS_READ:]]
+    if any(end.is_unreadable for end in done) and "Logs cannot be read." not in hidden:
+        hidden.append("Logs cannot be read.")
+    return sorted(done, key=lambda end: (end.at or "9", end.index))
+
+
+def _lines(cluster: Cluster, record: Record, end: Ending) -> tuple[str, ...] | None:
+    try:
+        return tuple(cluster.log(end.pod, record.namespace, end.container, tail=TAIL_LINES, previous=end.is_previous))
+    except LlmtrainError:  # no right to it, or its machine does not answer
+        return None

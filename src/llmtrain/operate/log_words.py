@@ -1,0 +1,80 @@
+"""What a process said last: the error it ended with, in its own words, or the end of a traceback.
+
+The lines are made by cli.py (`error: what` and the remedy below it), runs/exit_report.py (the watchdog's, as a line of
+the log) and Python; tests hold what is read here against what those write.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmtrain.launch.explain import one_line
+from llmtrain.operate.progress import split_line
+
+_ERROR = re.compile(r"(?:error|stopped): (.*)")
+_RANK = re.compile(r"^(\[rank \d+\] |rank \d+: )")
+_WATCHDOG = re.compile(r"(No progress for \d+ s at step \d+: .*?\.)( Look at that rank's log.*)?$")
+_SILENT = re.compile(r"rank (\d+) (?:has gone silent|answers but is stuck)")
+_TRACEBACK = "Traceback (most recent call last):"
+
+NOT_FINITE = re.compile(r"The .+ (?:of|after) step \d+ is (?:nan|-?inf)\b")
+NO_GPU_MEMORY = re.compile(r"Out of GPU memory in step \d+")
+GAVE_UP = re.compile(r"crashed \d+ times in a row without a newer checkpoint")
+NOT_WRITTEN = re.compile(r"The checkpoint of step \d+ could not be written")
+CHECKPOINT = re.compile(r"checkpoint|/step_\d+|manifest\.json", re.I)
+NOT_JOINED = re.compile(r"could not be reached within|could not join the \d+ processes|did not find each other at")
+MASTER = re.compile(r"could not be reached within|waiting for the master")
+NEVER_CAME = re.compile(r"\d+ of \d+ processes never came: rank [\d, .]+")
+
+
+@dataclass(frozen=True)
+class Said:
+    what: str
+    remedy: str | None = None
+
+    @property
+    def silent_ranks(self) -> list[int]:
+        """Those whom the watchdog names."""
+        return sorted({int(rank) for rank in _SILENT.findall(self.what)})
+
+    @property
+    def is_watchdog(self) -> bool:
+        return self.what.startswith("No progress for")
+
+
+def error_in(lines: Sequence[str]) -> Said | None:
+    """The last error of a log; with several processes, without the rank before it."""
+    for number in range(len(lines) - 1, -1, -1):
+        if found := _ERROR.match(lines[number]):
+            return _with_remedy(found[1], lines[number + 1 :])
+        text = _RANK.sub("", split_line(lines[number])[1])
+        if found := _WATCHDOG.search(text):
+            return Said(one_line(found[1]), (found[2] or "").strip() or None)
+    return None
+
+
+def _with_remedy(what: str, after: Sequence[str]) -> Said:
+    """The problems of a config are listed below it, each behind a dash; a remedy has none."""
+    problems: list[str] = []
+    remedy: list[str] = []
+    for line in after:
+        if not line.startswith("  "):
+            break
+        (problems if line.startswith("  - ") else remedy).append(line.strip().removeprefix("- "))
+    whole = f"{what}: {'; '.join(problems)}" if problems else what
+    return Said(one_line(_RANK.sub("", whole)), one_line(" ".join(remedy)) or None)
+
+
+def traceback_end(lines: Sequence[str]) -> str | None:
+    """`ValueError: what`, of the last traceback."""
+    starts = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
+    if not starts:
+        return None
+    before = lines[starts[-1]].removesuffix(_TRACEBACK)  # torchrun puts `[rank0]: ` before each line
+    rest = (line.removeprefix(before) for line in lines[starts[-1] + 1 :])
+    return next((one_line(line) for line in rest if line.strip() and not line.startswith(" ")), None)
+
+
+def last_words(lines: Sequence[str]) -> str | None:
+    """Where nothing else is known."""
+    return next((one_line(line) for line in reversed(lines) if line.strip()), None)

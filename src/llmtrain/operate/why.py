@@ -1,0 +1,43 @@
+"""Why a run does not do what it should: one cause, what shows it, and what to do."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.record import Record
+from llmtrain.operate.causes import NO_TROUBLE, find_cause
+from llmtrain.operate.clues import look
+from llmtrain.operate.silence import quiet_sec, watch_hearts
+from llmtrain.operate.view import readable
+
+SILENT_SEC = 120.0
+
+
+@dataclass(frozen=True)
+class Why:
+    run_id: str
+    state: str
+    cause: str
+    """A stable id, see causes.py; `unknown` where none could be told."""
+    what: str
+    evidence: list[str]
+    remedy: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def text(self) -> str:
+        """For a person. Words of pods may hold anything: a terminal must not act on them."""
+        lines = [self.what, "Evidence:", *(f"  {line}" for line in self.evidence), f"Remedy: {self.remedy}"]
+        return "\n".join(readable(line) for line in lines)
+
+
+def explain(cluster: Cluster, record: Record) -> Why:
+    clues = look(cluster, record)
+    cause, found = find_cause(clues)
+    if cause in NO_TROUBLE and record.work.mode == "train" and (quiet := quiet_sec(cluster, clues)) > SILENT_SEC:
+        clues = replace(clues, silence=watch_hearts(cluster, clues, quiet))
+        cause, found = find_cause(clues)
+    unseen = [f"Not seen: {what}" for what in clues.hidden]
+    return Why(record.run_id, clues.status.state, cause, found.what, [*found.evidence, *unseen], found.remedy)

@@ -1,0 +1,836 @@
+"""The linter: every trap is found at its line and nothing else with it; manifests without traps raise no alarm.
+
+manifests/ has clean files, one for each kind. A trap is an edit of one of them, so that what differs is the trap alone.
+"""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import typer
+import yaml
+
+from llmtrain.commands.lint import command
+from llmtrain.config.load import load_config
+from llmtrain.diagnose.lint_source import Sources, objects_of, read_sources
+from llmtrain.diagnose.lint_yaml import NotAManifest, parse
+from llmtrain.diagnose.manifests import RULES, ManifestFinding, lint
+from llmtrain.errors import UsageError
+from llmtrain.launch.manifests import dump_manifests, render
+from llmtrain.launch.plan import Work, plan_job
+from llmtrain.registry import LAUNCHERS
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(__file__).parent / "manifests"
+GOLDEN = ROOT / "tests" / "launch" / "golden"
+KINDS = ["job", "statefulset", "pytorchjob", "jobset", "trainjob"]
+# Looks like a token of the hub, and is none.
+TOKEN = "hf_" + "Abcdefgh" * 4
+
+
+class Edit(NamedTuple):
+    kind: str
+    old: str
+    new: str
+    at: str
+    """The line where it is found is the first with this text."""
+    also: frozenset[str] = frozenset()
+    """Rules that cannot but be met with it."""
+
+
+def find(text: str, name: str = "a.yaml") -> list[ManifestFinding]:
+    return lint(Sources(parse(text, name), [name], [])).findings
+
+
+def edited(kind: str, *changes: tuple[str, str]) -> str:
+    text = (FOLDER / f"{kind}.yaml").read_text()
+    for old, new in changes:
+        assert old in text, f"{kind}.yaml has no {old!r}"
+        text = text.replace(old, new, 1)
+    return text
+
+
+def line_with(text: str, part: str) -> int:
+    """Of the first place of a part, which may begin with a line break to say that a line begins."""
+    start = text.index(part) + len(part) - len(part.lstrip("\n"))
+    return text.count("\n", 0, start) + 1
+
+
+ENV = "    - name: NCCL_DEBUG"
+TRAP = "          trap 'kill -TERM $child; wait $child' TERM\n"
+POLICY = "  podReplacementPolicy: Failed\n"
+FAILURE_POLICY = "  podFailurePolicy" + edited("job").partition("  podFailurePolicy")[2].partition("  template")[0]
+
+POLICY_END = '              status: "True"\n'
+JOBSET_POLICY = "        podFailurePolicy" + re.split("        podFailurePolicy|restartPolicy: N", edited("jobset"))[1]
+
+
+def variable(name: str, value: str) -> tuple[str, str]:
+    """One more entry of env in a manifest of a Job or StatefulSet."""
+    return f"    {ENV}\n", f"        - name: {name}\n          value: {value}\n    {ENV}\n"
+
+
+def script(line: str) -> tuple[str, str]:
+    return TRAP, f"{TRAP}          {line}\n"
+
+
+TRAPS: dict[str, list[Edit]] = {
+    "rdzv-endpoint-is-service": [
+        Edit("job", "translator-0.peers:29500", "peers:29500", "--rdzv-endpoint"),
+        Edit("job", "translator-0.peers:29500", "peers.default.svc.cluster.local:29500", "--rdzv-endpoint"),
+        Edit("jobset", "translator-node-0-0.peers", "peers", "--rdzv-endpoint"),
+        Edit("statefulset", "MASTER_ADDR=translator-0.peers", "MASTER_ADDR=peers", "export MASTER_ADDR"),
+        Edit("job", *variable("MASTER_ADDR", "peers"), "value: peers"),
+    ],
+    "local-rank-is-pod-index": [
+        Edit("job", *variable("LOCAL_RANK", "$(JOB_COMPLETION_INDEX)"), "value: $(JOB_"),
+        Edit("statefulset", *script("export LOCAL_RANK=$NODE_RANK"), "export LOCAL_RANK"),
+        Edit("statefulset", *script("export LOCAL_RANK=${HOSTNAME##*-}"), "export LOCAL_RANK"),
+        Edit(
+            "job",
+            f"    {ENV}\n",
+            "        - name: LOCAL_RANK\n          valueFrom:\n            fieldRef:\n              fieldPath: "
+            f"metadata.annotations['batch.kubernetes.io/job-completion-index']\n    {ENV}\n",
+            "valueFrom:\n            fieldRef:\n              fieldPath: metadata.annotations",
+        ),
+    ],
+    "world-size-mismatch": [
+        Edit("job", *variable("WORLD_SIZE", '"4"'), 'value: "4"'),
+        Edit("statefulset", *script("export WORLD_SIZE=16"), "export WORLD_SIZE"),
+    ],
+    "nnodes-mismatch": [
+        Edit("job", "--nnodes=4", "--nnodes=2", "--nnodes"),
+        Edit("job", "--nnodes=4", "--nnodes=1:3", "--nnodes"),
+        Edit("statefulset", "replicas: 4", "replicas: 3", "torchrun --nnodes"),
+        Edit("job", *variable("NNODES", '"8"'), 'value: "8"'),
+        Edit("jobset", "--nnodes=4", "--nnodes=5", "--nnodes"),
+    ],
+    "rdzv-timeout-ignored": [
+        Edit("job", "join_timeout=600", "timeout=900", "timeout=900"),
+        Edit("job", "join_timeout=600", "read_timeout=60,timeout=900", "timeout=900"),
+        Edit(
+            "pytorchjob",
+            '  nprocPerNode: "2"\n',
+            '  nprocPerNode: "2"\n  elasticPolicy:\n    rdzvBackend: c10d\n    rdzvConf:\n    - key: timeout\n'
+            '      value: "900"\n',
+            "key: timeout",
+        ),
+    ],
+    "rdzv-etcd": [
+        Edit("job", "--rdzv-backend=c10d", "--rdzv-backend=etcd-v2", "etcd-v2"),
+        Edit(
+            "pytorchjob",
+            '  nprocPerNode: "2"\n',
+            '  nprocPerNode: "2"\n  elasticPolicy:\n    rdzvBackend: etcd\n',
+            "rdzvBackend",
+        ),
+    ],
+    "static-without-node-rank": [Edit("statefulset", "--node_rank $NODE_RANK ", "", "torchrun --nnodes")],
+    "node-rank-ignored": [
+        Edit("job", "        - --nnodes=4", "        - --node-rank=0\n        - --nnodes=4", "node-rank")
+    ],
+    "socket-interface-fixed": [
+        Edit("job", *variable("NCCL_SOCKET_IFNAME", "eth0"), "value: eth0"),
+        Edit("statefulset", *script("export GLOO_SOCKET_IFNAME=ens5"), "export GLOO"),
+    ],
+    "sleep-random": [
+        Edit("statefulset", *script("sleep $RANDOM"), "sleep $RANDOM"),
+        Edit("statefulset", *script("sleep $((RANDOM % 30))"), "sleep $(("),
+    ],
+    "api-lookup": [
+        Edit("statefulset", *script("IP=$(kubectl get pod translator-0 -o jsonpath={.status.podIP})"), "kubectl"),
+        Edit("statefulset", *script("curl -sk https://kubernetes.default/api/v1/pods"), "curl"),
+    ],
+    "service-selects-nothing": [
+        Edit("job", "    app: translator\n  ports", "    role: master\n  ports", "selector:"),
+        Edit("statefulset", "    app: translator\n  ports", "    app: translater\n  ports", "selector:"),
+    ],
+    "service-not-headless": [
+        Edit("job", "  clusterIP: None\n", "", "spec:"),
+        Edit("statefulset", "clusterIP: None", "clusterIP: 10.0.0.7", "clusterIP"),
+    ],
+    "service-hides-unready-pods": [Edit("job", "  publishNotReadyAddresses: true\n", "", "spec:")],
+    "pods-without-names": [
+        Edit("job", "      subdomain: peers\n", "", "\n    spec:"),
+        Edit("statefulset", "  serviceName: peers\n", "", "\nspec:\n  replicas"),
+    ],
+    "subdomain-without-service": [Edit("job", "subdomain: peers", "subdomain: pairs", "subdomain: pairs")],
+    "name-too-long": [
+        Edit("job", "kind: Job\nmetadata:\n  name: translator", f"kind: Job\nmetadata:\n  name: {'t' * 62}", "ttt"),
+        Edit(
+            "trainjob", "kind: TrainJob\nmetadata:\n  name: t", f"kind: TrainJob\nmetadata:\n  name: {'t' * 50}", "ttt"
+        ),
+    ],
+    "job-not-indexed": [
+        Edit("job", "  completionMode: Indexed\n", "", "\nspec:\n  completions"),
+        Edit("job", "completionMode: Indexed", "completionMode: NonIndexed", "completionMode"),
+    ],
+    "completions-not-parallelism": [
+        Edit("job", "  parallelism: 4\n", "  parallelism: 2\n", "parallelism: 2"),
+        Edit("job", "  parallelism: 4\n", "", "completions: 4"),
+    ],
+    "failure-policy-restart": [
+        Edit("job", "restartPolicy: Never", "restartPolicy: OnFailure", "restartPolicy: OnFailure"),
+        Edit("jobset", "            restartPolicy: Never\n", "", "\n          spec:"),
+    ],
+    "no-failure-policy": [
+        Edit("job", re.search(r"  podFailure.*?(?=  template)", edited("job"), re.S)[0], "", "\nspec:\n  comp")
+    ],
+    "disruption-without-status": [
+        Edit("jobset", '              status: "True"\n', "", "type: DisruptionTarget"),
+        Edit("trainjob", 'status: "True"', "status: true", "type: DisruptionTarget"),
+    ],
+    "replacement-policy": [
+        Edit("job", "podReplacementPolicy: Failed", "podReplacementPolicy: TerminatingOrFailed", "Terminating")
+    ],
+    "backoff-per-index": [Edit("job", POLICY, f"{POLICY}  backoffLimitPerIndex: 1\n", "backoffLimitPerIndex")],
+    "success-policy": [
+        Edit("job", POLICY, f'{POLICY}  successPolicy:\n    rules:\n    - succeededIndexes: "0"\n', "successPolicy")
+    ],
+    "jobset-restarts-in-place": [
+        Edit(
+            "jobset",
+            f"{JOBSET_POLICY}restartPolicy: Never",
+            f"{JOBSET_POLICY.partition(POLICY_END)[2]}restartPolicy: OnFailure",
+            "restartPolicy: On",
+            frozenset({"no-failure-policy"}),
+        )
+    ],
+    "statefulset-in-order": [
+        Edit("statefulset", "  podManagementPolicy: Parallel\n", "", "\nspec:\n  replicas"),
+        Edit("statefulset", "podManagementPolicy: Parallel", "podManagementPolicy: OrderedReady", "OrderedReady"),
+    ],
+    "statefulset-restart-policy": [
+        Edit("statefulset", "    spec:\n", "    spec:\n      restartPolicy: Never\n", "restartPolicy: Never")
+    ],
+    "statefulset-never-ends": [Edit("statefulset", "          sleep infinity & wait\n", "", "kind: StatefulSet")],
+    "nproc-misspelt": [
+        Edit("pytorchjob", 'nprocPerNode: "2"', 'nProcPerNode: "2"', "nProcPerNode"),
+        Edit("pytorchjob", 'nprocPerNode: "2"', 'nproc_per_node: "2"', "nproc_per_node"),
+    ],
+    "nproc-not-a-string": [Edit("pytorchjob", 'nprocPerNode: "2"', "nprocPerNode: 2", "nprocPerNode")],
+    "pytorch-container-name": [Edit("pytorchjob", "name: pytorch", "name: main", "name: main")],
+    "master-replicas": [
+        Edit("pytorchjob", "      replicas: 1\n", "", "Master:"),
+        Edit("pytorchjob", "replicas: 1", "replicas: 2", "replicas: 2"),
+    ],
+    "master-in-restricted": [
+        Edit(
+            "pytorchjob",
+            "apiVersion: kubeflow.org/v1\n",
+            "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: lab\n  labels:\n"
+            "    pod-security.kubernetes.io/enforce: restricted\n---\napiVersion: kubeflow.org/v1\n",
+            "Master:",
+        )
+    ],
+    "exit-code-permanent": [Edit("pytorchjob", "restartPolicy: OnFailure", "restartPolicy: ExitCode", "ExitCode")],
+    "never-restarts": [Edit("pytorchjob", "restartPolicy: OnFailure", "restartPolicy: Never", "Never")],
+    "endless-restarts": [Edit("pytorchjob", "  runPolicy:\n    backoffLimit: 5\n", "", "\nspec:\n  nproc")],
+    "pod-rank-as-process-rank": [
+        Edit("pytorchjob", "[torchrun, train.py]", "[python, train.py]", "[python, train.py]"),
+        Edit("pytorchjob", "[torchrun, train.py]", "[torchrun, --nnodes=$(WORLD_SIZE), train.py]", "$(WORLD_SIZE)"),
+    ],
+    "trainjob-sets-pet": [Edit("trainjob", "name: LOG_EVERY", "name: PET_RDZV_ID", "PET_RDZV_ID")],
+    "trainjob-name": [
+        Edit("trainjob", "kind: TrainJob\nmetadata:\n  name: t", "kind: TrainJob\nmetadata:\n  name: 7t", "7t")
+    ],
+    "trainjob-override-field": [
+        Edit(
+            "trainjob",
+            "  trainer:\n    numNodes",
+            "  podTemplateOverrides:\n  - targetJobs: [{name: node}]\n    spec:\n"
+            "      securityContext: {fsGroup: 1000}\n  trainer:\n    numNodes",
+            "fsGroup: 1000",
+        )
+    ],
+    "trainjob-stock-runtime": [
+        Edit(
+            "trainjob",
+            "    kind: TrainingRuntime\n    name: translator",
+            "    kind: ClusterTrainingRuntime\n    name: torch-distributed",
+            "runtimeRef:",
+        )
+    ],
+    "runtime-container-name": [
+        Edit("trainjob", "          - name: node\n", "          - name: main\n", "- name: main")
+    ],
+    "artifacts-in-pod": [
+        Edit("job", "persistentVolumeClaim:\n          claimName: results", "emptyDir: {}", "      volumes:"),
+        Edit("job", "mountPath: /results}", "mountPath: /results, readOnly: true}", "      volumes:"),
+    ],
+    "rwo-on-many-nodes": [
+        Edit("job", "[ReadWriteMany]", "[ReadWriteOnce]", "claimName: results"),
+        Edit("trainjob", "[ReadWriteMany]", "[ReadWriteOncePod]", "claimName: results"),
+    ],
+    "small-shm": [
+        Edit("job", "        - {name: shm, mountPath: /dev/shm}\n", "", "volumeMounts:"),
+        Edit("statefulset", "emptyDir: {medium: Memory, sizeLimit: 8Gi}", "emptyDir: {}", "volumeMounts:"),
+    ],
+    "istio-sidecar": [
+        Edit("job", '        sidecar.istio.io/inject: "false"\n', "", "    metadata:"),
+        Edit("job", 'inject: "false"', "inject: false", "inject: false"),
+    ],
+    "grace-too-short": [
+        Edit("job", "      terminationGracePeriodSeconds: 300\n", "", "\n    spec:"),
+        Edit("job", "PeriodSeconds: 300", "PeriodSeconds: 30", "terminationGrace"),
+        Edit(
+            "job", "        - --nnodes=4", "        - --shutdown-timeout=300\n        - --nnodes=4", "terminationGrace"
+        ),
+    ],
+    "shell-without-exec": [
+        Edit("statefulset", TRAP, "", "torchrun --nnodes"),
+        Edit("pytorchjob", "[torchrun, train.py]", '[/bin/sh, -c, "mkdir -p x && torchrun train.py"]', "/bin/sh"),
+    ],
+    "env-dump": [
+        Edit("statefulset", *script("env > /results/env.txt"), "env >"),
+        Edit("statefulset", *script("printenv | sort >> /results/env.txt"), "printenv"),
+        Edit("statefulset", *script("env | tee /results/env.txt"), "env |"),
+    ],
+    "secret-in-manifest": [
+        Edit("job", *variable("WANDB_API_KEY", "0123abcd"), "value: 0123abcd"),
+        Edit("job", *variable("SETTINGS", TOKEN), f"value: {TOKEN}"),
+        Edit("job", "        - train.py", f"        - train.py\n        - --hub={TOKEN}", "--hub="),
+        Edit("job", "        - train.py", "        - train.py\n        - --hf_token=letmein", "--hf_token"),
+        Edit("statefulset", *script("export HF_TOKEN=letmein"), "export HF_TOKEN"),
+        Edit("statefulset", *script("export TRACKER=https://me:letmein@tracker.example.org"), "export TRACKER"),
+    ],
+    "may-run-as-root": [
+        Edit("job", "        runAsNonRoot: true\n", "", "        securityContext:\n          all"),
+        Edit("job", "runAsUser: 2000", "runAsUser: 0", "runAsUser: 0"),
+    ],
+    "no-seccomp": [
+        Edit("job", "        seccompProfile: {type: RuntimeDefault}\n", "", "        securityContext:\n          all")
+    ],
+    "privilege-escalation": [Edit("job", "Escalation: false", "Escalation: true", "allowPrivilegeEscalation")],
+    "capabilities-kept": [Edit("job", "drop: [ALL]", "drop: [NET_RAW]", "capabilities")],
+    "writable-root": [
+        Edit("job", "          readOnlyRootFilesystem: true\n", "", "        securityContext:\n          all")
+    ],
+    "service-account-token": [Edit("job", "      automountServiceAccountToken: false\n", "", "\n    spec:")],
+    "service-links": [Edit("job", "enableServiceLinks: false", "enableServiceLinks: true", "enableServiceLinks")],
+    "no-resources": [
+        Edit(
+            "job",
+            "limits: {cpu: 8, memory: 64Gi, nvidia.com/gpu: 2}",
+            "limits: {nvidia.com/gpu: 2}",
+            "        resources:",
+        )
+    ],
+}
+ROWS = [(rule, edit) for rule, edits in TRAPS.items() for edit in edits]
+# What looks like a trap and is none.
+NEAR_MISSES: dict[str, tuple[str, list[tuple[str, str]]]] = {
+    "a Service of pod 0 alone": (
+        "job",
+        [
+            ("translator-0.peers:29500", "first:29500"),
+            (
+                "---\n",
+                "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: first\nspec:\n  clusterIP: None\n  selector:\n"
+                "    batch.kubernetes.io/job-name: translator\n"
+                '    batch.kubernetes.io/job-completion-index: "0"\n---\n',
+            ),
+        ],
+    ),
+    "a selector of a label that the Job gives": (
+        "job",
+        [("    app: translator\n  p", "    job-name: translator\n  p")],
+    ),
+    "one pod at its Service": (
+        "job",
+        [
+            ("completions: 4", "completions: 1"),
+            ("parallelism: 4", "parallelism: 1"),
+            ("--nnodes=4", "--nnodes=1"),
+            ("translator-0.peers", "peers"),
+            ("[ReadWriteMany]", "[ReadWriteOnce]"),
+        ],
+    ),
+    "elastic": (
+        "job",
+        [
+            ("--nnodes=4", "--nnodes=1:4"),
+            (POLICY, f'{POLICY}  successPolicy: {{rules: [{{succeededIndexes: "0"}}]}}\n'),
+        ],
+    ),
+    "elastic, in two words": ("job", [("--nnodes=4", "--nnodes\n        - 1:4")]),
+    "LOCAL_RANK 0": ("job", [variable("LOCAL_RANK", '"0"')]),
+    "the right WORLD_SIZE": ("job", [variable("WORLD_SIZE", '"8"')]),
+    "WORLD_SIZE as the number of nodes": (
+        "job",
+        [variable("WORLD_SIZE", '"4"'), ("--nnodes=4", "--nnodes=$(WORLD_SIZE)")],
+    ),
+    "timeout with static": ("statefulset", [("--node_rank", "--rdzv_conf timeout=900 --node_rank")]),
+    "an interface left out": ("job", [variable("NCCL_SOCKET_IFNAME", "^lo,docker0")]),
+    "sleep without chance": ("statefulset", [script("sleep 5")]),
+    "a comment": ("statefulset", [script("# env > x; sleep $RANDOM; kubectl get pods; NCCL_SOCKET_IFNAME=eth0")]),
+    "one variable into a file": ("statefulset", [script("env | grep ^NCCL_ > /results/nccl.txt")]),
+    "env before a command": ("statefulset", [script("env LANG=C date > /results/date.txt")]),
+    "env into nothing": ("statefulset", [script("env > /dev/null")]),
+    "exec in a script": (
+        "pytorchjob",
+        [("[torchrun, train.py]", '[sh, -c, "mkdir -p x && exec torchrun train.py"]')],
+    ),
+    "a token from elsewhere": ("job", [variable("API_KEY", "$(OTHER)")]),
+    "a login from elsewhere": ("statefulset", [script("curl https://$NAME:$WORD@example.org/data -o /tmp/data")]),
+    "a token's path": ("job", [variable("HF_TOKEN", "/run/secrets/token")]),
+    "a word of a tokenizer": ("job", [variable("PAD_TOKEN", "<pad>"), variable("TOKENIZERS_PARALLELISM", '"false"')]),
+    "a long grace for a long shutdown": (
+        "job",
+        [("        - --nnodes=4", "        - --shutdown-timeout=200\n        - --nnodes=4")],
+    ),
+    "results in an object store": (
+        "job",
+        [
+            ("persistentVolumeClaim:\n          claimName: results", "emptyDir: {}"),
+            ("- train.py", "- train.py\n        - --to=s3://b"),
+        ],
+    ),
+    "ExitCode with a program that knows": (
+        "pytorchjob",
+        [
+            ("restartPolicy: OnFailure", "restartPolicy: ExitCode"),
+            (
+                "            env:\n",
+                "            env:\n            - name: LLMTRAIN_EXIT_CODES\n              value: pytorchjob\n",
+            ),
+        ],
+    ),
+    "a namespace without a mesh": (
+        "job",
+        [
+            ('        sidecar.istio.io/inject: "false"\n', ""),
+            ("kind: Job\nmetadata:\n", "kind: Job\nmetadata:\n  namespace: lab\n"),
+            (
+                "---\n",
+                "---\napiVersion: v1\nkind: Namespace\n"
+                "metadata:\n  name: lab\n  labels: {istio-injection: disabled}\n---\n",
+            ),
+        ],
+    ),
+    "limits alone": ("job", [("          requests: {cpu: 8, memory: 64Gi, nvidia.com/gpu: 2}\n", "")]),
+    "a Service of something elsewhere": (
+        "job",
+        [
+            (
+                "---\n",
+                "---\napiVersion: v1\nkind: Service\nmetadata:\n  name: tracker\n"
+                "spec:\n  selector: {app: tracker}\n  ports: [{port: 80}]\n---\n",
+            )
+        ],
+    ),
+}
+# Rule, and what its line has.
+GUIDE = {
+    "service-selects-nothing": "selector:",
+    "istio-sidecar": "\n  template:",
+    "artifacts-in-pod": "\n    spec:",
+    "grace-too-short": "\n    spec:",
+    "small-shm": "- name: trainer",
+    "sleep-random": "sleep $((",
+    "local-rank-is-pod-index": "export LOCAL_RANK",
+    "shell-without-exec": "torchrun \\",
+    "rdzv-timeout-ignored": "--rdzv_conf",
+    "env-dump": "env > ",
+    "nnodes-mismatch": "name: NNODES",
+    "rdzv-endpoint-is-service": "value: ddp-master",
+    "world-size-mismatch": 'value: "4"',
+    "socket-interface-fixed": "value: eth0",
+    "secret-in-manifest": "value: letmein",
+}
+SEARCH = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: search}
+spec:
+  completions: 20
+  parallelism: 4
+  completionMode: Indexed
+  template:
+    spec:
+      restartPolicy: Never
+      terminationGracePeriodSeconds: 100
+      containers:
+      - name: main
+        image: pytorch/pytorch
+        command: [torchrun, --standalone, --nproc-per-node=2, train.py, --trial, $(JOB_COMPLETION_INDEX)]
+        volumeMounts: [{name: results, mountPath: /results}, {name: shm, mountPath: /dev/shm}]
+      volumes:
+      - {name: results, persistentVolumeClaim: {claimName: results}}
+      - {name: shm, emptyDir: {medium: Memory}}
+"""
+OTHERS_WORK = """
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  replicas: 3
+  serviceName: db
+  template:
+    spec:
+      containers:
+      - {name: db, image: postgres:17}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: shards}
+spec:
+  completions: 100
+  parallelism: 5
+  completionMode: Indexed
+  backoffLimitPerIndex: 1
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - {name: main, image: "python:3", command: [python, shard.py, $(JOB_COMPLETION_INDEX)]}
+---
+apiVersion: example.org/v1
+kind: Aquarium
+spec: {fish: [1, 2]}
+"""
+
+
+def test_every_rule_has_a_trap() -> None:
+    ids = [rule.id for rule in RULES]
+    assert sorted(TRAPS) == sorted(ids)
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_clean_ones_are_clean(kind: str) -> None:
+    assert find((FOLDER / f"{kind}.yaml").read_text()) == []
+
+
+@pytest.mark.parametrize(("rule", "edit"), ROWS, ids=[f"{rule}-{edit.kind}" for rule, edit in ROWS])
+def test_a_trap_is_found_at_its_line_and_nothing_else(rule: str, edit: Edit) -> None:
+    text = edited(edit.kind, (edit.old, edit.new))
+    found = [one for one in find(text) if one.name not in edit.also]
+    assert {(one.name, one.line) for one in found} == {(rule, line_with(text, edit.at))}
+    (row,) = [row for row in RULES if row.id == rule]
+    assert {(one.severity, one.why, one.recommendation) for one in found} == {(row.severity, row.why, row.fix)}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_what_only_looks_like_a_trap_is_none(name: str) -> None:
+    kind, changes = NEAR_MISSES[name]
+    assert find(edited(kind, *changes)) == []
+
+
+def test_a_page_full_of_traps() -> None:
+    """guide.yaml is written as many guides are; advice is left out here."""
+    text = (FOLDER / "guide.yaml").read_text()
+    found = {(one.name, one.line) for one in find(text) if one.severity != "advice"}
+    assert found == {(rule, line_with(text, at)) for rule, at in GUIDE.items()}
+
+
+def split_job(address: str) -> tuple[str, str]:
+    """The clean Job as a master and three workers, each a Job of its own."""
+    service, claim, job = edited("job", ("    app: translator\n  p", "    job-name: head\n  p")).split("---\n")
+    job = job.replace("translator-0.peers", address)
+    head = job.replace("name: translator", "name: head")
+    for part in ("completions", "parallelism"):
+        head, job = head.replace(f"{part}: 4", f"{part}: 1"), job.replace(f"{part}: 4", f"{part}: 3")
+    return "---\n".join([service, claim, head]), "---\n".join([service, claim, job])
+
+
+@pytest.mark.parametrize("address", ["peers", "head-0.peers"])
+def test_a_master_and_its_workers_may_be_two_jobs(address: str) -> None:
+    head, workers = split_job(address)
+    both = head + "---\n" + workers.rpartition("---\n")[2]
+    assert find(both) == []
+    wrong = both.replace("--nnodes=4", "--nnodes=5")
+    assert {one.name for one in find(wrong)} <= {"nnodes-mismatch"}
+
+
+def test_pods_whose_peers_are_elsewhere_are_not_counted() -> None:
+    _, workers = split_job("master.lab.svc")
+    assert [one.name for one in find(workers.rpartition("---\n")[2])] == ["subdomain-without-service"]
+    pod = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - command: [torchrun, --nnodes=4, train.py]\n"
+    assert [one.name for one in find(pod) if one.severity == "error"] == []
+
+
+def test_the_work_of_others_is_left_alone() -> None:
+    assert find(OTHERS_WORK) == []
+    assert {one.severity for one in find(SEARCH)} == {"advice"}  # its pods train, each for itself
+
+
+Lint = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Lint:
+    """The command as cli.py calls it: (exit code, output)."""
+    app = typer.Typer(add_completion=False)
+    app.command()(command)
+
+    def call(*arguments: object) -> tuple[int, str]:
+        capsys.readouterr()
+        code = app(args=[str(one) for one in arguments], standalone_mode=False)
+        return int(code or 0), capsys.readouterr().out
+
+    return call
+
+
+def refusal(run: Lint, *arguments: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        run(*arguments)
+    assert caught.value.exit_code == 64
+    return str(caught.value)
+
+
+class TestOwnManifests:
+    """No false alarm about what this project renders."""
+
+    def test_golden(self) -> None:
+        report = lint(read_sources([str(GOLDEN)]))
+        assert report.findings == []
+        assert report.training >= 9
+
+    @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "configs/presets").glob("k8s_*.yaml")))
+    def test_presets(self, preset: str) -> None:
+        config = load_config(preset, ["launch.image=registry.example.org/llmtrain:1"])
+        assert find(dump_manifests(render(plan_job(config)))) == []
+
+    @pytest.mark.parametrize("kind", LAUNCHERS)
+    @pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
+    @pytest.mark.parametrize("nodes", ["1", "2", "1:2"])
+    def test_own_commands(self, kind: str, launcher: Any, nodes: str) -> None:
+        if kind == "stateful_set" and launcher == "torchrun":
+            pytest.skip("launch refuses it")
+        sets = [f"launch.kind={kind}", f"launch.nodes={nodes}", "launch.processes_per_node=2", "launch.name=mine"]
+        config = load_config("ddp_smoke", sets)
+        plan = plan_job(config, work=Work("command", ("python", "train.py"), launcher))
+        assert find(dump_manifests(render(plan))) == []
+
+
+class TestCommand:
+    def test_clean_is_0_and_says_what_was_read(self, run: Lint) -> None:
+        code, out = run(FOLDER / "job.yaml")
+        assert code == 0
+        assert out == "no trap found: 3 objects in 1 file, 1 training pod template.\n"
+
+    def test_findings_are_1_with_line_why_and_fix(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "job.yaml"
+        text = edited("job", ("translator-0.peers:29500", "peers:29500"))
+        path.write_text(text)
+        code, out = run(path)
+        assert code == 1
+        (rule,) = [rule for rule in RULES if rule.id == "rdzv-endpoint-is-service"]
+        line = line_with(text, "--rdzv-endpoint")
+        first, *rest = out.splitlines()
+        assert first == f"{path}:{line}: error: peers is the Service, not pod 0 [rdzv-endpoint-is-service]"
+        assert rest[:2] == [f"    why: {rule.why}", f"    fix: {rule.fix}"]
+        assert rest[2].startswith("1 error, 0 warnings, 0 of advice: 3 objects")
+
+    def test_advice_counts_with_strict_only(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(edited("job", ("enableServiceLinks: false", "enableServiceLinks: true")))
+        assert run(path)[0] == 0
+        assert "service-links" in run(path)[1]
+        assert run("--strict", path)[0] == 1
+
+    def test_json_is_one_object(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(edited("job", ("--nnodes=4", "--nnodes=3")))
+        code, out = run("--json", path)
+        value = json.loads(out)
+        assert code == 1
+        assert value["ok"] is False
+        assert value["counts"] == {"error": 1, "warning": 0, "advice": 0}
+        (found,) = value["findings"]
+        assert set(found) == {"rule", "severity", "file", "line", "what", "why", "fix"}
+        assert (found["rule"], found["file"]) == ("nnodes-mismatch", str(path))
+
+    def test_standard_input(self, run: Lint, monkeypatch: pytest.MonkeyPatch) -> None:
+        text = edited("job", ("--nnodes=4", "--nnodes=3"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        code, out = run("-")
+        assert code == 1
+        assert out.startswith("<stdin>:")
+
+    def test_a_service_in_another_file_counts(self, run: Lint, tmp_path: Path) -> None:
+        service, _, rest = edited("job").partition("---\n")
+        (tmp_path / "job.yaml").write_text(rest)
+        (tmp_path / "service.yml").write_text(service)
+        (tmp_path / "values.yaml").write_text("image: a\n")
+        (tmp_path / ".hidden.yaml").write_text("{")
+        code, out = run(tmp_path / "job.yaml")
+        assert code == 1
+        assert "[subdomain-without-service]" in out
+        code, out = run(tmp_path)
+        assert code == 0
+        assert f"{tmp_path / 'values.yaml'}: passed over" in out
+        assert run(tmp_path / "service.yml")[1].endswith("nothing that looks like training.\n")
+
+    def test_secrets_are_not_shown(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "job.yaml"
+        changes = [
+            variable("HF_TOKEN", TOKEN),
+            variable("PASSWORD", "opensesame"),
+            ("- train.py", f"- a --token {TOKEN}"),
+        ]
+        path.write_text(edited("job", *changes))
+        for arguments in ((path,), ("--json", path)):
+            code, out = run(*arguments)
+            assert code == 1
+            assert out.count("secret-in-manifest") == 3
+            assert TOKEN not in out
+            assert "opensesame" not in out
+
+    def test_what_is_shown_of_a_manifest_is_safe(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "job.yaml"
+        lookup = f'curl -H "Authorization: Bearer {"x" * 9}" https://kubernetes.default/api'
+        nodes = ("  name: translator\nspec:\n  replicas", '  name: "t\\e[31m"\nspec:\n  replicas')
+        path.write_text(edited("statefulset", script(lookup), nodes, ("  serviceName: peers\n", "")))
+        out = run(path)[1]
+        assert "api-lookup" in out
+        assert "x" * 9 not in out
+        assert "\x1b" not in out
+
+
+class TestSources:
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("a: [1, 2\nb: 3\n", "not YAML"),
+            ("a: b: c\n", ":1: not YAML"),
+            ("\tkind: Job\n", "not YAML"),
+            ("kind: *nobody\n", "no anchor nobody"),
+            ("apiVersion: v1\nkind: List\nitems: &a\n- *a\n", "an alias inside its own anchor"),
+            ("[" * 100_000, "nested more than"),
+            ("kind: {[a]: b}\n", "a key is a list"),
+            ("services:\n  web: {image: a}\n", ":1: no Kubernetes manifest"),
+            ("- 1\n- 2\n", "no Kubernetes manifest"),
+            ("just words\n", "no Kubernetes manifest"),
+            ("", "nothing in it"),
+            ("# nothing\n---\n---\n", "nothing in it"),
+            ("kind: Job\nmetadata:\n  name: {{ .Values.name }}\n", ":3: this is a template"),
+            ("{{- if .Values.on }}\nkind: Job\n{{- end }}\n", "helm template CHART | llmtrain lint -"),
+            ('kind: Job\nname: "{{ .Release.Name }}"\n', ":2: this is a template"),
+            ("kind: Job\nname: {{ name }}\n", ":2: this is a template"),
+        ],
+    )
+    def test_what_is_no_manifest_is_64_with_a_word(self, run: Lint, tmp_path: Path, text: str, words: str) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_text(text)
+        said = refusal(run, path)
+        assert words in said
+        assert str(path) in said
+
+    def test_bytes_that_are_no_text(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "a.yaml"
+        path.write_bytes(b"\xff\xfe\x00\x01")
+        assert "not a text in UTF-8" in refusal(run, path)
+        path.write_bytes(b"kind: a\x00b\n")
+        assert "not YAML" in refusal(run, path)
+
+    def test_all_unreadable_files_are_told_at_once(self, run: Lint, tmp_path: Path) -> None:
+        (tmp_path / "b.yaml").write_text("{")
+        said = refusal(run, tmp_path / "a.yaml", tmp_path / "b.yaml", FOLDER / "job.yaml")
+        assert "2 files" in said
+        assert "no such file" in said
+
+    def test_a_file_that_is_one_in_part(self, run: Lint, tmp_path: Path) -> None:
+        (tmp_path / "a.yaml").write_text(edited("job") + "---\nimage: a\n")
+        assert "`apiVersion` or `kind` is missing" in refusal(run, tmp_path)
+
+    def test_a_file_that_is_named_twice_is_read_once(self, run: Lint) -> None:
+        assert "3 objects in 1 file" in run(FOLDER / "job.yaml", FOLDER / ".." / "manifests" / "job.yaml")[1]
+
+    def test_a_directory_without_manifests(self, run: Lint, tmp_path: Path) -> None:
+        assert "No Kubernetes manifest" in refusal(run, tmp_path)
+
+    def test_braces_that_are_no_template_pass(self) -> None:
+        assert find(edited("job", variable("FORMAT", "'{{ level }}'"))) == []
+        assert find(edited("job", variable("VAULT", """'{{- with secret "a" -}}{{ .Data }}{{- end }}'"""))) == []
+
+    def test_lists_are_opened(self) -> None:
+        text = edited("job", ("--nnodes=4", "--nnodes=3"))
+        items = "".join("- " + document.strip().replace("\n", "\n  ") + "\n" for document in text.split("---\n"))
+        text = f"apiVersion: v1\nkind: List\nitems:\n{items}".replace("- # An", "# An").replace("  apiV", "- apiV", 1)
+        (found,) = find_in_objects(text)
+        assert (found.name, found.line) == ("nnodes-mismatch", line_with(text, "--nnodes"))
+
+    def test_json_is_yaml_too(self, run: Lint, tmp_path: Path) -> None:
+        path = tmp_path / "all.json"
+        objects = list(yaml.safe_load_all(edited("job")))
+        path.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1))
+        assert run("--strict", path)[0] == 0
+
+    def test_anchors_and_merges(self) -> None:
+        shared = "        resources: &all\n          limits: {cpu: 8, memory: 64Gi}\n"
+        old = edited("job").partition("        resources:\n")[2].partition("        securityContext")[0]
+        assert find(edited("job", (f"        resources:\n{old}", shared))) == []
+        merged = "        resources:\n          <<: {limits: {cpu: 8, memory: 64Gi}}\n"
+        assert find(edited("job", (f"        resources:\n{old}", merged))) == []
+        nodes = edited("job", ("completions: 4", "completions: &n 3"), ("parallelism: 4", "parallelism: *n"))
+        assert [one.name for one in find(nodes)] == ["nnodes-mismatch"]
+
+    def test_aliases_of_aliases_do_not_explode(self) -> None:
+        rows = ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30))]
+        text = "apiVersion: v1\nkind: Pod\n" + "\n".join(rows) + "\nspec:\n  containers: *a29\n"
+        assert find(text) == []
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "apiVersion: batch/v1\nkind: Job\n",
+            "apiVersion: batch/v1\nkind: Job\nmetadata: x\nspec: [1]\n",
+            "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec:\n  pytorchReplicaSpecs: {Master: null, Worker: 3}\n",
+            "apiVersion: x/v1\nkind: JobSet\nspec: {replicatedJobs: {a: 1}}\n",
+            "apiVersion: x/v1\nkind: TrainJob\nspec: {trainer: {env: {a: b}, command: x}, podSpecOverrides: 1}\n",
+            "apiVersion: v1\nkind: Service\nspec: {selector: [a], ports: x}\n",
+            "apiVersion: v1\nkind: Pod\nspec: {containers: [1, null, {command: [torchrun, null, [1]], env: [1]}]}\n",
+        ],
+    )
+    def test_odd_shapes_do_not_crash(self, text: str) -> None:
+        find(text + "---\n" + edited("job"))
+
+    def test_a_huge_file(self) -> None:
+        body = edited("job").partition("---\n")[2]
+        text = "\n---\n".join(body.replace("translator", f"run-{n}").replace("peers", f"p-{n}") for n in range(300))
+        started = time.monotonic()
+        found = find(text)
+        assert time.monotonic() - started < 60  # some 2 s on an idle core
+        assert {one.name for one in found} == {"subdomain-without-service"}
+        assert len(found) == 300
+
+    def test_a_long_line_is_read_in_time(self) -> None:
+        started = time.monotonic()
+        find(edited("statefulset", script("echo " + "a$(b 'c\"" * 20_000)))
+        assert time.monotonic() - started < 30
+
+    def test_lines_inside_a_folded_text(self) -> None:
+        folded = ("        - |\n          # which of the pods this is\n", "        - >-\n")
+        text = edited("statefulset", folded, script("sleep $RANDOM;"))
+        assert ("sleep-random", line_with(text, "sleep $RANDOM")) in {(one.name, one.line) for one in find(text)}
+
+    def test_parse_says_the_line(self) -> None:
+        with pytest.raises(NotAManifest) as caught:
+            parse("a: 1\nb: [\n", "x")
+        assert caught.value.line >= 2
+
+
+def find_in_objects(text: str) -> list[ManifestFinding]:
+    """As find, with Lists opened."""
+    return lint(Sources(list(objects_of(parse(text, "a.yaml"))), ["a.yaml"], [])).findings
+
+
+def test_the_page_has_the_rules_as_they_are() -> None:
+    page = (ROOT / "docs" / "lint.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{r.id}` | {r.severity} | {r.what} | {r.why} | {r.fix} |" for r in RULES]
+
+
+def test_linting_does_not_import_torch() -> None:
+    code = "import sys, llmtrain.diagnose.manifests; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,422 @@
+"""llmtrain why: each cause is named by its id, with what shows it, and never another one."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import typer
+from kube_runs import STEP, FakeRun, ended, launch, running, waiting
+from typer.testing import CliRunner
+from why_runs import (
+    CHECKPOINT,
+    CONFIG,
+    CRASH,
+    DATA,
+    GAVE_UP,
+    GONE,
+    JOIN,
+    KINDS,
+    NAN,
+    NO_GPU,
+    QUOTA,
+    WATCHDOG,
+    at,
+    end,
+    fail,
+    lose,
+    no_room,
+    say,
+    shown,
+    why,
+)
+
+from kube_server import KubeServer, now
+from llmtrain.commands import why as why_command
+from llmtrain.errors import UsageError
+from llmtrain.launch.plan import Work
+from llmtrain.launch.record import ENDED_AS, STOPPED_AT
+from llmtrain.operate import causes
+from llmtrain.operate import why as why_module
+from llmtrain.operate.clues import Silence
+from llmtrain.operate.why import explain
+
+# How nodes end: (code, reason, what it says) of node 1, then of node 0; the cause; words of the answer.
+ENDINGS: dict[str, tuple[tuple[int, str, list[str]], tuple[int, str, list[str]], str, list[str]]] = {
+    "config": ((64, "", CONFIG), (64, "", CONFIG), "bad_config", ["model.name 'gtp' is unknown", "resume demo"]),
+    "config on one": ((64, "", CONFIG), (75, "", GONE), "bad_config", ["model.name 'gtp' is unknown"]),
+    "nan": ((65, "", NAN), (65, "", NAN), "nan", ["loss of step 8 is nan", "trainer.lr", "launch --name"]),
+    "data": ((65, "", DATA), (75, "", GONE), "bad_data", ["/data/train.jsonl, line 3", "data.text_field"]),
+    "checkpoint": ((65, "", CHECKPOINT), (65, "", CHECKPOINT), "bad_checkpoint", ["None of the 2 checkpoints"]),
+    "given up": ((65, "", GAVE_UP), (65, "", GAVE_UP), "given_up", ["crashed 3 times in a row"]),
+    "memory": (
+        (137, "OOMKilled", []),
+        (75, "", GONE),
+        "oom_killed",
+        ["4Gi", "launch.resources.memory=8Gi", "node 0: 75"],
+    ),
+    "killed": ((137, "Error", []), (75, "", GONE), "killed", ["SIGKILL", "launch.resources.memory"]),
+    "hung": ((75, "", GONE), (75, "", [WATCHDOG]), "rank_hung", ["Rank 1 hung", "Rank 1 is of node 1", "--rank 1"]),
+    "no master": ((69, "", JOIN), (75, "", GONE), "master_unreachable", ["master (node 0) never came up", "600.0 s"]),
+    "crash": ((1, "", CRASH), (75, "", GONE), "crash", ["RuntimeError: expected scalar type", "node 1", "--rank 1"]),
+    "crash, others wait": ((69, "", JOIN), (1, "", CRASH), "crash", ["RuntimeError: expected scalar type", "node 0"]),
+    "peer": ((75, "", GONE), (75, "", GONE), "peer_lost", ["Connection closed by peer"]),
+    "told": ((75, "", ["stopped: Stopped at step 5 as told."]), (75, "", GONE), "interrupted", ["Stopped at step 5"]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ENDINGS)
+def test_how_it_ended(kube: KubeServer, kind: str, name: str) -> None:
+    one, zero, cause, words = ENDINGS[name]
+    run = launch(kube, kind)
+    for index, (code, reason, lines) in ((1, one), (0, zero)):
+        end(run, index, code, *lines, reason=reason)
+    if 64 in (one[0], zero[0]) or 65 in (one[0], zero[0]):
+        fail(run)
+    found = why(run)
+    assert found.cause == cause, found
+    for word in words:
+        assert word in shown(found), found
+    assert found.evidence
+    assert found.remedy
+
+
+def test_memory_in_use(kube: KubeServer) -> None:
+    run = launch(kube)
+    end(run, 1, 137, reason="OOMKilled")
+    name = run.pod(0)
+    kube.metrics = {name: {"cpu": "1", "memory": "3984588Ki"}}
+    found = why(run)
+    assert found.cause == "oom_killed"
+    assert f"{name} uses 3.8 GiB now, of 4Gi." in found.evidence
+    assert "llmtrain stop demo, then llmtrain resume demo --set launch.resources.memory=8Gi" in found.remedy
+
+
+def test_given_up_is_told_by_what_it_was_for(kube: KubeServer) -> None:
+    run = launch(kube)
+    end(run, 1, 137, reason="OOMKilled", ago_sec=60)
+    end(run, 0, 75, *GONE, ago_sec=60)
+    for index in (0, 1):
+        run.pod(index)
+        end(run, index, 65, *GAVE_UP)
+    fail(run)
+    found = why(run)
+    assert found.cause == "oom_killed"
+    assert "llmtrain resume demo --set launch.resources.memory=8Gi" in found.remedy
+    assert any("gave up: Run 'demo' crashed 3 times" in line for line in found.evidence)
+
+
+def test_a_rank_that_hung_and_was_killed_afterwards(kube: KubeServer) -> None:
+    run = launch(kube)
+    end(run, 0, 75, WATCHDOG, ago_sec=40)
+    end(run, 1, 137, ago_sec=5)
+    assert why(run).cause == "rank_hung"
+    other = launch(kube, name="other")
+    end(other, 1, 137, ago_sec=40)
+    end(other, 0, 75, WATCHDOG, ago_sec=5)
+    assert why(other).cause == "killed"
+
+
+def test_what_happened_long_ago_is_another_story(kube: KubeServer) -> None:
+    run = launch(kube)
+    end(run, 1, 137, reason="OOMKilled", ago_sec=8000)
+    run.pod(1)
+    end(run, 0, 75, WATCHDOG)
+    assert why(run).cause == "rank_hung"
+
+
+def test_a_pytorch_jobs_pod_that_was_made_anew(kube: KubeServer) -> None:
+    """Its operator deletes what failed: an event is left."""
+    run = launch(kube, "pytorch_job")
+    run.pod(0)
+    run.pod(1, waiting("ContainerCreating"))
+    assert why(run).cause == "starting"
+    run.event("ExitedWithCode", "Pod: team.demo-worker-1 exited with code 137")
+    found = why(run)
+    assert (found.cause, "demo-worker-1 (node 1)" in found.what) == ("killed", True)
+
+
+# What the job says itself.
+
+
+@pytest.mark.parametrize(("kind", "reason", "message"), [
+    ("indexed_job", "DeadlineExceeded", "Job was active longer than specified deadline"),
+    ("pytorch_job", "PyTorchJobFailed", "Job demo has failed because it was active longer than specified deadline"),
+    ("train_job", "DeadlineExceeded", "TrainJob exceeded its active deadline"),
+    ("job_set", "", ""),
+])  # fmt: skip
+def test_a_deadline(kube: KubeServer, kind: str, reason: str, message: str) -> None:
+    run = launch(kube, kind, "launch.active_deadline_sec=60")
+    for index in (0, 1):
+        end(run, index, 75, "stopped: Stopped at step 5 as told.")
+    if reason:
+        run.finish("Failed", reason=reason, message=message)
+    else:  # the set only says that the Job inside it failed
+        fail(run)
+        row = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer"}
+        inner = {"name": "demo-node-0", "namespace": "team", "labels": run.plan.labels}
+        kube.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": inner, "status": {"conditions": [row]}})
+    found = why(run)
+    assert (found.cause, found.state) == ("deadline_exceeded", "failed")
+    assert "launch.active_deadline_sec is 60 s" in found.what
+    assert "llmtrain resume demo --set launch.active_deadline_sec=SECONDS" in found.remedy
+
+
+@pytest.mark.parametrize(("kind", "reason", "message"), [
+    ("indexed_job", "BackoffLimitExceeded", "Job has reached the specified backoff limit"),
+    ("pytorch_job", "PyTorchJobFailed", "Job demo has failed because it has reached the specified backoff limit"),
+])  # fmt: skip
+def test_no_restarts_left(kube: KubeServer, kind: str, reason: str, message: str) -> None:
+    run = launch(kube, kind)
+    run.finish("Failed", reason=reason, message=message)
+    assert why(run).cause == "no_restarts_left"
+    end(run, 0, 1, *CRASH)
+    assert why(run).cause == "crash", "the limit comes of the crashes"
+
+
+def test_a_job_that_failed_without_a_word(kube: KubeServer) -> None:
+    run = launch(kube, "job_set")
+    fail(run)
+    found = why(run)
+    assert (found.cause, "one or more job failures" in found.what) == ("job_failed", True)
+
+
+def test_suspended(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", "launch.queue=gpus")
+    run.finish("Suspended", reason="JobSuspended", message="Job suspended")
+    said = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu, 8 more needed"
+    run.event("Pending", said, "Workload", "job-demo-1a2b3")
+    found = why(run)
+    assert (found.cause, found.what) == ("queued", "The run waits in Kueue's queue gpus (launch.queue).")
+    assert said in shown(found)
+    by_hand = launch(kube, name="by-hand")
+    by_hand.finish("Suspended", reason="JobSuspended", message="Job suspended")
+    assert why(by_hand).cause == "suspended"
+
+
+def test_stopped_removed_incomplete_stopping(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.set(0, running(), is_leaving=True)
+    kube.change("Job", "demo", {"metadata": {"deletionTimestamp": now()}})
+    assert why(run).cause == "stopping"
+    lose(run, 0, "overdue")
+    assert why(run).cause == "node_lost"
+    kube.remove("Job", "demo")
+    kube.remove("Pod", run.pods[0])
+    assert why(run).cause == "incomplete"
+    run.event("SuccessfulCreate", "Created pod: demo-0-abcde")
+    assert why(run).cause == "removed"
+    notes = {STOPPED_AT: "2026-01-01T00:00:00Z"}
+    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": notes}})
+    found = why(run)
+    assert (found.cause, "2026-01-01T00:00:00Z" in found.what) == ("stopped", True)
+    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": {ENDED_AS: "failed"}}})
+    found = why(run)
+    assert (found.cause, "had failed before" in found.what) == ("stopped", True)
+
+
+def test_an_elastic_run_that_goes_on_with_fewer_is_well(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", "launch.nodes=1:2", "trainer.grad_accum_steps=2")
+    run.pod(0)
+    say(run, 0, STEP.format(5))
+    no_room(run, 1, NO_GPU)
+    found = why(run)
+    assert (found.cause, f"{run.pods[1]}: Pending, Unschedulable" in found.evidence) == ("healthy", True)
+    run.set(1, waiting("ImagePullBackOff", "not found"))
+    assert why(run).cause == "healthy"
+
+
+def test_a_command_that_the_image_does_not_have(kube: KubeServer) -> None:
+    run = launch(kube)
+    said = 'failed to create containerd task: exec: "python": executable file not found in $PATH: unknown'
+    run.pod(0, {"terminated": {"exitCode": 128, "reason": "StartError", "message": said}})
+    found = why(run)
+    assert (found.cause, said in found.what) == ("crash", True)
+
+
+# Waiting for something normal, and health.
+
+HUB = ("model.name=hf_causal_lm", "model.path=me/model")
+
+
+def test_fetching_from_the_hub(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", *HUB)
+    assert run.plan.is_fetching
+    for index in (0, 1):
+        run.pod(index, waiting("PodInitializing"))
+    row = {"name": "prefetch", "state": running(), "restartCount": 0}
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row]}})
+    assert why(run).cause == "prefetching"
+    error = ["error: me/model is not on the hub, or private.", "  Is model.path right?"]
+    kube.say(run.pods[0], *error, container="prefetch")
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**row, "state": ended(1)}]}})
+    found = why(run)
+    assert (found.cause, "me/model is not on the hub" in found.what) == ("prefetch_failed", True)
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**row, "state": ended(0)}]}})
+    end(run, 0, 64, *error)
+    fail(run)
+    assert why(run).cause == "prefetch_failed", "passed on to the trainer"
+    kube.logs["team", run.pods[0], "prefetch"].lines.clear()
+    assert why(run).cause == "bad_config"
+
+
+def test_pulling_and_starting(kube: KubeServer) -> None:
+    run = launch(kube)
+    assert why(run).cause == "starting"
+    run.pod(0, waiting("ContainerCreating"))
+    run.pod(1, waiting("ContainerCreating"))
+    assert why(run).cause == "starting"
+    run.event("Pulling", 'Pulling image "me/train:1"', "Pod", run.pods[0])
+    found = why(run)
+    assert found.cause == "pulling_image"
+    assert found.what.startswith("The image me/train:1 is being pulled, since ")
+    run.event("Pulled", "Successfully pulled image", "Pod", run.pods[0])
+    assert why(run).cause == "starting"
+
+
+def test_nobody_makes_pods(kube: KubeServer) -> None:
+    run = launch(kube, "pytorch_job")
+    kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
+    found = why(run)
+    assert (found.cause, "--kind indexed_job" in found.remedy) == ("no_pods_made", True)
+    kube.forbidden.add("events")
+    assert why(run).cause == "starting"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_healthy_run(kube: KubeServer, kind: str) -> None:
+    run = launch(kube, kind)
+    run.pod(0, running(), restarts=1, last=ended(75))
+    run.pod(1)
+    say(run, 0, STEP.format(5))
+    say(run, 1)
+    found = why(run)
+    assert found.as_dict() == {
+        "run_id": "demo",
+        "state": "running",
+        "cause": "healthy",
+        "what": "Nothing is wrong: the run trains at step 5 of 30.",
+        "evidence": [
+            "State running, pods: 2 Running.",
+            "Step 5/30, loss 5.1922, 27,610 tok/s, 0:00:09 left.",
+            "Node 0 ended with code 75 (told to stop, or a peer was lost), and was started again.",
+        ],
+        "remedy": "Nothing is to be done; llmtrain status demo --watch shows it.",
+    }
+    assert found.text.splitlines()[1] == "Evidence:"
+    assert found.text.splitlines()[-1].startswith("Remedy: ")
+
+
+def test_a_healthy_run_that_logs_no_steps(kube: KubeServer) -> None:
+    run = launch(kube, work=Work("command", ("python", "x.py")))
+    run.pod(0)
+    run.pod(1)
+    assert why(run).cause == "healthy"
+
+
+@pytest.mark.parametrize(("kind", "condition"), [("indexed_job", "Complete"), ("pytorch_job", "Succeeded")])
+def test_finished(kube: KubeServer, kind: str, condition: str) -> None:
+    run = launch(kube, kind)
+    for index in (0, 1):
+        run.pod(index)
+        run.say(index, STEP.format(30))
+        run.end(index)
+    run.finish(condition)
+    assert why(run).cause == "finished"
+
+
+def silent(monkeypatch: pytest.MonkeyPatch, found: Silence) -> list[float]:
+    """What the heartbeats are, without a pod that reads them."""
+    asked: list[float] = []
+
+    def watch(cluster: object, clues: object, seconds: float) -> Silence:  # noqa: ARG001
+        asked.append(seconds)
+        return found
+
+    monkeypatch.setattr(why_module, "watch_hearts", watch)
+    return asked
+
+
+@pytest.mark.parametrize(("found", "cause", "word"), [
+    (Silence(300, [1], [], {0: 7, 1: 7}), "rank_hung", "Rank 1 hangs"),
+    (Silence(300, [], [], {0: 7, 1: 7}), "no_progress", "Every rank answers, none moves; they are at step 7."),
+    (Silence(300, [], [0, 1], {0: 7, 1: 7}), "healthy", "Nothing is wrong"),
+    (Silence(300, problem="You have no right to create pods."), "no_progress", "no right to create pods"),
+])  # fmt: skip
+def test_a_silent_run(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, found: Silence, cause: str, word: str) -> None:
+    asked = silent(monkeypatch, found)
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    say(run, 0, STEP.format(7), ago_sec=300)
+    answer = why(run)
+    assert (answer.cause, word in shown(answer)) == (cause, True)
+    assert 295 < asked[0] < 310
+    say(run, 0, STEP.format(8))
+    assert (why(run).cause, len(asked)) == ("healthy", 1)
+
+
+# Without rights.
+
+
+def test_without_rights_to_events_logs_and_metrics(kube: KubeServer) -> None:
+    run = launch(kube)
+    kube.forbidden |= {"events", "log"}
+    run.event("FailedCreate", QUOTA)
+    found = why(run)
+    assert found.cause == "starting"
+    assert any("no right to list events" in line for line in found.evidence)
+    end(run, 0, 64, *CONFIG)
+    end(run, 1, 75, *GONE)
+    fail(run)
+    found = why(run)
+    assert (found.cause, "bad usage or config" in found.what) == ("bad_config", True)
+    assert "Not seen: Logs cannot be read." in found.evidence
+    for code, cause in ((65, "bad_data"), (75, "peer_lost"), (69, "master_unreachable"), (1, "crash")):
+        run.set(0, at(ended(code)))
+        assert why(run).cause == cause
+    run.set(1, at(ended(137, "OOMKilled")))
+    assert why(run).cause == "oom_killed"
+
+
+def test_words_of_pods_do_not_reach_a_terminal(kube: KubeServer) -> None:
+    run = launch(kube)
+    end(run, 0, 64, "error: \x1b[31mbad\x07")
+    fail(run)
+    assert "\x1b" not in why(run).text
+
+
+@pytest.mark.parametrize("make", [lambda r: r.pod(0), lambda r: end(r, 0, 1, *CRASH), fail])
+def test_one_question_of_each_kind(kube: KubeServer, make: Callable[[FakeRun], object]) -> None:
+    run = launch(kube)
+    make(run)
+    cluster, record = run.cluster, run.record
+    kube.requests.clear()
+    explain(cluster, record)
+    asked = kube.asked()
+    assert (asked["GET pods"], asked["GET events"], asked["GET jobs/demo"]) == (1, 1, 1)
+    assert not any(request.startswith(("POST", "PATCH", "DELETE")) for request in asked)
+
+
+# From the command line.
+
+
+def test_the_command(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = launch(kube)
+    monkeypatch.setattr(why_command, "connect", lambda *_: run.cluster)
+    app = typer.Typer()
+    app.command()(why_command.command)
+    end(run, 0, 64, *CONFIG)
+    fail(run)
+    result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert (lines[0][:10], lines[1], lines[-1][:8]) == ("The config", "Evidence:", "Remedy: ")
+    value = json.loads(CliRunner().invoke(app, ["demo", "--json"]).stdout)
+    assert list(value) == ["run_id", "state", "cause", "what", "evidence", "remedy"]
+    assert (value["state"], value["cause"]) == ("failed", "bad_config")
+    with pytest.raises(UsageError, match="Did you mean 'demo'"):
+        why_command.command("demp")
+    monkeypatch.setattr(causes, "CAUSES", ())
+    assert CliRunner().invoke(app, ["demo"]).exit_code == 1

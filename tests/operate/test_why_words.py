@@ -1,0 +1,118 @@
+"""llmtrain why: the sentences it takes apart are those that processes and the cluster write."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kube_runs import STEP
+from why_runs import (
+    NO_GPU,
+    WATCHDOG,
+)
+
+from llmtrain.errors import LlmtrainError
+from llmtrain.operate import log_words
+from llmtrain.operate.clues import Silence
+from llmtrain.operate.log_words import Said, error_in, traceback_end
+from llmtrain.operate.reader import RemoteFile, Sent, Wanted
+from llmtrain.operate.scheduler import read_no_room
+from llmtrain.operate.silence import compare, read_beats
+
+
+def test_watchdog_lines_in_json_and_of_other_ranks() -> None:
+    message = WATCHDOG.removeprefix("[DDP] ")
+    for line in (
+        json.dumps({"tag": "DDP", "message": message}),
+        f"[DDP] [rank 2] {message}",
+        f"stopped: rank 0: {message}",
+    ):
+        said = error_in([STEP.format(1), line])
+        assert said is not None
+        assert (said.silent_ranks, said.is_watchdog) == ([1], True)
+    assert traceback_end(
+        ["[rank0]: Traceback (most recent call last):", "[rank0]:   File", "[rank0]: KeyError: 'x'"]
+    ) == ("KeyError: 'x'")
+
+
+def test_the_schedulers_sentence() -> None:
+    room = read_no_room(NO_GPU)
+    assert room.machines == 3
+    assert room.short == {"nvidia.com/gpu": 2}
+    assert room.fields == ["launch.tolerations"]
+    both = read_no_room("0/2 nodes are available: 1 Insufficient memory, 2 Insufficient cpu. preemption: 0/2 nodes ...")
+    assert both.short == {"memory": 1, "cpu": 2}
+    assert read_no_room("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.").fields == [
+        "launch.node_selector and launch.affinity"
+    ]
+    assert read_no_room("no nodes available to schedule pods").rows == ()
+
+
+def test_hearts() -> None:
+    before = {0: {"beat": 5, "progress": 3, "step": 7}, 1: {"beat": 5, "progress": 3, "step": 7}}
+    after = {0: {"beat": 8, "progress": 3, "step": 7}, 1: {"beat": 5, "progress": 3, "step": 7}}
+    assert compare(9, 3, before, after) == Silence(9, [1, 2], [], {0: 7, 1: 7})
+    after[0]["progress"] = 4
+    assert compare(9, 2, before, after).moving == [0]
+    assert compare(9, 2, {}, {}).dead is None
+
+
+def test_beats_of_the_newest_generation() -> None:
+    files = {
+        "heartbeats/generation.json": b'{"generation": 2}',
+        "heartbeats/rank-0.json": b'{"rank": 0, "generation": 2, "beat": 4}',
+        "heartbeats/rank-1.json": b'{"rank": 1, "generation": 1, "beat": 9}',
+        "heartbeats/rank-2.json": b'{"rank": 2, "gener',
+    }
+
+    class Files:
+        def files(self, prefix: str) -> list[RemoteFile]:
+            return [RemoteFile(path, 1, 1, "1") for path in files if path.startswith(prefix)]
+
+        def read_many(self, wanted: list[Wanted]) -> list[tuple[Sent, list[bytes]]]:
+            return [(Sent(want.path), [files[want.path]]) for want in wanted]
+
+    reader: Any = Files()
+    assert read_beats(reader) == {0: {"rank": 0, "generation": 2, "beat": 4}}
+
+
+# What is read here is what is written there.
+
+
+def test_the_watchdogs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmtrain.training import watchdog
+
+    told: list[LlmtrainError] = []
+    monkeypatch.setattr(watchdog, "exit_now", told.append)
+    world: Any = SimpleNamespace(rank=0, world_size=2)
+    watchdog.Watchdog(tmp_path, world, 1, 5.0)._give_up(5.0)
+    said = error_in([f"[DDP] {told[0].what} {told[0].remedy}"])
+    assert said is not None
+    assert (said.what, said.remedy, said.silent_ranks) == (told[0].what, told[0].remedy, [1])
+
+
+def test_the_masters_absence_in_words() -> None:
+    from llmtrain.distributed.rendezvous import _Failure, _join_error
+
+    error = _join_error("demo-0.demo", 29500, _Failure("name", "the name demo-0.demo does not resolve: x"), 600.0)
+    said = error_in(f"error: {error}".splitlines())
+    assert said == Said(error.what, error.remedy)
+    assert log_words.MASTER.search(error.what)
+
+
+@pytest.mark.parametrize(("file", "line", "pattern"), [
+    ("training/trainer.py", "The {what} of step {step} is {value};", log_words.NOT_FINITE),
+    ("training/trainer.py", "The validation loss after step {step} is {result.loss}.", log_words.NOT_FINITE),
+    ("training/trainer.py", "Out of GPU memory in step {self.progress.step + 1}", log_words.NO_GPU_MEMORY),
+    ("training/trainer.py", "The checkpoint of step {step} could not be written", log_words.NOT_WRITTEN),
+    ("training/checkpoint.py", "None of the {len(steps)} checkpoints in {self.folder} is", log_words.CHECKPOINT),
+    ("runs/generations.py", "crashed {crashes} times in a row without a newer checkpoint", log_words.GAVE_UP),
+    ("distributed/world.py", "{len(missing)} of {world_size} processes never came: rank {names}", log_words.NEVER_CAME),
+    ("distributed/node.py", "did not find each other at", log_words.NOT_JOINED),
+])  # fmt: skip
+def test_the_words_of_errors(repo: Path, file: str, line: str, pattern: re.Pattern[str]) -> None:
+    assert line in (repo / "src" / "llmtrain" / file).read_text(encoding="utf-8")
+    filled = re.sub(r"\{(value|result.loss)\}", "nan", line).replace("{what}", "loss")
+    assert pattern.search(re.sub(r"\{[^}]*\}", "8", filled))

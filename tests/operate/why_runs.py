@@ -1,0 +1,148 @@
+"""Runs that went wrong, for the tests of `why`: what nodes say, and how they end under each kind."""
+
+import time
+from typing import Any
+
+from kube_runs import STEP, FakeRun, ended, running, waiting
+
+from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.operate.why import Why, explain
+
+Object = dict[str, Any]
+KINDS = ["indexed_job", "stateful_set", "pytorch_job", "train_job", "job_set"]
+FAILED = {
+    "indexed_job": ("Failed", {"reason": "PodFailurePolicy", "message": "Container trainer failed with exit code 64"}),
+    "pytorch_job": ("Failed", {"reason": "PyTorchJobFailed", "message": "PyTorchJob demo is failed because 1 Worker"}),
+    "train_job": ("Failed", {"reason": "JobsFailed", "message": "jobset failed due to one or more job failures"}),
+    "job_set": ("Failed", {"reason": "FailedJobs", "message": "jobset failed due to one or more job failures"}),
+}
+IDLE = "[DDP] " + IDLE_MARK + " {}; a StatefulSet would start this again, so the pod waits to be removed"
+PULL = (
+    'Back-off pulling image "me/train:1": ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack '
+    'image "docker.io/me/train:1": docker.io/me/train:1: not found'
+)
+NO_GPU = (
+    "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 "
+    "Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 "
+    "No preemption victims found for incoming pod."
+)
+QUOTA = (
+    'Error creating: pods "demo-0-x7k2p" is forbidden: exceeded quota: compute, requested: requests.cpu=2, used: '
+    "requests.cpu=7, limited: requests.cpu=8"
+)
+SECURITY = (
+    'Error creating: pods "demo-0-x7k2p" is forbidden: violates PodSecurity "restricted:latest": '
+    "allowPrivilegeEscalation != false"
+)
+WATCHDOG = (
+    "[DDP] No progress for 30 s at step 7: rank 1 has gone silent (pid 1 on demo-1, last seen at step 7). Look at that "
+    "rank's log and machine. Start the run again: it goes on from the newest checkpoint."
+)
+GONE = [
+    "stopped: Another process of the run is gone: Connection closed by peer [10.0.0.7]:40122",
+    "  Its own log says why. Start the run again: it goes on from the newest checkpoint.",
+]
+JOIN = [
+    "[DDP] waiting for the master demo-0.demo:29500: the name demo-0.demo does not resolve: Name or service not known "
+    "(590 of 600 s)",
+    "error: The master demo-0.demo:29500 could not be reached within 600.0 s: the name demo-0.demo does not resolve: "
+    "Name or service not known.",
+    "  Use pod 0's own name (<job>-0.<service>).",
+]
+CONFIG = ["error: /config/train.yaml: 1 problem", "  - model.name 'gtp' is unknown. Known: dummy_gpt, gpt."]
+NAN = [
+    STEP.format(7),
+    "error: The loss of step 8 is nan; it saw samples 56 to 63 of epoch 0.",
+    "  Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
+    "--allow-config-change, or look at those samples.",
+]
+DATA = ["error: /data/train.jsonl, line 3: no field 'text'.", "  Name the column with data.text_field."]
+CHECKPOINT = [
+    "error: None of the 2 checkpoints in /out/demo/checkpoints is usable.",
+    "  Restore one from a backup, or start a new run.",
+]
+GAVE_UP = [
+    "error: Run 'demo' crashed 3 times in a row without a newer checkpoint than step 0.",
+    "  Look at /out/demo/logs. When the cause is gone, `llmtrain resume demo` goes on.",
+]
+CRASH = [
+    "Traceback (most recent call last):",
+    '  File "/app/train.py", line 3, in <module>',
+    "    main()",
+    "RuntimeError: expected scalar type Float but found BFloat16",
+]
+
+
+def why(run: FakeRun) -> Why:
+    return explain(run.cluster, run.record)
+
+
+def shown(found: Why) -> str:
+    return "\n".join([found.what, *found.evidence, found.remedy])
+
+
+def at(state: Object, ago_sec: float = 0.0) -> Object:
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago_sec))
+    return {"terminated": {**state["terminated"], "finishedAt": stamp}}
+
+
+def say(run: FakeRun, index: int, *lines: str, ago_sec: float = 0.0) -> None:
+    """With the time of now, where silence matters."""
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() - ago_sec))
+    run.say(index)
+    log = run.kube.logs["team", run.pods[index], run.plan.container]
+    log.lines.extend((stamp, line) for line in lines)
+
+
+def end(run: FakeRun, index: int, code: int, *lines: str, reason: str = "", ago_sec: float = 0.0) -> None:
+    """A node ends as it does under its kind: a StatefulSet waits after 64 and 65, and else is started again in place;
+    a PyTorchJob is told with 128 added."""
+    kind = run.plan.launch.kind
+    if index not in run.pods:
+        run.pod(index)
+    run.say(index, *lines)
+    if kind == "stateful_set" and code in (64, 65):
+        run.say(index, IDLE.format(code))
+    elif kind == "stateful_set":
+        run.kube.restart_log(run.pods[index])
+        run.kube.say(run.pods[index])
+        last = at(ended(code, reason), ago_sec)
+        run.set(index, waiting("CrashLoopBackOff", "back-off 10s restarting failed container"), restarts=1, last=last)
+    else:
+        run.kube.end_log(run.pods[index], container=run.plan.container)
+        run.set(index, at(ended(pytorchjob_code(code) if kind == "pytorch_job" else code, reason), ago_sec))
+
+
+def fail(run: FakeRun) -> None:
+    """The job says that it failed, where it can."""
+    if run.plan.launch.kind in FAILED:
+        condition, more = FAILED[run.plan.launch.kind]
+        run.finish(condition, **more)
+
+
+def no_room(run: FakeRun, index: int, message: str) -> None:
+    row = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    run.pod(index, {}, conditions=[row])
+
+
+def lose(run: FakeRun, index: int, sign: str) -> None:
+    row = {"type": "Ready", "status": "False"}
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "DeletionByTaintManager",
+        "message": "Taint manager",
+    }
+    name = run.pods[index]
+    match sign:
+        case "overdue":
+            run.set(index, running(), conditions=[target, row])
+            run.kube.change("Pod", name, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+        case "terminating":
+            run.set(index, running(), conditions=[target, {**row, "reason": "NodeNotReady"}], is_leaving=True)
+        case "not ready":
+            run.set(index, running(), conditions=[row, {"type": "ContainersReady", "status": "True"}])
+        case "unknown":
+            run.kube.change(
+                "Pod", name, {"status": {"phase": "Unknown", "reason": "NodeLost", "containerStatuses": []}}
+            )
