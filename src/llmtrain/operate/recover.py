@@ -8,6 +8,7 @@ when it comes back, and the older one publishes nothing.
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from llmtrain.launch.apply import is_overdue
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.status import find_pods
@@ -36,7 +37,7 @@ def recover(cluster: Cluster, record: Record, pods: list[LostPod]) -> None:
 
 def lost_pod(pod: Object) -> LostPod | None:
     """Told from the pod itself: not everybody may look at machines. The cluster marks a pod not ready for its machine
-    while its containers, as far as it knows, are; our pods have no probes that could say so."""
+    while its containers, as far as it knows, are; our pods have no probes that could say so. Or it should be gone."""
     if pod["status"].get("phase") in ("Succeeded", "Failed"):
         return None
     rows = {row["type"]: row for row in pod["status"].get("conditions") or []}
@@ -44,8 +45,8 @@ def lost_pod(pod: Object) -> LostPod | None:
     is_silent = ready.get("status") == "False" and (
         ready.get("reason") == "NodeNotReady" or rows.get("ContainersReady", {}).get("status") == "True"
     )
-    if not is_silent:
+    if not is_silent and not is_overdue(pod):
         return None
-    since = ready.get("lastTransitionTime")
+    since = ready.get("lastTransitionTime") if is_silent else pod["metadata"]["deletionTimestamp"]
     age = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() if since else 0.0
     return LostPod(pod["metadata"]["name"], pod["spec"].get("nodeName") or "its machine", max(0.0, age))
