@@ -23,7 +23,7 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
     from llmtrain.operate.status import run_status
 
     record = find_record(cluster, run_id, namespace)
-    place = place_of(cluster, record)
+    place = cluster.place(record.namespace)
     if detach:
         status = run_status(cluster, record, with_log=False, with_usage=False)
         show(json_, status.as_dict(), f"Run {run_id} is launched. {_hints(cluster, record)}")
@@ -80,7 +80,7 @@ def check_ended(cluster: "Cluster", record: "Record") -> None:
 
     status = run_status(cluster, record, with_usage=False)
     if not status.has_ended:
-        run = f"{record.run_id}{place_of(cluster, record)}"
+        run = f"{record.run_id}{cluster.place(record.namespace)}"
         raise UsageError(
             f"Run '{record.run_id}' is still going ({status.state}).",
             remedy=f"Watch it (llmtrain status {run} --watch), or stop it first (llmtrain stop {run}).",
@@ -89,10 +89,5 @@ def check_ended(cluster: "Cluster", record: "Record") -> None:
 
 def _hints(cluster: "Cluster", record: "Record") -> str:
     """The next commands, as they must be typed."""
-    run = f"{record.run_id}{place_of(cluster, record)}"
+    run = f"{record.run_id}{cluster.place(record.namespace)}"
     return f"Watch it: llmtrain status {run} --watch. Its log: llmtrain logs {run}. End it: llmtrain stop {run}."
-
-
-def place_of(cluster: "Cluster", record: "Record") -> str:
-    """The options that lead to the run again."""
-    return ("" if record.namespace == cluster.namespace else f" -n {record.namespace}") + cluster.options

@@ -21,7 +21,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Tell a run to save a checkpoint and end. Its objects are removed, its data and its record stay."""
-    from llmtrain.commands.following import HAVE_FILES, place_of
+    from llmtrain.commands.following import HAVE_FILES
     from llmtrain.launch import apply
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status import run_status
@@ -33,7 +33,7 @@ def command(
     listen(cluster, record)
     left = apply.stop(cluster, record, PodCount(), ended_as)
     state = ended_as or "stopped"
-    named = f"{run}{place_of(cluster, record)}"
+    named = f"{run}{cluster.place(record.namespace)}"
     text = f"Run {run} had {state} before; its objects are removed." if ended_as else f"Run {run} is stopped."
     text += "" if ended_as else f" Go on with it: llmtrain resume {named}."
     text += f" Bring it here: llmtrain fetch {named}." if record.work.mode in HAVE_FILES else ""

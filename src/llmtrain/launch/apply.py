@@ -123,13 +123,6 @@ def _patch_record(cluster: Cluster, plan: JobPlan, config_map: Object) -> None:
     cluster.patch("v1", "ConfigMap", plan.config_map, plan.namespace, change)
 
 
-def job_state(job: Object, record: Record) -> str:
-    """`finished`, `failed`, `suspended` or `active`, by the job's own conditions."""
-    true = {row["type"] for row in job.get("status", {}).get("conditions") or [] if row.get("status") == "True"}
-    states = [state for condition, state in record.kind.states.items() if condition in true]
-    return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
-
-
 def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
     """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
     pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""

@@ -93,6 +93,10 @@ class Cluster:
         options = "".join(f" {option} {value}" for option, value in given.items() if value)
         return cls(settings, name, contexts[name].get("namespace") or "default", options)
 
+    def place(self, namespace: str) -> str:
+        """The options that lead to a run there again, for hints that can be typed."""
+        return ("" if namespace == self.namespace else f" -n {namespace}") + self.options
+
     def get(self, api_version: str, kind: str, name: str, namespace: str) -> Object | None:
         """An object, or None where there is none of that name."""
         return self._json(Request("get", api_version, kind, namespace, name))

@@ -16,6 +16,9 @@ OPERATORS = {
 }
 
 
+QUOTA_REMEDY = "Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota."
+
+
 @dataclass(frozen=True)
 class Request:
     """What was asked for; `part` of an object is its log, or a command in it."""
@@ -100,7 +103,7 @@ def _forbidden(request: Request, said: str) -> UsageError:
     if "exceeded quota" in said:
         return UsageError(
             f"{request.thing} would exceed a quota: {quota(said)}",
-            remedy="Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota.",
+            remedy=QUOTA_REMEDY,
         )
     if "violates PodSecurity" in said:
         return UsageError(

@@ -227,7 +227,7 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
     if len(longest) > NAME_LIMIT:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
     for word in work.command:
-        if re.search(r"\bhf_[A-Za-z0-9]{16,}|://[^/\s@]+@", word):
+        if re.search(r"\bhf_[A-Za-z0-9]{16,}", word) or has_credentials(word):
             raise UsageError(
                 "The command has what looks like a secret in it, which every manifest would show.",
                 remedy="Keep it in a Secret, and name that in launch.env_secrets.",

@@ -24,6 +24,8 @@ WRITABLE = {
     "PYTHONUNBUFFERED": "1",
 }
 
+# Service meshes cut connections between ranks off; old ones read the annotation, new ones the label.
+NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 POD_SECURITY: Manifest = {
     "runAsNonRoot": True,
     "runAsUser": USER_ID,
@@ -50,8 +52,6 @@ def pod_template(
 ) -> Manifest:
     """`env` is what a kind's platform needs besides; `restart_policy` None where the operator writes it."""
     launch = plan.launch
-    # Service meshes cut connections between ranks off; old ones read the annotation, new ones the label.
-    no_sidecar = {"sidecar.istio.io/inject": "false"}
     spec: Manifest = {
         "restartPolicy": restart_policy,
         "subdomain": subdomain,
@@ -70,7 +70,7 @@ def pod_template(
         "volumes": _volumes(plan),
     }
     return {
-        "metadata": {"labels": {**plan.labels, **no_sidecar}, "annotations": no_sidecar},
+        "metadata": {"labels": {**plan.labels, **NO_SIDECAR}, "annotations": NO_SIDECAR},
         "spec": without_empty(spec),
     }
 

@@ -4,7 +4,7 @@ from llmtrain.launch.explain import one_line
 from llmtrain.operate.answers import Found, again, code_only, evidence_of, go_on, others, said_by, with_code
 from llmtrain.operate.clues import Clues
 from llmtrain.operate.container_ends import Ending, age_of, find_condition
-from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import MASTER, NEVER_CAME, NOT_JOINED, last_words, traceback_end
 from llmtrain.operate.view import memory_text
 

@@ -4,17 +4,14 @@ import re
 from collections import Counter
 
 from llmtrain.launch.cluster import Object
-from llmtrain.launch.explain import one_line, quota
+from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota
 from llmtrain.operate.answers import Found, go_on
 from llmtrain.operate.clues import Clues, claim_names
-from llmtrain.operate.container_ends import find_condition
-from llmtrain.operate.events import _time as event_time
-from llmtrain.operate.events import refusal
+from llmtrain.operate.container_ends import find_condition, machine_is_silent
+from llmtrain.operate.events import event_time, refusal
 from llmtrain.operate.pods import PodStatus
 from llmtrain.operate.scheduler import NoRoom, read_no_room
-from llmtrain.operate.trouble import CONFIG_REASONS, IMAGE_REASONS
-from llmtrain.operate.trouble import _config_error as config_error
-from llmtrain.operate.trouble import _image_error as image_error
+from llmtrain.operate.trouble import CONFIG_REASONS, IMAGE_REASONS, config_error, image_error
 from llmtrain.operate.view import count
 
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
@@ -51,19 +48,11 @@ def _lost_sign(clues: Clues, pod: PodStatus, raw: Object) -> str | None:
     if pod.phase == "Unknown" or pod.reason == "NodeLost":
         return f"its state is unknown{f' ({one_line(pod.message)})' if pod.message else ''}."
     disruption = find_condition(raw, "DisruptionTarget") or {}
-    if pod.phase == "Terminating" and disruption.get("reason") == _TAINT_MANAGER and _is_not_ready(raw):
+    if pod.phase == "Terminating" and disruption.get("reason") == _TAINT_MANAGER and machine_is_silent(raw):
         return f"its machine has stopped answering, and it is to be removed ({one_line(disruption.get('message'))})."
-    if pod.phase == "Running" and _is_not_ready(raw):
+    if pod.phase == "Running" and machine_is_silent(raw):
         return "its container runs, as far as the cluster knows, but its machine has stopped answering."
     return None
-
-
-def _is_not_ready(raw: Object) -> bool:
-    """Our pods have no probes: one whose containers are ready and who is not was marked so for its machine."""
-    ready = find_condition(raw, "Ready", "False")
-    if ready is None:
-        return False
-    return ready.get("reason") == "NodeNotReady" or find_condition(raw, "ContainersReady") is not None
 
 
 def image_pull(clues: Clues) -> Found | None:
@@ -168,8 +157,7 @@ def quota_exceeded(clues: Clues) -> Found | None:
     return Found(
         f"A quota of namespace {clues.record.namespace} is exceeded: {quota(said)}",
         [_made(clues), one_line(said)],
-        "Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota. "
-        f"Pods are made as soon as there is room; to change the run: {go_on(clues)}.",
+        f"{QUOTA_REMEDY} Pods are made as soon as there is room; to change the run: {go_on(clues)}.",
     )
 
 

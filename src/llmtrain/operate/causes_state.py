@@ -4,7 +4,7 @@ from llmtrain.launch.explain import one_line
 from llmtrain.operate.answers import Found, go_on
 from llmtrain.operate.clues import Clues
 from llmtrain.operate.container_ends import age_of
-from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.events import event_time
 from llmtrain.operate.pods import current_container
 from llmtrain.operate.state import code_text
 from llmtrain.operate.view import age_text, count, phase_counts, progress_words

@@ -11,8 +11,7 @@ from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.kinds.job_set import JOB_NAME
 from llmtrain.launch.record import Record
 from llmtrain.operate.container_ends import Ending, histories, in_time, told_by_events, with_lines
-from llmtrain.operate.events import _is_about as is_about
-from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.events import event_time, is_about
 from llmtrain.operate.log_words import GAVE_UP
 from llmtrain.operate.pods import PodStatus, by_index, pod_statuses
 from llmtrain.operate.progress import read_progress
@@ -128,7 +127,7 @@ def look(cluster: Cluster, record: Record) -> Clues:
         claims=_claim_phases(cluster, record, claims) if _some_wait(record, job, statuses) else {},
         usage={pod.name: pod.memory for pod in statuses if pod.memory},
         hidden=hidden,
-        place=("" if record.namespace == cluster.namespace else f" -n {record.namespace}") + cluster.options,
+        place=cluster.place(record.namespace),
     )
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from llmtrain.distributed.endings import NO_RESTART_CODES, TOLD
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.record import Record
-from llmtrain.operate.events import _time as event_time
+from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import Said, error_in
 from llmtrain.operate.pods import container_state, current_container, our_code
 
@@ -144,3 +144,13 @@ def _of_pod(record: Record, index: int, pod: Object) -> Iterable[Ending]:
             )
     if not state and status.get("phase") == "Failed":  # refused by its machine, or evicted before it began
         yield replace(base, code=-1)
+
+
+def machine_is_silent(pod: Object) -> Object | None:
+    """The condition that says so, told by the pod: not everybody may look at machines. Our pods have no probes, so one
+    whose containers are ready and who is not was marked so for its machine."""
+    ready = find_condition(pod, "Ready", "False")
+    if ready is None:
+        return None
+    is_marked = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
+    return ready if is_marked else None

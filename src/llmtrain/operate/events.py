@@ -27,19 +27,19 @@ def refusal(record: Record, job: Object, events: Iterable[Object]) -> str | None
         event
         for event in events
         if event.get("reason", "").startswith("FailedCreate")
-        and _is_about(record, event, but=("Pod",))
-        and _time(event) >= job["metadata"]["creationTimestamp"]
+        and is_about(record, event, but=("Pod",))
+        and event_time(event) >= job["metadata"]["creationTimestamp"]
     ]
-    newest = max(refused, key=_time, default=None)
+    newest = max(refused, key=event_time, default=None)
     return None if newest is None else str(newest.get("message", ""))
 
 
 def had_job(record: Record, events: Iterable[Object]) -> bool:
     """Whether something that only a job brings about has happened under the run's name."""
-    return any(_is_about(record, event) and _time(event) >= record.launched_at for event in events)
+    return any(is_about(record, event) and event_time(event) >= record.launched_at for event in events)
 
 
-def _is_about(record: Record, event: Object, but: tuple[str, ...] = ()) -> bool:
+def is_about(record: Record, event: Object, but: tuple[str, ...] = ()) -> bool:
     about = event.get("involvedObject") or {}
     name, kind = str(about.get("name", "")), about.get("kind")
     return (
@@ -51,7 +51,7 @@ def _is_about(record: Record, event: Object, but: tuple[str, ...] = ()) -> bool:
     )
 
 
-def _time(event: Object) -> str:
+def event_time(event: Object) -> str:
     """Its last time, to the second, as all of Kubernetes' times are."""
     series = event.get("series") or {}
     time = event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime") or ""

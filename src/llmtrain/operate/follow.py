@@ -11,7 +11,7 @@ from llmtrain.launch.plan import config_map_name
 from llmtrain.launch.record import Record, read_record
 from llmtrain.operate.display import Display, LiveView, PlainLines
 from llmtrain.operate.events import find_events
-from llmtrain.operate.pod_log import PodLogs
+from llmtrain.operate.pod_log import AWAY_LIMIT_SEC, DRAIN_SEC, PodLogs
 from llmtrain.operate.pods import PodStatus, node_index, pod_statuses
 from llmtrain.operate.progress import Progress
 from llmtrain.operate.state import Seen
@@ -21,10 +21,8 @@ from llmtrain.operate.trouble import never_started as never_started
 POLL_SEC = 1.0
 USAGE_SEC = 10.0  # metrics are measured about every 15 s
 EVENTS_SEC = 5.0
-AWAY_LIMIT_SEC = 600.0
 SURE_SEC = 15.0  # a registry may fail once, a secret may be made a moment later: a launch is given up after that
 GONE_SEC = 3.0  # a job that is gone: whoever stops it writes that down a moment later
-DRAIN_SEC = 5.0
 
 
 def follow(

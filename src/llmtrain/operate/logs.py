@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.record import Record
-from llmtrain.operate.pod_log import LogLine, PodLogs, split_time
+from llmtrain.operate.pod_log import AWAY_LIMIT_SEC, DRAIN_SEC, LogLine, PodLogs, split_time
 from llmtrain.operate.pods import by_index, container_state, current_container, pod_statuses
 from llmtrain.operate.progress import Progress
 from llmtrain.operate.state import ENDED, Seen, find_state
 from llmtrain.operate.status import find_job, find_pods
 
 POLL_SEC = 2.0
-AWAY_LIMIT_SEC = 600.0
-DRAIN_SEC = 5.0
 _WRITTEN_AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _RANK_FILE = re.compile(r"rank-(\d+)\.log$")
 

@@ -17,6 +17,8 @@ from llmtrain.launch.record import Record
 from llmtrain.operate.pods import by_index, container_state, current_container
 
 RETRY_SEC = 1.0
+AWAY_LIMIT_SEC = 600.0  # that a cluster may be silent before we give up following
+DRAIN_SEC = 5.0  # for what was said last and is still on its way
 WAIT_FOR_OLDER_SEC = 5.0  # an older pod whose machine is lost must not hold up the one that replaces it
 
 

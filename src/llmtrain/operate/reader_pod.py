@@ -9,7 +9,7 @@ from typing import Any
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL
-from llmtrain.launch.pod import CONTAINER_SECURITY, POD_SECURITY, without_empty
+from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY, without_empty
 from llmtrain.launch.record import Record
 
 CONTAINER = "reader"
@@ -39,7 +39,6 @@ def is_running(pod: Object) -> bool:
 def reader_manifest(record: Record, name: str) -> Object:
     launch = record.config.launch
     code = Path(__file__).with_name("remote.py").read_text(encoding="utf-8")
-    no_sidecar = {"sidecar.istio.io/inject": "false"}
     container = {
         "name": CONTAINER,
         "image": launch.image,
@@ -63,11 +62,11 @@ def reader_manifest(record: Record, name: str) -> Object:
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": record.runs_claim}}],
     }
-    labels = {**APP_LABEL, READER_LABEL: record.run_id, **no_sidecar}
+    labels = {**APP_LABEL, READER_LABEL: record.run_id, **NO_SIDECAR}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": record.namespace, "labels": labels, "annotations": no_sidecar},
+        "metadata": {"name": name, "namespace": record.namespace, "labels": labels, "annotations": NO_SIDECAR},
         "spec": without_empty(spec),
     }
 

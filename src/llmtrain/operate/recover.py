@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from llmtrain.launch.apply import is_overdue
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.record import Record
+from llmtrain.operate.container_ends import machine_is_silent
 from llmtrain.operate.status import find_pods
 
 
@@ -36,17 +37,12 @@ def recover(cluster: Cluster, record: Record, pods: list[LostPod]) -> None:
 
 
 def lost_pod(pod: Object) -> LostPod | None:
-    """Told from the pod itself: not everybody may look at machines. The cluster marks a pod not ready for its machine
-    while its containers, as far as it knows, are; our pods have no probes that could say so. Or it should be gone."""
+    """A pod whose machine does not answer, or that should be gone and is not."""
     if pod["status"].get("phase") in ("Succeeded", "Failed"):
         return None
-    rows = {row["type"]: row for row in pod["status"].get("conditions") or []}
-    ready = rows.get("Ready", {})
-    is_silent = ready.get("status") == "False" and (
-        ready.get("reason") == "NodeNotReady" or rows.get("ContainersReady", {}).get("status") == "True"
-    )
-    if not is_silent and not is_overdue(pod):
+    silent = machine_is_silent(pod)
+    if silent is None and not is_overdue(pod):
         return None
-    since = ready.get("lastTransitionTime") if is_silent else pod["metadata"]["deletionTimestamp"]
+    since = pod["metadata"]["deletionTimestamp"] if silent is None else silent.get("lastTransitionTime")
     age = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() if since else 0.0
     return LostPod(pod["metadata"]["name"], pod["spec"].get("nodeName") or "its machine", max(0.0, age))

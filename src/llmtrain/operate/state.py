@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from llmtrain.launch.apply import job_state
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import one_line, quota
 from llmtrain.launch.record import Record
@@ -54,6 +53,13 @@ def find_state(record: Record, seen: Seen) -> str:
         return "failed" if seen.idle_code else "finished"
     ended = job_state(job, record)
     return ended if ended != "active" else _active_state(record, pods, seen.progress)
+
+
+def job_state(job: Object, record: Record) -> str:
+    """`finished`, `failed`, `suspended` or `active`, by the job's own conditions."""
+    true = {row["type"] for row in job.get("status", {}).get("conditions") or [] if row.get("status") == "True"}
+    states = [state for condition, state in record.kind.states.items() if condition in true]
+    return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
 
 
 def age_sec(record: Record) -> float:

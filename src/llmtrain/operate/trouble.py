@@ -2,7 +2,7 @@
 
 from llmtrain.errors import UsageError
 from llmtrain.launch.cluster import Cluster
-from llmtrain.launch.explain import one_line, quota
+from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota
 from llmtrain.launch.record import Record
 from llmtrain.operate.events import find_events, refusal
 from llmtrain.operate.pods import PodStatus
@@ -22,13 +22,13 @@ def never_started(cluster: Cluster, record: Record, status: RunStatus) -> UsageE
         return _refused(cluster, record)
     for pod in status.pods if not any(pod.has_run for pod in status.pods) else ():
         if pod.reason in IMAGE_REASONS:
-            return _image_error(record, pod)
+            return image_error(record, pod)
         if pod.reason in CONFIG_REASONS:
-            return _config_error(record, pod)
+            return config_error(record, pod)
     return None
 
 
-def _image_error(record: Record, pod: PodStatus) -> UsageError:
+def image_error(record: Record, pod: PodStatus) -> UsageError:
     launch = record.config.launch
     said = pod.message or pod.reason or ""
     if pod.reason == "ErrImageNeverPull":
@@ -46,7 +46,7 @@ def _image_error(record: Record, pod: PodStatus) -> UsageError:
     return error
 
 
-def _config_error(record: Record, pod: PodStatus) -> UsageError:
+def config_error(record: Record, pod: PodStatus) -> UsageError:
     said = pod.message or pod.reason or ""
     remedy = "Make it, or correct the launch section, then launch again."
     secret = record.config.launch.hf_token_secret.name
@@ -71,7 +71,7 @@ def _refused(cluster: Cluster, record: Record) -> UsageError | None:
     if "exceeded quota" in said:
         error = UsageError(
             f"The pods of {record.run_id} would exceed a quota of {where}: {quota(said)}",
-            remedy="Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota.",
+            remedy=QUOTA_REMEDY,
         )
     elif "violates PodSecurity" in said:
         remedy = "Use another namespace, or the default pod: all kinds pass `restricted` by themselves."
