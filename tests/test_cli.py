@@ -104,12 +104,14 @@ VERBS = (
 )
 
 # They need a cluster, a hub or a store: what they do is tested in tests/operate, tests/launch and beside the others.
-IN_A_CLUSTER = {"status", "logs", "why", "recover", "stop", "resume", "fetch", "delete", "secret"}
+IN_A_CLUSTER = {"status", "logs", "why", "recover", "push", "exec", "stop", "resume", "fetch", "delete", "secret"}
 ELSEWHERE = (
     ("status",),
     ("logs", "demo"),
     ("why", "demo"),
     ("recover", "demo"),
+    ("push", "demo", "pyproject.toml"),
+    ("exec", "demo", "--kill"),
     ("stop", "demo"),
     ("resume", "demo"),
     ("fetch", "demo"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.operate.recover import lost_pod
+from llmtrain.operate.lost import lost_pod
 
 
 def pod(phase: str = "Running", **conditions: tuple[str, str]) -> dict[str, Any]:

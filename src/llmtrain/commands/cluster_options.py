@@ -20,6 +20,16 @@ NamespaceOption = Annotated[
     typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.", show_default=False),
 ]
 AllNamespacesOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="In every namespace.")]
+RecoverOption = Annotated[
+    float | None,
+    typer.Option(
+        "--recover-lost-nodes",
+        metavar="SECONDS",
+        min=0,
+        help="While watching: give up pods whose machine has not answered for so long, as `recover` does.",
+        show_default=False,
+    ),
+]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id: the name of the job.", show_default=False)]
 
 

@@ -12,10 +12,20 @@ if TYPE_CHECKING:
     from llmtrain.operate.status import RunStatus
 
 
-HAVE_FILES = ("train", "command")  # the others leave nothing on the volume
+HAVE_FILES = ("train", "command", "hold")  # the others leave nothing on the volume
 
 
-def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool, json_: bool) -> None:
+def check_watching(detach: bool, recover_after: float | None) -> None:
+    if detach and recover_after is not None:
+        raise UsageError(
+            "--recover-lost-nodes acts while the run is watched, and --detach does not watch it.",
+            remedy="Leave one of them out; `llmtrain guard install` watches a whole namespace from inside.",
+        )
+
+
+def follow_run(
+    cluster: "Cluster", run_id: str, namespace: str, *, detach: bool, recover_after: float | None, json_: bool
+) -> None:
     """Watch a run that was just launched. A launch that cannot start is taken back if it was the run's first."""
     from llmtrain.launch.plan import config_map_name
     from llmtrain.launch.record import find_record
@@ -43,9 +53,20 @@ def follow_run(cluster: "Cluster", run_id: str, namespace: str, *, detach: bool,
 
     out = sys.stderr if json_ else sys.stdout
     try:
-        status = follow(cluster, record, is_terminal=out.isatty(), out=out, on_never_started=take_back)
+        status = follow(
+            cluster,
+            record,
+            is_terminal=out.isatty(),
+            out=out,
+            on_never_started=take_back,
+            recover_after=recover_after,
+            until_running=record.work.mode == "hold",
+        )
     except KeyboardInterrupt:
         print(f"\nRun {run_id} goes on. {_hints(cluster, record)}", file=sys.stderr)
+        return
+    if status.state == "running":
+        show(json_, status.as_dict(), f"The pods of run {run_id} wait. {_hands(run_id, place)}")
         return
     is_forgotten = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace) is None
     end_as(status, json_, place, is_forgotten)
@@ -85,6 +106,13 @@ def check_ended(cluster: "Cluster", record: "Record") -> None:
             f"Run '{record.run_id}' is still going ({status.state}).",
             remedy=f"Watch it (llmtrain status {run} --watch), or stop it first (llmtrain stop {run}).",
         )
+
+
+def _hands(run_id: str, place: str) -> str:
+    return (
+        f"Bring files: llmtrain push {run_id}{place} FILE... Run: llmtrain exec {run_id}{place} -- torchrun FILE. "
+        f"End it: llmtrain stop {run_id}{place}."
+    )
 
 
 def _hints(cluster: "Cluster", record: "Record") -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RecoverOption, connect
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 from llmtrain.errors import UsageError
 
@@ -51,17 +51,21 @@ def command(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run if it is there already.")] = False,
     smoke: Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier instead, on the same pods.")] = False,
     doctor: Annotated[bool, typer.Option("--doctor", help="Look for problems instead, on the same pods.")] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Start the pods with nothing running, for `push` and `exec`.")
+    ] = False,
     launcher: Annotated[
         str, typer.Option(help="What starts COMMAND: llmtrain, or torchrun for images without llmtrain.")
     ] = "llmtrain",
     detach: DetachOption = False,
+    recover: RecoverOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Run a config on a Kubernetes cluster, and watch it. Ctrl-C leaves it running."""
     from llmtrain.config.load import load_config
     from llmtrain.launch.plan import plan_job
 
-    work = _work(own_command, smoke, doctor, launcher)
+    work = _work(own_command, smoke, doctor, hold, launcher)
     if output is not None and not dry_run:
         raise UsageError("-o is where --dry-run writes the manifests.", remedy="Add --dry-run, or leave -o out.")
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, namespace)]
@@ -72,12 +76,13 @@ def command(
         _print_manifests(plan_job(loaded, work), output, json_)
         return
 
-    from llmtrain.commands.following import check_ended, follow_run
+    from llmtrain.commands.following import check_ended, check_watching, follow_run
     from llmtrain.commands.stop import PodCount, warn_of_lost
     from llmtrain.launch import apply
     from llmtrain.launch.explain import AlreadyThere
     from llmtrain.launch.record import find_record
 
+    check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
     plan = plan_job(loaded, work, nonce=secrets.token_hex(3))
@@ -95,7 +100,7 @@ def command(
         record = find_record(cluster, plan.run_id, plan.namespace)
         check_ended(cluster, record)
         warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
-    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, json_=json_)
+    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
 
 
 def short_options(
@@ -113,18 +118,18 @@ def warn_of(plan: "JobPlan") -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def _work(own_command: list[str] | None, smoke: bool, doctor: bool, launcher: str) -> "Work":
+def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, launcher: str) -> "Work":
     from llmtrain.launch.plan import Work
 
-    if sum((bool(own_command), doctor, smoke)) > 1:
-        raise UsageError("Give one of: a command, --doctor, --smoke.")
+    if sum((bool(own_command), doctor, smoke, hold)) > 1:
+        raise UsageError("Give one of: a command, --doctor, --smoke, --hold.")
     if launcher not in ("llmtrain", "torchrun"):
         raise UsageError(f"--launcher '{launcher}' is unknown.", known=["llmtrain", "torchrun"])
     if launcher == "torchrun" and not own_command:
         raise UsageError("--launcher torchrun is for a command of your own.", remedy="Add it: -- python train.py")
     if own_command:
         return Work("command", tuple(own_command), "torchrun" if launcher == "torchrun" else "llmtrain")
-    return Work("smoke" if smoke else "doctor" if doctor else "train")
+    return Work("smoke" if smoke else "doctor" if doctor else "hold" if hold else "train")
 
 
 def _print_manifests(plan: "JobPlan", output: str | None, json_: bool) -> None:

@@ -1,6 +1,13 @@
 """llmtrain resume: go on with a run of the cluster that has ended, as it was or on another number of nodes."""
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.cluster_options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    RecoverOption,
+    RunArgument,
+    connect,
+)
 from llmtrain.commands.launch import (
     DetachOption,
     ImageOption,
@@ -26,16 +33,18 @@ def command(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     detach: DetachOption = False,
+    recover: RecoverOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Launch a run again by the config it was launched with: it goes on from its newest checkpoint."""
-    from llmtrain.commands.following import check_ended, follow_run
+    from llmtrain.commands.following import check_ended, check_watching, follow_run
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config, dump_config
     from llmtrain.launch import apply
     from llmtrain.launch.plan import plan_job
     from llmtrain.launch.record import find_record
 
+    check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
     check_ended(cluster, record)
@@ -54,4 +63,4 @@ def command(
         )
     warn_of(plan)
     warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
-    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, json_=json_)
+    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)

@@ -12,6 +12,7 @@ from llmtrain.commands.cluster_options import (
     ContextOption,
     KubeconfigOption,
     NamespaceOption,
+    RecoverOption,
     connect,
 )
 from llmtrain.commands.options import JsonOption, show
@@ -32,6 +33,7 @@ def command(
         str | None, typer.Argument(metavar="[RUN]", help="Run id. Default: all.", show_default=False)
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on: one run to its end, all until Ctrl-C.")] = False,
+    recover: RecoverOption = None,
     all_namespaces: AllNamespacesOption = False,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
@@ -43,15 +45,19 @@ def command(
         raise UsageError("--all-namespaces is for the table of all runs; leave RUN and --namespace out.")
     if watch and json_ and not run:
         raise UsageError("--watch without a run never ends, so it has no JSON object.", remedy="Name a run.")
+    if recover is not None and not (run and watch):
+        raise UsageError("--recover-lost-nodes acts while one run is watched.", remedy="Name a run, and add --watch.")
     cluster = connect(kubeconfig, context)
     place = None if all_namespaces else namespace or cluster.namespace
     if run is None:
         _show_all(cluster, place, watch, json_)
     else:
-        _show_one(cluster, run, str(place), watch, json_)
+        _show_one(cluster, run, str(place), watch, recover, json_)
 
 
-def _show_one(cluster: "Cluster", run: str, namespace: str, watch: bool, json_: bool) -> None:
+def _show_one(
+    cluster: "Cluster", run: str, namespace: str, watch: bool, recover_after: float | None, json_: bool
+) -> None:
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status import run_status
     from llmtrain.operate.tables import run_text
@@ -66,7 +72,9 @@ def _show_one(cluster: "Cluster", run: str, namespace: str, watch: bool, json_: 
 
     out = sys.stderr if json_ else sys.stdout  # standard output is for the object
     try:
-        status = follow(cluster, record, is_terminal=out.isatty(), out=out, tail=TAIL_LINES)
+        status = follow(
+            cluster, record, is_terminal=out.isatty(), out=out, tail=TAIL_LINES, recover_after=recover_after
+        )
     except KeyboardInterrupt:  # the watching ends, not the run
         return
     if json_:

@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.explain import Missing, Request, explain_refusal, one_line
+from llmtrain.launch.pod_process import MESSAGE_BYTES, STDOUT, PodProcess
 
 Object = dict[str, Any]
 Labels = dict[str, str | None]
@@ -22,21 +23,25 @@ Labels = dict[str, str | None]
 CONNECT_SEC = 5.0
 ANSWER_SEC = 60.0
 SILENCE_SEC = 120.0  # of a log that is followed: whoever follows it goes on where it was
-MESSAGE_BYTES = 2**16  # of what a command in a pod complains about, the end is kept
 FIELD_MANAGER = "llmtrain"
 PLURALS = {
     "ConfigMap": "configmaps",
+    "Deployment": "deployments",
     "Event": "events",
     "Job": "jobs",
     "JobSet": "jobsets",
     "NetworkPolicy": "networkpolicies",
+    "PersistentVolume": "persistentvolumes",
     "PersistentVolumeClaim": "persistentvolumeclaims",
     "Pod": "pods",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodMetrics": "pods",
     "PyTorchJob": "pytorchjobs",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
     "Secret": "secrets",
     "Service": "services",
+    "ServiceAccount": "serviceaccounts",
     "StatefulSet": "statefulsets",
     "TrainJob": "trainjobs",
     "TrainingRuntime": "trainingruntimes",
@@ -97,8 +102,8 @@ class Cluster:
         """The options that lead to a run there again, for hints that can be typed."""
         return ("" if namespace == self.namespace else f" -n {namespace}") + self.options
 
-    def get(self, api_version: str, kind: str, name: str, namespace: str) -> Object | None:
-        """An object, or None where there is none of that name."""
+    def get(self, api_version: str, kind: str, name: str, namespace: str | None) -> Object | None:
+        """An object, or None where there is none of that name. No namespace: one of the cluster as a whole."""
         return self._json(Request("get", api_version, kind, namespace, name))
 
     def find(
@@ -124,7 +129,7 @@ class Cluster:
         """Make an object; a field it does not have is an error. `dry_run`: the server checks it and keeps nothing."""
         meta = manifest["metadata"]
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All" if dry_run else ""}
-        request = Request("create", manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+        request = Request("create", manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"])
         made = self._json(request, query, manifest)
         if made is None:
             raise Missing(request)
@@ -182,37 +187,25 @@ class Cluster:
 
     def run(self, pod: str, namespace: str, container: str, command: list[str]) -> Iterator[bytes]:
         """What a command in a pod writes to standard output, as it comes. Ends in an error if the command fails."""
-        from websocket import ABNF
+        complaint = b""
+        with closing(self.start(pod, namespace, container, command)) as process:
+            for channel, data in process.output():
+                if channel == STDOUT:
+                    yield data
+                else:
+                    complaint = (complaint + data)[-MESSAGE_BYTES:]
+        process.check(complaint)
+
+    def start(self, pod: str, namespace: str, container: str, command: list[str], stdin: bool = False) -> PodProcess:
+        """A command in a pod."""
+        from kubernetes.stream.ws_client import create_websocket
 
         found = self.get("v1", "Pod", pod, namespace)  # asked first: the websocket has no limit for connecting
         if found is None or found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             raise ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
-        channels = {1: b"", 2: b"", 3: b""}  # standard output and error, and how it ended
-        socket = self._open_exec(pod, namespace, container, command)
-        try:
-            while True:
-                try:
-                    code, frame = _next_frame(socket)
-                except Exception as problem:  # the websocket's own, and the operating system's
-                    raise self._unreachable(problem) from None
-                if code == ABNF.OPCODE_CLOSE:
-                    break
-                number = frame.data[0] if frame.data and code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) else None
-                if number == 1 and len(frame.data) > 1:
-                    yield frame.data[1:]
-                elif number in channels:
-                    channels[number] = (channels[number] + frame.data[1:])[-MESSAGE_BYTES:]
-        finally:
-            socket.shutdown()  # at once: to close politely would read on what still comes
-        _check_ending(channels[3], channels[2], pod)
-
-    def _open_exec(self, pod: str, namespace: str, container: str, command: list[str]) -> Any:
-        """Not by the library's `stream`, which keeps all that was ever read in memory, reads on without an end while
-        more comes, takes Ctrl-C for an error and does not say why it was refused."""
-        from kubernetes.stream.ws_client import create_websocket
-
         request = Request("create", "v1", "Pod", namespace, pod, "exec")
         words = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        words += [("stdin", "true")] if stdin else []
         words += [("command", word) for word in command]
         host = "ws" + self._settings.host.removeprefix("http")
         try:
@@ -226,7 +219,7 @@ class Cluster:
                 gone = ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
                 raise explain_refusal(request, status, body.decode("utf-8", "replace")) or gone from None
             raise self._unreachable(problem) from None
-        return socket
+        return PodProcess(socket, pod, self._unreachable)
 
     def usage(self, namespace: str, labels: Labels) -> dict[str, dict[str, dict[str, str]]] | None:
         """What containers use now: pod -> container -> {"cpu": ..., "memory": ...}, as quantities. None where the
@@ -327,24 +320,3 @@ def _lines(response: Any, request: Request, cluster: str) -> Iterator[str]:
         raise ClusterError(f"The log of {request.name} broke off ({cluster}): {one_line(problem)}") from None
     if rest:
         yield rest.decode("utf-8", "replace")
-
-
-def _next_frame(socket: Any) -> Any:
-    """Of a websocket that may be silent for long, but answers when it is asked whether it is still there."""
-    from websocket import WebSocketTimeoutException
-
-    try:
-        return socket.recv_data_frame(True)
-    except WebSocketTimeoutException:
-        socket.ping()
-    return socket.recv_data_frame(True)
-
-
-def _check_ending(verdict: bytes, complaint: bytes, pod: str) -> None:
-    try:
-        said = json.loads(verdict)
-    except ValueError:
-        raise ClusterError(f"The connection to {pod} broke off.", remedy="Try again.") from None
-    if said.get("status") != "Success":
-        words = complaint.decode("utf-8", "replace").strip().splitlines()
-        raise ClusterError(f"A command in {pod} failed: {words[-1] if words else said.get('message')}")

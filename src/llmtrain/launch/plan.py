@@ -20,6 +20,16 @@ from llmtrain.runs.directory import new_run_id
 
 Manifest = dict[str, Any]
 
+WORK_DIR = "/work"  # of pods that are held: files that were pushed, and commands run there
+HELD_CODE = "LLMTRAIN_HELD"
+# -I -S: whatever else is installed in the image has no say in it.
+HELD_COMMAND = [
+    "python3",
+    "-I",
+    "-S",
+    "-c",
+    f"import os; exec(compile(os.environ['{HELD_CODE}'], 'held_pod.py', 'exec'))",
+]
 CONFIG_DIR = "/config"
 CONFIG_FILE = "train.yaml"
 JOB_FILE = "job.json"
@@ -38,7 +48,7 @@ PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port"
 class Work:
     """What the pods run."""
 
-    mode: Literal["train", "smoke", "doctor", "command"] = "train"
+    mode: Literal["train", "smoke", "doctor", "command", "hold"] = "train"
     command: tuple[str, ...] = ()
     """Mode `command`: a command of the user's own, for every process."""
     launcher: Literal["llmtrain", "torchrun"] = "llmtrain"
@@ -155,7 +165,7 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
         master_addr=master_addr,
         config_text=dump_config(resolved),
         command=_command(launch, work, run_id, master_addr),
-        ports_outside=_ports_outside(resolved, is_fetching or work.mode == "command"),
+        ports_outside=_ports_outside(resolved, is_fetching or work.mode in ("command", "hold")),
         is_fetching=is_fetching,
         launch=launch,
         work=work,
@@ -168,6 +178,8 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
 def _command(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -> list[str]:
     """What every pod runs, whatever the kind. Which node it is is not in here: the platform says that."""
     own = [word.replace("$", "$$") for word in work.command]  # else Kubernetes puts $(NAME) in
+    if work.mode == "hold":
+        return [*HELD_COMMAND, "hold"]
     if work.launcher == "torchrun":
         return _torchrun(launch, own, run_id, master_addr)
     return [
@@ -217,6 +229,18 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
     if is_training and nodes > 1 and config.distributed.strategy == "none":
         raise UsageError(
             f"distributed.strategy is none, but launch.nodes is {launch.nodes}.", remedy="Use ddp or fsdp, or one node."
+        )
+    if work.mode == "hold" and min_nodes < nodes:
+        raise UsageError(
+            f"launch.nodes is {launch.nodes}, but pods that are held are a fixed number.", remedy="Give one number."
+        )
+    at_work = [
+        volume.mount_path for volume in launch.volumes.values() if f"{volume.mount_path}/".startswith(f"{WORK_DIR}/")
+    ]
+    if work.mode == "hold" and at_work:
+        raise UsageError(
+            f"A volume is mounted at {at_work[0]}, but pods that are held have their files in {WORK_DIR}.",
+            remedy="Mount the volume elsewhere (mount_path).",
         )
     if launch.kind == "stateful_set" and work.launcher == "torchrun":
         raise UsageError(

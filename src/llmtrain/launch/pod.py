@@ -1,15 +1,17 @@
 """The pod that every kind runs: it passes Pod Security `restricted`, with a read-only root filesystem."""
 
+from pathlib import Path
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection
-from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, JobPlan, Manifest
+from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, HELD_CODE, WORK_DIR, JobPlan, Manifest
 from llmtrain.runs.exit_report import PREFETCHED
 from llmtrain.runs.generations import LAUNCH
 
 USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
 GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
 CACHE_DIR = "/cache"
+RUN_DIR = "LLMTRAIN_RUN_DIR"  # for commands in pods that are held: where what they write is kept, and fetched from
 PREFETCH_REPORT = f"{CACHE_DIR}/prefetch.json"
 # All that a library may want to write outside the volumes, below two directories that are emptied with the pod.
 WRITABLE = {
@@ -136,6 +138,9 @@ def _env(plan: JobPlan, is_asking: bool) -> list[Manifest]:
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
     plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1", PREFETCHED: PREFETCH_REPORT}
+    if plan.work.mode == "hold":
+        plain[HELD_CODE] = Path(__file__).with_name("held_pod.py").read_text(encoding="utf-8")
+        plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
     plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     token = launch.hf_token_secret
@@ -161,6 +166,7 @@ def _mounts(plan: JobPlan) -> list[Manifest]:
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "cache", "mountPath": CACHE_DIR},
         {"name": "shm", "mountPath": "/dev/shm"},
+        *([{"name": "work", "mountPath": WORK_DIR}] if plan.work.mode == "hold" else []),
     ]
     for name, volume in plan.launch.volumes.items():
         is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
@@ -174,6 +180,7 @@ def _volumes(plan: JobPlan) -> list[Manifest]:
         {"name": "tmp", "emptyDir": {}},
         {"name": "cache", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": plan.launch.resources.shm_size}},
+        *([{"name": "work", "emptyDir": {}}] if plan.work.mode == "hold" else []),
         *({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}} for name in plan.launch.volumes),
     ]
 

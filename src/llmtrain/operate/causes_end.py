@@ -3,9 +3,10 @@
 from llmtrain.launch.explain import one_line
 from llmtrain.operate.answers import Found, again, code_only, evidence_of, go_on, others, said_by, with_code
 from llmtrain.operate.clues import Clues
-from llmtrain.operate.container_ends import Ending, age_of, find_condition
+from llmtrain.operate.container_ends import Ending, age_of
 from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import MASTER, NEVER_CAME, NOT_JOINED, last_words, traceback_end
+from llmtrain.operate.lost import find_condition
 from llmtrain.operate.view import memory_text
 
 _PREEMPTED = ("PreemptionByScheduler", "Preempting", "Preempted")

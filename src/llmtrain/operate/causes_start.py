@@ -7,8 +7,8 @@ from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota
 from llmtrain.operate.answers import Found, go_on
 from llmtrain.operate.clues import Clues, claim_names
-from llmtrain.operate.container_ends import find_condition, machine_is_silent
 from llmtrain.operate.events import event_time, refusal
+from llmtrain.operate.lost import find_condition, machine_is_silent
 from llmtrain.operate.pods import PodStatus
 from llmtrain.operate.scheduler import NoRoom, read_no_room
 from llmtrain.operate.trouble import CONFIG_REASONS, IMAGE_REASONS, config_error, image_error
@@ -16,6 +16,7 @@ from llmtrain.operate.view import count
 
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _VOLUME_WORDS = ("persistentvolume", "volume node affinity", "volume zone", "volume limits", "max volume count")
+_NO_SECRET = re.compile(r'secret "([^"]+)" not found')
 _CONFIG_WORDS = re.compile(r"(?i)(secret|configmap) \S+ not found|(references )?non-existent (secret|config) key")
 _PAST_MOUNTS = ("Pulling", "Pulled", "Created", "Started")
 _TAINT_MANAGER = "DeletionByTaintManager"
@@ -66,15 +67,31 @@ def image_pull(clues: Clues) -> Found | None:
 
 def container_config(clues: Clues) -> Found | None:
     """A Secret, a key of it or a ConfigMap that is not there: told by the pod, or, for mounts, by an event."""
-    after = f"Pods start by themselves once it is there; after a change of the config: {go_on(clues)}."
+    after = f"Pods start by themselves once it is there; after a change of the config: {go_on(clues)} with --set."
     if stuck := _waiting(clues, CONFIG_REASONS):
-        error = config_error(clues.record, stuck[0])
-        return Found(error.what, _held_up(clues, stuck), f"{error.remedy} {after}")
+        what = config_error(clues.record, stuck[0]).what
+        return Found(what, _held_up(clues, stuck), f"{_make_secret(clues, what)} {after}")
     for pod, said in _mount_events(clues) if clues.is_held_up else ():
         if _CONFIG_WORDS.search(said):
             what = f"The container of {pod.name} cannot be made: {said}"
             return Found(what, [f"Event FailedMount of {pod.name}: {said}"], f"Make it. {after}")
     return None
+
+
+def _make_secret(clues: Clues, said: str) -> str:
+    """The command that makes what is missing; the token never stands in one."""
+    token = clues.record.config.launch.hf_token_secret
+    missing = _NO_SECRET.search(said)
+    name = missing[1] if missing else ""
+    if token.name and (name == token.name or (not missing and "secret" in said.lower() and token.name in said)):
+        options = f" --name {token.name}" if token.name != "hf-token" else ""
+        options += f" --key {token.key}" if token.key != "token" else ""
+        command = f"llmtrain secret hf-token --from-env-file .env{options}{clues.place}"
+        return f"Make it: {command}. Or correct launch.hf_token_secret."
+    if missing:
+        command = f"kubectl create secret generic {name}{clues.place} --from-env-file FILE"
+        return f"Make it: {command}. Or correct launch.env_secrets."
+    return "Make it, or correct the launch section."
 
 
 def _waiting(clues: Clues, reasons: tuple[str, ...]) -> list[PodStatus]:
@@ -104,17 +121,25 @@ def claim(clues: Clues) -> Found | None:
     ]
     if missing:
         what = f"The claim {missing[0]} is not there."
-        remedy = f"Name one that is there ({_fields(clues, missing[0])}), or make it."
-    elif not evidence:
+        return Found(
+            what,
+            [*evidence, *_phases(clues)],
+            f"Name one that is there: {go_on(clues, f'{_fields(clues, missing[0])}=NAME')}. Or make it: pods start by "
+            "themselves then.",
+        )
+    if not evidence:
         return None
-    elif unbound:
+    if unbound:
         what = f"The claim {unbound[0]} is not bound to a volume."
         remedy = f"Does the storage class exist, and can it do that access mode ({_fields(clues, unbound[0])})?"
     else:
         what = f"A volume cannot be mounted: {failing[0][1] if failing else evidence[0]}"
         remedy = "Look at the claim and the storage behind it; several machines need ReadWriteMany."
-    evidence += [f"Claim {name}: {phase or 'unknown'}." for name, phase in clues.claims.items()]
-    return Found(what, evidence, f"{remedy} Then: {go_on(clues)}.")
+    return Found(what, [*evidence, *_phases(clues)], f"{remedy} Then: {go_on(clues)}.")
+
+
+def _phases(clues: Clues) -> list[str]:
+    return [f"Claim {name}: {phase or 'unknown'}." for name, phase in clues.claims.items()]
 
 
 def _fields(clues: Clues, name: str) -> str:

@@ -10,6 +10,7 @@ from llmtrain.launch.cluster import Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import Said, error_in
+from llmtrain.operate.lost import find_condition
 from llmtrain.operate.pods import container_state, current_container, our_code
 
 _EXITED = re.compile(r"Pod: \S+?\.(\S+-(worker|master)-(\d+)) exited with code (\d+)")
@@ -110,11 +111,6 @@ def age_of(stamp: str) -> float:
     return max(0.0, datetime.now(UTC).timestamp() - seconds_of(stamp))
 
 
-def find_condition(pod: Object, kind: str, status: str = "True") -> Object | None:
-    rows = (pod.get("status") or {}).get("conditions") or []
-    return next((row for row in rows if row["type"] == kind and row.get("status") == status), None)
-
-
 def _of_pod(record: Record, index: int, pod: Object) -> Iterable[Ending]:
     row = current_container(pod, record.kind.container)
     state, last, _ = container_state(pod, record.kind.container)
@@ -144,13 +140,3 @@ def _of_pod(record: Record, index: int, pod: Object) -> Iterable[Ending]:
             )
     if not state and status.get("phase") == "Failed":  # refused by its machine, or evicted before it began
         yield replace(base, code=-1)
-
-
-def machine_is_silent(pod: Object) -> Object | None:
-    """The condition that says so, told by the pod: not everybody may look at machines. Our pods have no probes, so one
-    whose containers are ready and who is not was marked so for its machine."""
-    ready = find_condition(pod, "Ready", "False")
-    if ready is None:
-        return None
-    is_marked = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
-    return ready if is_marked else None

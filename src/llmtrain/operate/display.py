@@ -23,6 +23,9 @@ class Display(Protocol):
     def line(self, text: str) -> None:
         """A line of rank 0's log."""
 
+    def note(self, text: str) -> None:
+        """Something that we did ourselves."""
+
     def status(self, status: RunStatus) -> None: ...
     def away(self, problem: ClusterError | None) -> None:
         """The cluster does not answer, or (None) answers again."""
@@ -61,6 +64,9 @@ class PlainLines:
         else:
             self._say(_away_text(problem))
 
+    def note(self, text: str) -> None:
+        self._say(text)
+
     def _tell_pods(self, pods: Iterable[PodStatus]) -> None:
         changed: dict[str, list[PodStatus]] = {}
         for pod in pods:
@@ -90,7 +96,8 @@ def _pod_key(pod: PodStatus) -> str:
     """What of a pod is worth a line when it changes: the kubelet's back-off and its error are the same story."""
     reason = "ImagePull" if pod.reason in ("ErrImagePull", "ImagePullBackOff") else pod.reason
     told = f" ({reason})" if reason and pod.phase != "Terminating" else ""
-    return f"{pod.phase}{told}|{pod.node}|{pod.restarts}"
+    silent = ", machine silent" if pod.silent_sec is not None else ""
+    return f"{pod.phase}{told}{silent}|{pod.node}|{pod.restarts}"
 
 
 def _was_restarted(pod: PodStatus) -> bool:
@@ -125,6 +132,9 @@ class LiveView:
         self._log.append(text)
         if time.monotonic() - self._drawn_at > DRAW_SEC:  # lines may come by the thousand
             self._draw()
+
+    def note(self, text: str) -> None:
+        self.line(f"[K8S] {text}")
 
     def status(self, status: RunStatus) -> None:
         self._status = status

@@ -14,6 +14,7 @@ from llmtrain.operate.events import find_events
 from llmtrain.operate.pod_log import AWAY_LIMIT_SEC, DRAIN_SEC, PodLogs
 from llmtrain.operate.pods import PodStatus, node_index, pod_statuses
 from llmtrain.operate.progress import Progress
+from llmtrain.operate.recover import find_lost, recover
 from llmtrain.operate.state import Seen
 from llmtrain.operate.status import RunStatus, find_job, find_pods, idle_code, make_status, wants_events
 from llmtrain.operate.trouble import never_started as never_started
@@ -33,14 +34,18 @@ def follow(
     out: TextIO,
     on_never_started: Callable[[UsageError], None] | None = None,
     tail: int | None = None,
+    recover_after: float | None = None,
+    until_running: bool = False,
 ) -> RunStatus:
     """Watch a run until it has ended; Ctrl-C is left to the caller. `on_never_started` is told, once, why no pod can
-    start (it may take the launch back and raise). `tail`: begin so many lines before the end of the log."""
+    start (it may take the launch back and raise). `tail`: begin so many lines before the end of the log.
+    `recover_after`: give up pods whose machine has not answered for so many seconds. `until_running`: no longer than
+    until all pods run."""
     logs = PodLogs(cluster, record, index=0, tail=tail)
     display: Display = LiveView(out) if is_terminal else PlainLines(out)
     try:
         with display:
-            return _Follower(cluster, record, logs, display, on_never_started).run()
+            return _Follower(cluster, record, logs, display, on_never_started, recover_after, until_running).run()
     finally:
         logs.close()
 
@@ -53,9 +58,12 @@ class _Follower:
         logs: PodLogs,
         display: Display,
         on_never_started: Callable[[UsageError], None] | None,
+        recover_after: float | None,
+        until_running: bool,
     ) -> None:
         self._cluster, self._record, self._logs, self._display = cluster, record, logs, display
-        self._on_never_started = on_never_started
+        self._on_never_started, self._recover_after = on_never_started, recover_after
+        self._until_running = until_running
         self._progress = Progress()
         self._seen: dict[str, Object] = {}
         self._present: list[Object] = []
@@ -73,6 +81,7 @@ class _Follower:
             try:
                 status = self._look()
                 self._check_trouble(status)
+                self._recover(status)
             except ClusterError as problem:
                 if time.monotonic() - answered_at > AWAY_LIMIT_SEC:
                     raise
@@ -87,6 +96,8 @@ class _Follower:
                 if self._is_over(status):
                     return self._finish(status)
                 self._display.status(status)
+                if self._until_running and status.state == "running":
+                    return status
             self._take_lines(until=started + POLL_SEC)
 
     def _look(self) -> RunStatus:
@@ -144,6 +155,15 @@ class _Follower:
         if now - self._trouble_since >= SURE_SEC:
             tell, self._on_never_started = self._on_never_started, None
             tell(error)
+
+    def _recover(self, status: RunStatus) -> None:
+        """Of a run that goes on: one that is being stopped needs nobody in the place of a lost pod."""
+        if self._recover_after is None or status.has_ended or status.state == "stopping":
+            return
+        lost, _ = find_lost(self._present, self._recover_after)
+        recover(self._cluster, self._record.namespace, lost)
+        for pod in lost:
+            self._display.note(f"{pod.name} is given up: {pod.text}")
 
     def _is_over(self, status: RunStatus) -> bool:
         if status.state not in ("removed", "incomplete"):

@@ -12,6 +12,7 @@ from llmtrain.launch.apply import is_overdue
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import one_line
 from llmtrain.launch.record import Record
+from llmtrain.operate.lost import lost_pod
 
 INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
@@ -48,6 +49,8 @@ class PodStatus:
     """Whether its container was ever started."""
     is_overdue: bool = False
     """It should be gone, but its machine does not say so: lost, most likely."""
+    silent_sec: float | None = None
+    """For how long its machine has not answered; None while it does."""
     cpu: str | None = None
     memory: str | None = None
 
@@ -116,6 +119,7 @@ def _pod_status(
         last_exit_code=our_code(record, last_code) if last_code is not None else before[-1] if before else None,
         has_run=len(own) > 1 or bool(restarts) or "running" in state or "startedAt" in state.get("terminated", {}),
         is_overdue=is_overdue(pod),
+        silent_sec=round(lost.since_sec, 1) if (lost := lost_pod(pod)) else None,
         cpu=used.get("cpu"),
         memory=used.get("memory"),
     )

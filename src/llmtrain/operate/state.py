@@ -21,7 +21,7 @@ MEANING = {
     137: "killed, or out of memory",
 }
 EVENTS_KEPT_SEC = 3000.0  # a little less than clusters do
-_SILENT_MODES = ("doctor", "command")  # no steps are logged
+_SILENT_MODES = ("doctor", "command", "hold")  # no steps are logged
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,9 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
 
 
 def _explain_waiting(record: Record, seen: Seen) -> str | None:
+    silent = [pod for pod in seen.pods if pod.silent_sec is not None]
+    if silent:
+        return _explain_silent(record, silent)
     stuck = [pod for pod in seen.pods if pod.reason and pod.phase not in ("Succeeded", "Terminating")]
     if stuck:
         others = len(stuck) < record.config.launch.node_range[1]
@@ -123,6 +126,15 @@ def _explain_waiting(record: Record, seen: Seen) -> str | None:
         return f"{leaving.name} is being removed" + (f" from {leaving.node}" if leaving.node else "")
     ended = next((pod for pod in seen.pods if pod.last_exit_code), None)
     return f"node {ended.index} ended with {code_text(ended.last_exit_code)}, and was started again" if ended else None
+
+
+def _explain_silent(record: Record, silent: list[PodStatus]) -> str:
+    machines = ", ".join(dict.fromkeys(pod.node or "a machine" for pod in silent[:8]))
+    longest = max(pod.silent_sec or 0.0 for pod in silent)
+    return (
+        f"{machines} {'does' if len(silent) == 1 else 'do'} not answer for {longest:.0f} s, and nothing takes the "
+        f"place of node {', '.join(str(pod.index) for pod in silent[:8])}: llmtrain recover {record.run_id} gives it up"
+    )
 
 
 def _explain_failure(record: Record, seen: Seen) -> str | None:

@@ -133,6 +133,8 @@ def phase_counts(pods: Sequence[PodStatus]) -> str:
 
 def phase_text(pod: PodStatus) -> str:
     """The phase, with the reason in a word where there is one."""
+    if pod.silent_sec is not None:
+        return f"{pod.phase} (machine silent)"
     if pod.reason == "Error":
         return f"{pod.phase} (exit {pod.exit_code})"
     return f"{pod.phase} ({pod.reason})" if pod.reason else pod.phase
@@ -141,6 +143,8 @@ def phase_text(pod: PodStatus) -> str:
 def pod_text(pod: PodStatus) -> str:
     """A pod in a line of plain text."""
     where = f" on {pod.node}" if pod.node else ""
+    if pod.silent_sec is not None:
+        return f"{pod.phase}{where}, which does not answer"
     why = f", {reason_text(pod)}" if pod.reason else ""
     return f"{pod.phase}{where}{why}"
 

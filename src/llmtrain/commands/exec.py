@@ -1,0 +1,96 @@
+"""llmtrain exec: a command in every pod of a run."""
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.options import JsonOption, show
+from llmtrain.errors import ClusterError, UsageError
+
+if TYPE_CHECKING:
+    from llmtrain.launch.cluster import Cluster
+    from llmtrain.launch.record import Record
+
+
+def command(
+    run: RunArgument,
+    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND ...", show_default=False)] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Let it run on; its log is kept on the runs volume.")
+    ] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="End what --detach started.")] = False,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Run a command in all pods of a run, and show what they say: `[node] line`. In pods that are held
+    (launch --hold) it runs in /work, torchrun's variables say which node it is on, and Ctrl-C ends it everywhere. The
+    exit code is that of the first node whose command failed."""
+    from llmtrain.launch.record import find_record
+
+    if kill == bool(words) or (kill and detach):
+        raise UsageError(
+            "Give a command, or --kill.", remedy=f"llmtrain exec {run} -- torchrun train.py; llmtrain exec {run} --kill"
+        )
+    cluster = connect(kubeconfig, context)
+    record = find_record(cluster, run, namespace or cluster.namespace)
+    if kill:
+        _kill(cluster, record, json_)
+    elif detach:
+        _start(cluster, record, words or [], json_)
+    else:
+        _run(cluster, record, words or [], json_)
+
+
+def _run(cluster: "Cluster", record: "Record", words: list[str], json_: bool) -> None:
+    from llmtrain.launch.pod_process import STDERR
+    from llmtrain.operate.hands import run_in_all
+
+    lock = threading.Lock()
+
+    def say(index: int, channel: int, line: str) -> None:
+        with lock:  # standard output is for the object
+            print(f"[{index}] {line}", file=sys.stderr if json_ or channel == STDERR else sys.stdout, flush=True)
+
+    try:
+        ends = run_in_all(cluster, record, words, say)
+    except KeyboardInterrupt:
+        if record.work.mode != "hold":
+            print("\nThe command may go on in the pods: only held pods are told.", file=sys.stderr)
+        raise
+    for end in ends:
+        if end.problem:
+            print(f"[{end.index}] {end.problem}", file=sys.stderr)
+        elif end.exit_code:
+            print(f"[{end.index}] ended with exit code {end.exit_code}.", file=sys.stderr)
+    nodes = [{"node": end.index, "pod": end.pod, "exit_code": end.exit_code} for end in ends]
+    if json_:
+        show(json_, {"run_id": record.run_id, "nodes": nodes}, "")
+    failed = [ClusterError.exit_code if end.exit_code is None else end.exit_code for end in ends if end.exit_code != 0]
+    if failed:
+        raise typer.Exit(failed[0])
+
+
+def _start(cluster: "Cluster", record: "Record", words: list[str], json_: bool) -> None:
+    from llmtrain.operate.hands import start_in_all
+    from llmtrain.operate.view import count
+
+    pods = start_in_all(cluster, record, words)
+    run = f"{record.run_id}{cluster.place(record.namespace)}"
+    text = (
+        f"Started in {count(len(pods), 'pod')}. What it says: llmtrain logs {run} -f (kept on the runs volume). "
+        f"End it: llmtrain exec {run} --kill."
+    )
+    show(json_, {"run_id": record.run_id, "started": [pod.name for pod in pods]}, text)
+
+
+def _kill(cluster: "Cluster", record: "Record", json_: bool) -> None:
+    from llmtrain.operate.hands import end_in_all
+
+    pods = end_in_all(cluster, record)
+    text = f"Ended in {', '.join(pod.name for pod in pods)}." if pods else "Nothing was running there."
+    show(json_, {"run_id": record.run_id, "ended": [pod.name for pod in pods]}, text)

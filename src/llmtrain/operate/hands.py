@@ -1,0 +1,253 @@
+"""Hands on the pods of a run, all at once: bring files to those that are held (`push`), run commands in them (`exec`).
+The far side is launch/held_pod.py."""
+
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
+from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.plan import HELD_COMMAND, WORK_DIR
+from llmtrain.launch.pod_process import STDERR, PodProcess
+from llmtrain.launch.record import Record
+from llmtrain.operate.pods import PodStatus, pod_statuses
+from llmtrain.operate.status import find_pods
+
+BLOCK = 2**16
+PUSHES_AT_ONCE = 16
+# Of a folder that is pushed: what is made anew, is huge, or is nobody's business.
+LEFT_OUT = ("__pycache__", ".git", ".venv", ".env", ".DS_Store")
+Say = Callable[[int, int, str], None]
+"""Told every line: of which node, STDOUT or STDERR, the line."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Files as a tar archive."""
+
+    data: bytes
+    names: list[str]
+    left_out: list[str]
+    size: int
+    """Of the files themselves."""
+
+
+@dataclass(frozen=True)
+class NodeEnd:
+    index: int
+    pod: str
+    exit_code: int | None
+    """None where the connection broke before it ended."""
+    problem: str = ""
+
+
+def pack(paths: Sequence[str]) -> Parcel:
+    """Files keep their names, folders what is in them. Symbolic links inside folders are left out: they may lead
+    anywhere."""
+    names: dict[str, Path] = {}
+    left_out: list[str] = []
+    for given in paths:
+        path = Path(given).expanduser()
+        if not path.exists():
+            raise UsageError(f"{given} does not exist.")
+        top = path.resolve()
+        found = [top] if top.is_file() else sorted(each for each in top.rglob("*") if not each.is_dir())
+        for file in found:
+            name = str(file.relative_to(top.parent))
+            inner = file.relative_to(top).parts if file != top else ()
+            if any(part in LEFT_OUT for part in inner) or (file != top and (file.is_symlink() or not file.is_file())):
+                left_out.append(name)
+            elif name in names:
+                raise UsageError(f"{names[name]} and {file} would both be {name} in {WORK_DIR}.")
+            else:
+                names[name] = file
+    if not names:
+        raise UsageError(f"There is no file in {', '.join(paths)}.")
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        size = sum(_add(archive, name, file) for name, file in names.items())
+    return Parcel(buffer.getvalue(), list(names), left_out, size)
+
+
+def _add(archive: tarfile.TarFile, name: str, file: Path) -> int:
+    try:
+        content = file.read_bytes()
+        found = file.stat()
+    except OSError as problem:
+        raise UsageError(f"{file} cannot be read: {problem.strerror}.") from None
+    row = tarfile.TarInfo(name)
+    row.size, row.mode, row.mtime = len(content), found.st_mode & 0o777, int(found.st_mtime)
+    archive.addfile(row, io.BytesIO(content))
+    return len(content)
+
+
+def find_nodes(cluster: Cluster, record: Record) -> list[PodStatus]:
+    """The pods of all nodes, which must run."""
+    pods = [pod for pod in pod_statuses(record, find_pods(cluster, record)) if pod.is_running]
+    fewest, most = record.config.launch.node_range
+    if len(pods) < fewest:
+        run = f"{record.run_id}{cluster.place(record.namespace)}"
+        raise UsageError(
+            f"{len(pods)} of {most} pods of run '{record.run_id}' run.",
+            remedy=f"llmtrain why {run} says what the others wait for; llmtrain resume {run} starts them again.",
+        )
+    return pods
+
+
+def check_held(record: Record, what: str) -> None:
+    if record.work.mode != "hold":
+        raise UsageError(
+            f"{what} needs pods that are held, and run '{record.run_id}' has another use for its pods.",
+            remedy=f"Start some with: llmtrain launch --hold --name NAME --image {record.config.launch.image}.",
+        )
+
+
+def push(cluster: Cluster, record: Record, parcel: Parcel) -> list[PodStatus]:
+    """The same files into the work folder of every pod."""
+    check_held(record, "push")
+    pods = find_nodes(cluster, record)
+    words = ["take", str(len(parcel.data)), hashlib.sha256(parcel.data).hexdigest()]
+
+    def send(pod: PodStatus) -> None:
+        complaint = b""
+        with closing(_start(cluster, record, pod, [*HELD_COMMAND, *words])) as process:
+            for at in range(0, len(parcel.data), BLOCK):
+                process.write(parcel.data[at : at + BLOCK])
+            for channel, data in process.output():
+                complaint += data if channel == STDERR else b""
+        process.check(complaint)
+
+    _in_all(pods, send, PUSHES_AT_ONCE)
+    return pods
+
+
+def run_in_all(cluster: Cluster, record: Record, words: Sequence[str], say: Say) -> list[NodeEnd]:
+    """A command in every pod at the same time, until all have ended. Ctrl-C ends them where pods are held."""
+    pods = find_nodes(cluster, record)
+    processes: list[PodProcess] = []
+    is_leaving = threading.Event()
+
+    def one(pod: PodStatus) -> NodeEnd:
+        prefix = [*HELD_COMMAND, "run", _variables(record, pod, len(pods))] if record.work.mode == "hold" else []
+        try:
+            with closing(_start(cluster, record, pod, [*prefix, *words])) as process:
+                processes.append(process)
+                if is_leaving.is_set():
+                    return NodeEnd(pod.index, pod.name, None)
+                _copy_lines(process, pod.index, say)
+            return NodeEnd(pod.index, pod.name, process.exit_code)
+        except LlmtrainError as problem:
+            return NodeEnd(pod.index, pod.name, None, problem.what)
+
+    with ThreadPoolExecutor(len(pods)) as threads:  # they may wait for each other: all at once
+        ends = [threads.submit(one, pod) for pod in pods]
+        try:
+            return [end.result() for end in ends]
+        except KeyboardInterrupt:
+            is_leaving.set()
+            for process in processes:
+                process.close()
+            raise
+
+
+def start_in_all(cluster: Cluster, record: Record, words: Sequence[str]) -> list[PodStatus]:
+    """A command in every pod that goes on when we have gone; in all of them or in none."""
+    check_held(record, "exec --detach")
+    pods = find_nodes(cluster, record)
+    started: list[PodStatus] = []
+
+    def start(pod: PodStatus) -> None:
+        rank = pod.index * record.config.launch.processes_per_node
+        log = f"{record.config.launch.runs_volume.mount_path}/{record.run_id}/logs/rank-{rank}.log"
+        far = [*HELD_COMMAND, "start", _variables(record, pod, len(pods)), log, *words]
+        _answer(cluster, record, pod, far)
+        started.append(pod)
+
+    try:
+        _in_all(pods, start, len(pods))
+    except BaseException:
+        _in_all(started, lambda pod: _end(cluster, record, pod), len(pods))
+        raise
+    return pods
+
+
+def end_in_all(cluster: Cluster, record: Record) -> list[PodStatus]:
+    """What was started is ended; the pods where something was."""
+    check_held(record, "exec --kill")
+    pods = find_nodes(cluster, record)
+    ended: list[PodStatus] = []
+
+    def end(pod: PodStatus) -> None:
+        if _end(cluster, record, pod):
+            ended.append(pod)
+
+    _in_all(pods, end, len(pods))
+    return sorted(ended, key=lambda pod: pod.index)
+
+
+def _end(cluster: Cluster, record: Record, pod: PodStatus) -> bool:
+    return _answer(cluster, record, pod, [*HELD_COMMAND, "end"]).get("process") is not None
+
+
+def _answer(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> dict[str, int | None]:
+    answer = dict(json.loads(b"".join(cluster.run(pod.name, record.namespace, record.kind.container, words))))
+    if "problem" in answer:
+        run = f"{record.run_id}{cluster.place(record.namespace)}"
+        raise UsageError(f"{answer['problem']}.", remedy=f"llmtrain exec {run} --kill ends what was started before.")
+    return answer
+
+
+def _start(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> PodProcess:
+    is_held = record.work.mode == "hold"
+    return cluster.start(pod.name, record.namespace, record.kind.container, words, stdin=is_held)
+
+
+def _variables(record: Record, pod: PodStatus, nodes: int) -> str:
+    """What torchrun and `llmtrain node` read: with it `torchrun train.py` in every pod is one job."""
+    launch = record.config.launch
+    place = {
+        "PET_NNODES": nodes,
+        "PET_NODE_RANK": pod.index,
+        "PET_NPROC_PER_NODE": launch.processes_per_node,
+        "PET_MASTER_ADDR": record.plan.master_addr,
+        "PET_MASTER_PORT": launch.master_port,
+    }
+    return json.dumps({name: str(value) for name, value in place.items()})
+
+
+def _copy_lines(process: PodProcess, index: int, say: Say) -> None:
+    rest: dict[int, bytes] = {}
+    for channel, data in process.output():
+        *whole, rest[channel] = (rest.get(channel, b"") + data).split(b"\n")
+        for line in whole:
+            say(index, channel, line.decode("utf-8", "replace"))
+    for channel, line in rest.items():
+        if line:
+            say(index, channel, line.decode("utf-8", "replace"))
+
+
+def _in_all(pods: Sequence[PodStatus], act: Callable[[PodStatus], object], at_once: int) -> None:
+    """Where it fails in some pods, one error names them."""
+    if not pods:
+        return
+    problems: list[tuple[int, str, LlmtrainError]] = []
+    with ThreadPoolExecutor(min(len(pods), at_once)) as threads:
+        waiting = {threads.submit(act, pod): pod for pod in pods}
+        for done in as_completed(waiting):
+            try:
+                done.result()
+            except LlmtrainError as problem:
+                problems.append((waiting[done].index, waiting[done].name, problem))
+    if problems:
+        _, name, first = min(problems, key=lambda row: row[0])
+        others = f" (and in {len(problems) - 1} other pods)" if len(problems) > 1 else ""
+        error = ClusterError(f"In {name}: {first.what.rstrip('.')}{others}.", remedy=first.remedy)
+        error.exit_code = first.exit_code
+        raise error

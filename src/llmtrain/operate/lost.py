@@ -1,0 +1,47 @@
+"""Pods whose machine is lost, told from the pods themselves: not everybody may look at machines."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from llmtrain.launch.apply import is_overdue
+from llmtrain.launch.cluster import Object
+
+
+@dataclass(frozen=True)
+class LostPod:
+    name: str
+    machine: str
+    since_sec: float
+    """For how long its machine has not answered."""
+
+    @property
+    def text(self) -> str:
+        return f"{self.machine} has not answered for {self.since_sec:.0f} s"
+
+
+def lost_pod(pod: Object) -> LostPod | None:
+    """A pod whose machine does not answer, or that should be gone and is not."""
+    status = pod.get("status") or {}
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    silent = machine_is_silent(pod)
+    if silent is None and not is_overdue(pod):
+        return None
+    since = pod["metadata"]["deletionTimestamp"] if silent is None else silent.get("lastTransitionTime")
+    age = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() if since else 0.0
+    return LostPod(pod["metadata"]["name"], pod["spec"].get("nodeName") or "its machine", max(0.0, age))
+
+
+def machine_is_silent(pod: Object) -> Object | None:
+    """The condition that says so. Our pods have no probes, so one whose containers are ready and who is not was marked
+    so for its machine."""
+    ready = find_condition(pod, "Ready", "False")
+    if ready is None:
+        return None
+    is_marked = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
+    return ready if is_marked else None
+
+
+def find_condition(pod: Object, kind: str, status: str = "True") -> Object | None:
+    rows = (pod.get("status") or {}).get("conditions") or []
+    return next((row for row in rows if row["type"] == kind and row.get("status") == status), None)
