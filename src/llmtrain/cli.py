@@ -21,6 +21,7 @@ from llmtrain.commands import (
     fetch_data,
     fetch_model,
     generate,
+    guard,
     launch,
     lint,
     logs,
@@ -98,6 +99,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 }
 GROUPS = {
     "secret": (secret.app, "On a Kubernetes cluster"),
+    "guard": (guard.app, "On a Kubernetes cluster"),
     "runs": (runs.app, "Use what was trained"),
     "tokenizer": (tokenizer.app, "Models and data"),
 }

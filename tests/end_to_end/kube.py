@@ -155,7 +155,7 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
         if image is None:
             image = IMAGE
             file = ["-f", str(ROOT / "docker" / "Dockerfile"), "--layers"]
-            extras = ["--build-arg", f"EXTRAS={os.environ.get('LLMTRAIN_E2E_EXTRAS', '')}"]  # none: a third smaller
+            extras = ["--build-arg", f"EXTRAS={os.environ.get('LLMTRAIN_E2E_EXTRAS', 'k8s')}"]  # a third smaller
             _run(folder, str(TOOLS / "build-image"), image, str(ROOT), *file, *extras)
         yield HOME / "run" / "admin.kubeconfig", image
     finally:

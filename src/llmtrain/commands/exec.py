@@ -27,9 +27,9 @@ def command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Run a command in all pods of a run, and show what they say: `[node] line`. In pods that are held
-    (launch --hold) it runs in /work, torchrun's variables say which node it is on, and Ctrl-C ends it everywhere. The
-    exit code is that of the first node whose command failed."""
+    """Run a command in all pods of a run, and show what they say, each line behind the number of its node. In pods that
+    are held (launch --hold) it runs in /work, torchrun's variables say which node it is on, and Ctrl-C ends it
+    everywhere. The exit code is that of the first node whose command failed."""
     from llmtrain.launch.record import find_record
 
     if kill == bool(words) or (kill and detach):

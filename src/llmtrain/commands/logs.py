@@ -20,8 +20,8 @@ def command(
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
 ) -> None:
-    """The logs of all nodes of a run, merged by time: `[node] line`. Containers and pods that were replaced come
-    first; when all pods are gone, the logs kept on the runs volume are read."""
+    """The logs of all nodes of a run, merged by time, each line behind the number of its node. Containers and pods that
+    were replaced come first; when all pods are gone, the logs kept on the runs volume are read."""
     from llmtrain.launch.record import find_record
     from llmtrain.operate.logs import merged_logs
 

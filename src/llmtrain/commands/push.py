@@ -24,8 +24,8 @@ def command(
     from llmtrain.operate.hands import pack, push
     from llmtrain.operate.view import count
 
-    parcel = pack(files)
     cluster = connect(kubeconfig, context)
+    parcel = pack(files)
     pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), parcel)
     if parcel.left_out:
         more = ", ..." if len(parcel.left_out) > 5 else ""

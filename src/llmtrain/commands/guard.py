@@ -1,0 +1,132 @@
+"""llmtrain guard: keep the runs of a namespace alive while nobody watches."""
+
+import os
+import signal
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import typer
+
+from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
+from llmtrain.commands.options import JsonOption, show
+from llmtrain.errors import UsageError
+
+HELP = "Keep the runs of a namespace alive while nobody watches."
+app = typer.Typer(help=HELP, no_args_is_help=True)
+EVERY_SEC = 5.0
+AfterOption = Annotated[float, typer.Option(min=0, help="Seconds that a machine must have been silent.")]
+
+
+@app.callback(help=HELP)
+def group() -> None:
+    pass
+
+
+@app.command("install")
+def install_command(
+    image: Annotated[str | None, typer.Option(help="Image of llmtrain. Default: launch.image's.")] = None,
+    after: AfterOption = 60.0,
+    webhook: Annotated[
+        str | None, typer.Option(help="URL that gets a line of JSON for each event; kept in a Secret.")
+    ] = None,
+    with_logs: Annotated[
+        bool, typer.Option("--with-logs", help="May read logs too: only they tell when a StatefulSet's run has ended.")
+    ] = False,
+    pull_policy: Annotated[
+        str, typer.Option("--image-pull-policy", help="IfNotPresent, Always or Never.")
+    ] = "IfNotPresent",
+    pull_secret: Annotated[
+        list[str] | None, typer.Option("--image-pull-secret", help="Secret of a private registry.", show_default=False)
+    ] = None,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Put one small pod into a namespace that gives up pods on lost machines (as `recover` does), and tells a webhook
+    when a run has finished, failed or been recovered. Again with other options: it is changed."""
+    from llmtrain.config.launch import LaunchSection
+    from llmtrain.launch.guard import GuardPlan, install
+    from llmtrain.operate.guard_status import wait_until_watching
+
+    if webhook is not None and (urlsplit(webhook).scheme not in ("http", "https") or not urlsplit(webhook).hostname):
+        raise UsageError("--webhook is no http or https address.")
+    if pull_policy not in ("IfNotPresent", "Always", "Never"):
+        raise UsageError(f"--image-pull-policy '{pull_policy}' is unknown.", known=["IfNotPresent", "Always", "Never"])
+    cluster = connect(kubeconfig, context)
+    where = namespace or cluster.namespace
+    now = datetime.now(UTC).isoformat()
+    chosen = image or LaunchSection().image
+    plan = GuardPlan(where, chosen, pull_policy, after, now, webhook, with_logs, pull_secret or [])
+    done = install(cluster, plan)
+    wait_until_watching(cluster, where)
+    text = f"The guard of namespace {where} is {done}: pods are given up {after:g} s after their machine went silent."
+    show(json_, {"namespace": where, "done": done, "image": chosen, "after_sec": after, "webhook": bool(webhook)}, text)
+
+
+@app.command("remove")
+def remove_command(
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Take the guard out of a namespace, with its account and its rights. Runs are not touched."""
+    from llmtrain.launch.guard import remove
+
+    cluster = connect(kubeconfig, context)
+    where = namespace or cluster.namespace
+    was_there = remove(cluster, where)
+    text = f"The guard of namespace {where} is removed." if was_there else f"Namespace {where} has no guard."
+    show(json_, {"namespace": where, "removed": was_there}, text)
+
+
+@app.command("status")
+def status_command(
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+    json_: JsonOption = False,
+) -> None:
+    """Whether a namespace has a guard, how it does, and what it said last."""
+    from dataclasses import asdict
+
+    from llmtrain.operate.guard_status import guard_status
+
+    cluster = connect(kubeconfig, context)
+    where = namespace or cluster.namespace
+    status = guard_status(cluster, where)
+    if status is None:
+        hint = f"Install one: llmtrain guard install{cluster.place(where)}"
+        show(json_, {"namespace": where, "installed": False}, f"Namespace {where} has no guard. {hint}")
+        return
+    show(json_, {"namespace": where, "installed": True, **asdict(status)}, f"Namespace {where}: {status.text}")
+
+
+@app.command("watch", hidden=True)
+def watch_command(
+    after: AfterOption = 60.0,
+    with_logs: Annotated[bool, typer.Option("--with-logs")] = False,
+    namespace: NamespaceOption = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+) -> None:
+    """What the guard's pod runs: watch the runs of a namespace until told to stop."""
+    from llmtrain.config.schema import LoggingSection
+    from llmtrain.launch.guard import WATCHING, WEBHOOK
+    from llmtrain.logs import log, setup_logging
+    from llmtrain.operate.guard import Guard, watch
+
+    setup_logging(LoggingSection())
+    cluster = connect(kubeconfig, context)
+    where = namespace or cluster.namespace
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    guard = Guard(cluster, where, after, os.environ.get(WEBHOOK), with_logs)
+    log("GUARD", f"watches namespace {where}: pods are given up {after:g} s after their machine went silent")
+    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    watch(guard, EVERY_SEC, lambda: Path(WATCHING).touch() if in_pod else None, told.wait)

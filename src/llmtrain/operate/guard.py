@@ -1,0 +1,226 @@
+"""What the guard does, from inside the cluster: it gives up pods on lost machines, and tells a webhook when a run has
+finished, failed or been recovered.
+
+It sees pods and nothing else, neither jobs nor machines nor volumes, so that whoever takes it over gains little. What
+it has told it writes on the pods themselves: a guard that was started again tells nothing twice.
+"""
+
+import json
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from llmtrain.distributed.endings import NO_RESTART_CODES
+from llmtrain.errors import LlmtrainError
+from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
+from llmtrain.logs import log, warn
+from llmtrain.operate.pods import INDEX_LABELS, ROLE_LABEL, worst_code
+from llmtrain.operate.progress import read_progress
+from llmtrain.operate.recover import find_lost, recover
+
+TOLD_NOTE = "llmtrain/guard-told"
+# Between two tries of a Job lie six minutes at most: a run without any pod for longer does not come back.
+GIVEN_UP_SEC = 420.0
+POST_SEC = 10.0
+OUTBOX = 1000  # events that are kept for a webhook that does not answer
+
+
+@dataclass(frozen=True)
+class End:
+    event: str
+    """finished or failed"""
+    exit_code: int | None
+
+
+@dataclass
+class Letter:
+    """An event, and what to do once it is told."""
+
+    event: dict[str, Any]
+    when_sent: Callable[[], None]
+
+
+class Guard:
+    def __init__(
+        self, cluster: Cluster, namespace: str, after_sec: float, webhook: str | None = None, with_logs: bool = False
+    ) -> None:
+        self._cluster, self._namespace, self._after_sec = cluster, namespace, after_sec
+        self._webhook, self._with_logs = webhook, with_logs
+        self._outbox: list[Letter] = []
+        self._is_silent = False
+
+    def look(self) -> None:
+        """Once: at all runs of the namespace."""
+        for run, pods in self._runs().items():
+            self._recover(run, pods)
+            end = self._end(pods)
+            if end is not None and not any(_told(pod) for pod in pods) and not self._is_waiting(run):
+                said = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
+                names = [pod["metadata"]["name"] for pod in pods]
+                self._tell(end.event, run, said, partial(self._mark, names, end), end.exit_code)
+        self._send()
+
+    def _runs(self) -> dict[str, list[Object]]:
+        found: dict[str, list[Object]] = defaultdict(list)
+        for pod in self._cluster.find("v1", "Pod", self._namespace, {**APP_LABEL, RUN_LABEL: None}):
+            found[pod["metadata"]["labels"][RUN_LABEL]].append(pod)
+        return found
+
+    def _recover(self, run: str, pods: list[Object]) -> None:
+        lost, _ = find_lost(pods, self._after_sec)
+        recover(self._cluster, self._namespace, lost)
+        if lost:
+            gone = ", ".join(f"{pod.name} ({pod.text})" for pod in lost)
+            self._tell("recovered", run, f"run {run} goes on without {gone}", lambda: None, None)
+
+    def _end(self, pods: list[Object]) -> End | None:
+        if self._with_logs and _is_set(pods):
+            return self._end_of_set(pods)
+        return find_end(pods)
+
+    def _end_of_set(self, pods: list[Object]) -> End | None:
+        """Pods of a StatefulSet do not end: they say that they have, and wait."""
+        first = next((pod for pod in pods if _node(pod)[1] == "0" and _phase(pod) == "Running"), None)
+        if first is None:
+            return None
+        lines = self._cluster.log(
+            first["metadata"]["name"], self._namespace, first["spec"]["containers"][0]["name"], tail=5
+        )
+        code = read_progress(lines).idle_code
+        return None if code is None else End("failed" if code else "finished", code)
+
+    def _is_waiting(self, run: str) -> bool:
+        """Its end is in the outbox already."""
+        return any(letter.event["run"] == run and letter.event["event"] != "recovered" for letter in self._outbox)
+
+    def _tell(self, event: str, run: str, text: str, when_sent: Callable[[], None], exit_code: int | None) -> None:
+        log("GUARD", text)
+        row = {
+            "event": event,
+            "run": run,
+            "namespace": self._namespace,
+            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "exit_code": exit_code,
+            "text": f"llmtrain: {text} (namespace {self._namespace})",
+        }
+        self._outbox = [*self._outbox, Letter(row, when_sent)][-OUTBOX:]
+
+    def _send(self) -> None:
+        while self._outbox:
+            letter = self._outbox[0]
+            if self._webhook:
+                try:
+                    post(self._webhook, letter.event)
+                except OSError as problem:
+                    if not self._is_silent:
+                        warn("GUARD", f"the webhook does not take what it is told ({reason(problem)}); trying again")
+                    self._is_silent = True
+                    return
+                self._is_silent = False
+            letter.when_sent()
+            self._outbox.pop(0)
+
+    def _mark(self, pods: Iterable[str], end: End) -> None:
+        for name in pods:
+            self._cluster.patch(
+                "v1", "Pod", name, self._namespace, {"metadata": {"annotations": {TOLD_NOTE: end.event}}}
+            )
+
+
+def post(url: str, event: dict[str, Any]) -> None:
+    """One line of JSON. Chat services show its `text`."""
+    body = json.dumps(event).encode() + b"\n"
+    headers = {"Content-Type": "application/json", "User-Agent": "llmtrain-guard"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=POST_SEC) as answer:
+        answer.read()
+
+
+def reason(problem: OSError) -> str:
+    """Without the address, which may be a password."""
+    code = getattr(problem, "code", None)
+    return f"HTTP {code}" if code else str(getattr(problem, "reason", None) or problem)
+
+
+def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
+    """How a run has ended, told from its pods. None while it goes on, or is being removed by somebody."""
+    staying = [pod for pod in _newest(pods) if "deletionTimestamp" not in pod["metadata"]]
+    codes = {pod["metadata"]["name"]: _code(pod) for pod in staying}
+    mistakes = [code for code in codes.values() if code in NO_RESTART_CODES]
+    if mistakes:  # they end every kind of job at once
+        return End("failed", worst_code(mistakes))
+    if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
+        return None
+    if all(_phase(pod) == "Succeeded" for pod in staying):
+        return End("finished", 0)
+    last = max((_ended_at(pod) for pod in staying), default="")
+    if not last or (now or time.time()) - datetime.fromisoformat(last).timestamp() < GIVEN_UP_SEC:
+        return None
+    return End("failed", worst_code(codes.values()))
+
+
+def _newest(pods: Iterable[Object]) -> list[Object]:
+    """Of each node."""
+    found: dict[tuple[str, str], Object] = {}
+    for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
+        found[_node(pod)] = pod
+    return list(found.values())
+
+
+def _node(pod: Object) -> tuple[str, str]:
+    """What tells the nodes of a run apart: its role, and its number."""
+    labels = pod["metadata"].get("labels") or {}
+    number = next((labels[label] for label in INDEX_LABELS if label in labels), pod["metadata"]["name"])
+    return labels.get(ROLE_LABEL, ""), number
+
+
+def _phase(pod: Object) -> str:
+    return str((pod.get("status") or {}).get("phase", ""))
+
+
+def _ends(pod: Object) -> list[Object]:
+    rows = (pod.get("status") or {}).get("containerStatuses") or []
+    return [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
+
+
+def _code(pod: Object) -> int | None:
+    return worst_code(end.get("exitCode") for end in _ends(pod))
+
+
+def _ended_at(pod: Object) -> str:
+    return max((str(end.get("finishedAt") or "") for end in _ends(pod)), default="")
+
+
+def _told(pod: Object) -> bool:
+    return TOLD_NOTE in (pod["metadata"].get("annotations") or {})
+
+
+def _is_set(pods: Iterable[Object]) -> bool:
+    return any(
+        owner.get("kind") == "StatefulSet" for pod in pods for owner in pod["metadata"].get("ownerReferences") or []
+    )
+
+
+def watch(guard: Guard, every_sec: float, when_seen: Callable[[], None], is_told: Callable[[float], bool]) -> None:
+    """Look again and again; `is_told` waits so long, and says whether to end. A cluster that does not answer is asked
+    again."""
+    is_away = False
+    while True:
+        try:
+            guard.look()
+        except LlmtrainError as problem:
+            if not is_away:
+                warn("GUARD", f"{problem} Trying again.")
+            is_away = True
+        else:
+            if is_away:
+                log("GUARD", "the cluster answers again")
+            is_away = False
+            when_seen()
+        if is_told(every_sec):
+            return
