@@ -84,7 +84,10 @@ def end_as(status: "RunStatus", json_: bool, place: str, is_forgotten: bool) -> 
         return
     why = f": {status.why_short}" if status.why_short else ""
     if status.state == "failed":
-        error = LlmtrainError(f"Run {status.run_id} failed{why}.", remedy=f"llmtrain logs {run} shows what it said.")
+        error = LlmtrainError(
+            f"Run {status.run_id} failed{why}.",
+            remedy=f"llmtrain why {run} names the cause; llmtrain logs {run} shows what it said.",
+        )
         error.exit_code = status.exit_code or LlmtrainError.exit_code
     elif is_forgotten:
         error = ResumeMe(f"Run {status.run_id} was deleted while it was watched.")

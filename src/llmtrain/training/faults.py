@@ -2,12 +2,15 @@
 part only that start of the processes is hit: 0 is the first, 1 the first restart.
 
 Actions: kill (SIGKILL to this process), term (SIGTERM), stop (SIGSTOP), enospc (the disk is full), nan (the loss is
-not a number; the point must be `loss`). Without the variable a fault point costs one dictionary look-up.
+not a number; the point must be `loss`), wait (for as long as the file LLMTRAIN_FAULT_FILE exists). Without the variable
+a fault point costs one dictionary look-up.
 """
 
 import errno
 import os
 import signal
+import time
+from pathlib import Path
 
 POINTS = (
     "forward",
@@ -47,6 +50,10 @@ def fault(point: str, step: int) -> str | None:
         return None
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
+        return None
+    if action == "wait":
+        while Path(os.environ["LLMTRAIN_FAULT_FILE"]).exists():
+            time.sleep(0.05)
         return None
     if action == "enospc":
         raise OSError(errno.ENOSPC, "No space left on device (asked for by LLMTRAIN_FAULT)")

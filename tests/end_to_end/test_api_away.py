@@ -1,0 +1,43 @@
+"""The API server dies while a run trains, and comes back: the run notices nothing, whoever watches it goes on."""
+
+import time
+
+import pytest
+from breaking import tool, wait_for
+from kube import TOOLS, Kube
+from test_interrupted import SET, finished_hash
+
+from llmtrain.registry import LAUNCHERS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (TOOLS / "cluster").exists(), reason="needs ../shared/kube: its API server is killed"),
+]
+AWAY_SEC = 10
+
+
+@pytest.fixture(scope="module")
+def reference(kube: Kube) -> str:
+    return str(kube.local("train", "--config", "ddp_smoke", "--processes", "2", *SET, "--json").json["state_sha256"])
+
+
+@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+def test_away_in_the_middle(kube: Kube, kind: str, reference: str) -> None:
+    run = f"{kind.replace('_', '-')}-away"
+    watching = kube.start(*kube.launch_words(kind, run, *SET, "--set", "launch.resources.cpu=600m"))
+    try:
+        wait_for(lambda: (kube.volume("runs") / run / "checkpoints" / "step_20").exists(), 120, "step 20")
+        tool("kill-api")
+        time.sleep(AWAY_SEC)
+        refused = kube.llmtrain("status", run, expect=69)
+        assert "does not answer" in refused.err
+    finally:
+        tool("start-api")
+    out, _ = watching.communicate(timeout=300)
+    assert watching.returncode == 0, out
+    assert "does not answer" in out
+    assert "the cluster answers again" in out
+    status = kube.status(run)
+    assert (status["state"], status["restarts"]) == ("finished", 0)
+    assert finished_hash(kube, run) == reference
+    kube.llmtrain("delete", run)
