@@ -9,7 +9,21 @@ CONFIG ?= gpt_stdlib
 ARGS   ?=
 PROCESSES ?= 2
 
+# On a cluster (docs/local-cluster.md). Empty KIND_CLUSTER: none is made, the one of your kubeconfig is used.
+KIND_CLUSTER  ?= llmtrain
+K8S_IMAGE     ?= llmtrain:dev
+K8S_BUILD     ?= docker build
+K8S_CONFIG    ?= k8s_indexed_job
+K8S_RUN       ?= k8s-demo
+K8S_CLAIM     ?= runs
+K8S_NAMESPACE ?=
+# K8S_ARGS: which cluster (--kubeconfig FILE, --context NAME). K8S_SET: more for launch (--set launch.nodes=1).
+K8S_ARGS      ?=
+K8S_SET       ?=
+K8S_PLACE      = $(K8S_ARGS) $(if $(K8S_NAMESPACE),--namespace $(K8S_NAMESPACE))
+
 .PHONY: help setup train train-ddp test test-slow lint format bench constraints e2e e2e-full clean
+.PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
 
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"
@@ -28,6 +42,32 @@ train: setup  ## train a small GPT on Python's own source files; CONFIG=preset o
 
 train-ddp: setup  ## the same with two processes; CONFIG=preset or file (default ddp_smoke), PROCESSES=2
 	$(BIN)/llmtrain train --config $(if $(filter file,$(origin CONFIG)),ddp_smoke,$(CONFIG)) --processes $(PROCESSES) $(ARGS)
+
+k8s-cluster: setup  ## a Kubernetes cluster on this machine, with Docker and kind; runs are in ./runs
+	$(BIN)/llmtrain cluster up --name $(KIND_CLUSTER)
+
+k8s-build: setup  ## build the image; load it if the kubeconfig leads to the cluster of k8s-cluster
+	$(K8S_BUILD) -t $(K8S_IMAGE) -f docker/Dockerfile .
+	$(if $(KIND_CLUSTER),$(BIN)/llmtrain cluster load-image $(K8S_IMAGE) --name $(KIND_CLUSTER) --if-reached $(K8S_ARGS))
+
+k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name, K8S_CONFIG=preset or file, K8S_SET="--set ..."
+	$(BIN)/llmtrain launch --config $(K8S_CONFIG) --name $(K8S_RUN) --image $(K8S_IMAGE) \
+	  --set launch.runs_volume.claim=$(K8S_CLAIM) $(K8S_SET) $(K8S_PLACE)
+
+k8s-logs: setup  ## the logs of that run
+	$(BIN)/llmtrain logs $(K8S_RUN) $(K8S_PLACE)
+
+k8s-clean: setup  ## remove that run from the cluster; its files stay
+	$(BIN)/llmtrain delete $(K8S_RUN) $(K8S_PLACE)
+
+k8s-cluster-delete: setup  ## remove the cluster of k8s-cluster, and no other; runs stay
+	$(BIN)/llmtrain cluster down --name $(KIND_CLUSTER)
+
+k8s-full: setup  ## k8s-cluster, k8s-build, k8s-train and k8s-logs
+	$(if $(KIND_CLUSTER),$(MAKE) k8s-cluster)
+	$(MAKE) k8s-build
+	$(MAKE) k8s-train
+	$(MAKE) k8s-logs
 
 test: setup  ## the tests, without the slow ones
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/end_to_end
@@ -48,7 +88,7 @@ e2e: setup  ## end to end: a wheel; every launch kind on a real cluster (../shar
 	$(BIN)/python -m pytest tests/end_to_end -m "not slow" --timeout 1200 --durations 10 -rs
 
 e2e-full: setup  ## the same with the long ones: LoRA of a real model, deleted pods on every kind
-	LLMTRAIN_E2E_EXTRAS=hf,mlflow,s3 $(BIN)/python -m pytest tests/end_to_end --timeout 1800 --durations 20 -rs
+	LLMTRAIN_E2E_EXTRAS=hf,mlflow,s3,k8s $(BIN)/python -m pytest tests/end_to_end --timeout 1800 --durations 20 -rs
 
 bench: setup  ## side-by-side measurements; needs ../shared/data
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done

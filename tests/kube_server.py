@@ -20,8 +20,9 @@ from llmtrain.launch.cluster import PLURALS, Cluster
 
 Object = dict[str, Any]
 KINDS = {plural: kind for kind, plural in PLURALS.items() if kind != "PodMetrics"}
+CLUSTER_WIDE = {"PersistentVolume"}
 Key = tuple[str, str, str]
-"""Plural, namespace, name."""
+"""Plural, namespace (of none: empty), name."""
 
 
 def merge(old: Object, change: Object) -> Object:
@@ -77,7 +78,8 @@ class KubeServer:
         """Make an object as the real server would, with its time and its uid."""
         with self.lock:
             meta = manifest["metadata"]
-            key = (PLURALS[manifest["kind"]], meta.get("namespace", "team"), meta["name"])
+            home = "" if manifest["kind"] in CLUSTER_WIDE else "team"
+            key = (PLURALS[manifest["kind"]], meta.get("namespace", home), meta["name"])
             self._uids += 1
             stamps = {"uid": f"uid-{self._uids}", "creationTimestamp": now(), "namespace": key[1]}
             self.objects[key] = {**manifest, "metadata": {**stamps, **meta}}

@@ -104,7 +104,20 @@ VERBS = (
 )
 
 # They need a cluster, a hub or a store: what they do is tested in tests/operate, tests/launch and beside the others.
-IN_A_CLUSTER = {"status", "logs", "why", "recover", "push", "exec", "stop", "resume", "fetch", "delete", "secret"}
+IN_A_CLUSTER = {
+    "status",
+    "logs",
+    "why",
+    "recover",
+    "push",
+    "exec",
+    "stop",
+    "resume",
+    "fetch",
+    "delete",
+    "secret",
+    "guard",
+}
 ELSEWHERE = (
     ("status",),
     ("logs", "demo"),
@@ -117,6 +130,7 @@ ELSEWHERE = (
     ("fetch", "demo"),
     ("delete", "demo"),
     ("secret", "hf-token", "--from-env-file", ".env"),
+    ("guard", "status"),
     ("prefetch",),
     ("sync", "demo", "s3://bucket"),
 )
@@ -156,13 +170,14 @@ class TestEveryVerb:
 
     def test_they_are_all_the_verbs_there_are(self, cli) -> None:
         listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
-        elsewhere = {"chat", "fetch-model", "fetch-data", "lint"}  # they need a person, or the hub: tests of their own
+        # They need a person, the hub or kind: tests of their own.
+        elsewhere = {"chat", "fetch-model", "fetch-data", "lint", "cluster"}
         elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
 
     @pytest.mark.parametrize("words", ELSEWHERE, ids=" ".join)
     def test_those_with_tests_of_their_own(self, cli, words: tuple[str, ...]) -> None:
-        path = words[:2] if words[0] == "secret" else words[:1]
+        path = words[:2] if words[0] in ("secret", "guard") else words[:1]
         shown = cli(*path, "--help")
         assert shown.code == 0
         assert ("--json" in shown.out) is (words[0] != "logs")  # lines are all it has

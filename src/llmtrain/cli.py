@@ -12,6 +12,7 @@ import typer
 import llmtrain
 from llmtrain.commands import (
     chat,
+    cluster,
     delete,
     doctor,
     evaluate,
@@ -100,6 +101,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 GROUPS = {
     "secret": (secret.app, "On a Kubernetes cluster"),
     "guard": (guard.app, "On a Kubernetes cluster"),
+    "cluster": (cluster.app, "On a Kubernetes cluster"),
     "runs": (runs.app, "Use what was trained"),
     "tokenizer": (tokenizer.app, "Models and data"),
 }

@@ -50,9 +50,11 @@ class Kube:
 
     def llmtrain(self, *words: str, expect: int | None = 0, timeout: float = 300) -> Done:
         """A command that talks to the cluster, as a process of its own."""
+        return self.local(*self._placed(*words), expect=expect, timeout=timeout)
+
+    def _placed(self, *words: str) -> list[str]:
         split = words.index("--") if "--" in words else len(words)
-        place = ["--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace]
-        return self.local(*words[:split], *place, *words[split:], expect=expect, timeout=timeout)
+        return [*words[:split], "--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace, *words[split:]]
 
     def local(self, *words: str, expect: int | None = 0, timeout: float = 300) -> Done:
         command = [sys.executable, "-m", "llmtrain", *words]
@@ -64,9 +66,8 @@ class Kube:
         return Done(done.returncode, done.stdout, done.stderr)
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
-        place = ["--kubeconfig", str(self.kubeconfig), "--namespace", self.namespace]
         return subprocess.Popen(
-            [sys.executable, "-m", "llmtrain", *words, *place],
+            [sys.executable, "-m", "llmtrain", *self._placed(*words)],
             cwd=self.folder,
             env=environment(self.folder),
             stdout=subprocess.PIPE,

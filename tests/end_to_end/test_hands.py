@@ -39,7 +39,8 @@ def test_files_are_brought_and_torchrun_finds_the_others(kube: Kube, held: str) 
     kube.llmtrain("push", held, "code")
     done = kube.llmtrain("exec", held, "--", "torchrun", "code/total.py")
     assert sorted(done.out.splitlines()) == ["[0] rank 0 of 2: 3.0", "[1] rank 1 of 2: 3.0"]
-    assert kube.llmtrain("exec", held, "--", "ls", "-A", "code").out == "[0] total.py\n[1] total.py\n"
+    listed = kube.llmtrain("exec", held, "--", "ls", "-A", "code").out.splitlines()
+    assert sorted(listed) == ["[0] total.py", "[1] total.py"]
     kube.llmtrain("fetch", held)
     assert (kube.folder / "runs" / held / "total.txt").read_text() == "3.0"
 
@@ -71,8 +72,7 @@ def test_ctrl_c_ends_it_in_the_pods(kube: Kube, held: str) -> None:
     at_work = ["exec", held, "--", "sh", "-c", "ps ax 2>/dev/null || cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
     running = kube.start("exec", held, "--", "python3", "-c", "import time; print('up', flush=True); time.sleep(4321)")
     assert running.stdout is not None
-    while "up" not in running.stdout.readline():
-        pass
+    assert "up" in running.stdout.readline() + running.stdout.readline()
     assert "4321" in kube.llmtrain(*at_work).out
     running.send_signal(signal.SIGINT)
     assert running.wait(20) == 130

@@ -1,0 +1,63 @@
+"""make k8s-train, k8s-logs and k8s-clean on a cluster that none of our commands made, and on a volume as `cluster up`
+makes it: a folder of the host, which pods write as user 1000."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kube import ROOT, SMALL, Done, Kube, environment
+
+from llmtrain.launch.local_cluster import open_folder, volume_manifests
+
+CLAIM = "as-up-makes-it"
+
+
+@pytest.fixture
+def folder(kube: Kube, tmp_path: Path) -> Iterator[Path]:
+    """Where the claim's files lie on this machine."""
+    folder = open_folder(tmp_path / "runs")
+    volume, claim = volume_manifests(str(folder), kube.namespace, CLAIM)
+    kube.apply(volume)
+    kube.apply(claim)
+    yield folder
+    kube.kubectl("delete", "pvc", CLAIM, "--wait=false")
+    kube.kubectl("delete", "pv", volume["metadata"]["name"], "--wait=false")
+
+
+def make(kube: Kube, target: str, **variables: str) -> Done:
+    small = " ".join(f"--set launch.resources.{setting}" for setting in (*SMALL[1:], "cpu=600m"))
+    variables = {"K8S_SET": small, "K8S_RUN": "by-make", "K8S_CLAIM": CLAIM, "K8S_IMAGE": kube.image, **variables}
+    variables |= {"K8S_NAMESPACE": kube.namespace, "BIN": str(Path(sys.executable).parent)}
+    words = ["make", "-C", str(ROOT), "-o", "setup", target, *(f"{key}={value}" for key, value in variables.items())]
+    surroundings = {**environment(kube.folder), "KUBECONFIG": str(kube.kubeconfig)}
+    done = subprocess.run(words, env=surroundings, capture_output=True, text=True, timeout=120)
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
+    trained = make(kube, "k8s-train")
+    assert trained.code == 0, trained.out[-3000:] + trained.err[-3000:]
+    assert "[TRAIN] step 30/30" in trained.out
+    finished = folder / "by-make" / "finished.json"
+    assert json.loads(finished.read_text())["steps"] == 30
+    assert finished.stat().st_uid == 1000
+    shown = kube.local("runs", "show", "by-make", "--root", str(folder), "--json").json
+    assert (shown["run_id"], shown["status"]) == ("by-make", "finished")
+
+    again = make(kube, "k8s-train")
+    assert again.code != 0
+    assert "Run 'by-make' exists already" in again.err
+
+    logs = make(kube, "k8s-logs")
+    assert logs.code == 0, logs.err
+    assert "[0] [TRAIN] step 30/30" in logs.out
+
+    cleaned = make(kube, "k8s-clean")
+    assert cleaned.code == 0, cleaned.err
+    assert f"Data stays on claim {CLAIM}." in cleaned.out
+    assert kube.objects("pods,jobs,configmaps", "-l", "llmtrain/run=by-make") == []
+    assert finished.is_file()
+    assert make(kube, "k8s-logs").code != 0
