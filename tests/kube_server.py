@@ -176,6 +176,9 @@ class _Handler(BaseHTTPRequestHandler):
         place, query = self._read()
         manifest = self._body()
         assert place is not None
+        if place.plural == "selfsubjectaccessreviews":  # whoever asks may do everything here
+            self._answer(201, {**manifest, "status": {"allowed": True}})
+            return
         key = (place.plural, place.namespace or "", manifest["metadata"]["name"])
         if key in self.kube.objects:
             self._refuse(409, f'{place.plural} "{key[2]}" already exists')

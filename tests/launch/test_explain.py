@@ -81,7 +81,7 @@ REFUSALS = {
             'pods is forbidden: User "dev" cannot list resource "pods" in API group "" at the cluster scope',
         ),
         UsageError,
-        "You have no right to list pods.",
+        "You have no right to list pods across the whole cluster.",
         "can-i list pods --all-namespaces",
     ),
     "no right to a part": (
@@ -96,6 +96,22 @@ REFUSALS = {
         UsageError,
         "You have no right to get pods/log in namespace team.",
         "can-i get pods/log -n team",
+    ),
+    "machine that does not answer": (
+        Request("get", "v1", "Pod", "team", "demo-0", "log"),
+        500,
+        status(500, "InternalError", "no preferred addresses found; known addresses: [{Hostname }]"),
+        ClusterError,
+        "cannot get at the log of Pod demo-0 in namespace team (HTTP 500): no preferred addresses found",
+        "llmtrain why",
+    ),
+    "command in a pod that the cluster forbids": (
+        Request("create", "v1", "Pod", "team", "demo-0", "exec"),
+        403,
+        status(403, "Forbidden", 'admission webhook "policy.example.com" denied the request: no shells here'),
+        UsageError,
+        "forbids a command in Pod demo-0 in namespace team: admission webhook",
+        "rule behind it",
     ),
     "quota": (
         JOB,

@@ -23,7 +23,9 @@ from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
 CONFIRM_SEC = 1.0
+RETRY_SEC = 0.5
 OVERDUE_SEC = 30.0  # after its grace period
+RUNTIME_SEC = 10.0  # that the operator of a TrainJob may take to see the runtime that was made just before
 LEAVE_SEC = 60.0  # that an object may take to go after it was deleted
 Waiting = Callable[[list[Object]], None]
 """Told again and again which pods are still there."""
@@ -69,6 +71,9 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
         found = _find(cluster, manifest)
         if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
             raise _taken(found, plan)
+        if found is None or manifest["kind"] not in KEPT:
+            cluster.check_right("create", manifest)
+    cluster.check_right("delete", _job(record))
     left = remove_job(cluster, record, waiting)
     with _undoing() as undo:
         for manifest in manifests:
@@ -85,11 +90,18 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
 def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], None]]) -> None:
     """Make an object, and remember how to take it back even if the answer gets lost."""
     undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
-    try:
-        cluster.create(manifest)
-    except AlreadyThere:
-        undo.pop()  # somebody else made it
-        raise
+    deadline = time.monotonic() + RUNTIME_SEC
+    while True:
+        try:
+            cluster.create(manifest)
+            return
+        except AlreadyThere:
+            undo.pop()  # somebody else made it
+            raise
+        except UsageError as refused:
+            if "must be created before the TrainJob" not in refused.what or time.monotonic() > deadline:
+                raise
+        time.sleep(RETRY_SEC)
 
 
 def _find_settled(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object | None:
@@ -126,6 +138,7 @@ def _patch_record(cluster: Cluster, plan: JobPlan, config_map: Object) -> None:
 def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
     """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
     pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""
+    cluster.check_right("delete", _job(record))
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     notes = {STOPPED_AT: now} | ({ENDED_AS: ended_as} if ended_as else {})
     cluster.patch(
@@ -139,12 +152,17 @@ def delete(cluster: Cluster, record: Record, data: bool, waiting: Waiting) -> li
     left = remove_job(cluster, record, waiting)
     # A fetch that was killed leaves its pod behind for a while.
     for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
-        cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace, grace_sec=0)
+        cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace)
     for manifest in render(record.plan):
         if manifest["kind"] == "PersistentVolumeClaim" and data:
             _delete_ours(cluster, manifest, record.run_id)
     cluster.delete("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
     return left
+
+
+def _job(record: Record) -> Manifest:
+    """The last that is made, and the first to go."""
+    return render(record.plan)[-1]
 
 
 def remove_job(cluster: Cluster, record: Record, waiting: Waiting | None = None) -> list[str]:

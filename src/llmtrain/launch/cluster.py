@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.launch.explain import Missing, Request, explain_refusal, one_line
+from llmtrain.launch.explain import Missing, Request, explain_refusal, no_right, one_line
 from llmtrain.launch.pod_process import MESSAGE_BYTES, STDOUT, PodProcess
 
 Object = dict[str, Any]
@@ -40,6 +40,7 @@ PLURALS = {
     "Role": "roles",
     "RoleBinding": "rolebindings",
     "Secret": "secrets",
+    "SelfSubjectAccessReview": "selfsubjectaccessreviews",
     "Service": "services",
     "ServiceAccount": "serviceaccounts",
     "StatefulSet": "statefulsets",
@@ -134,6 +135,20 @@ class Cluster:
         if made is None:
             raise Missing(request)
         return made
+
+    def check_right(self, verb: str, manifest: Object) -> None:
+        """Refused where we may not do that with such an object: asked before changes that cannot be taken back."""
+        version, kind, namespace = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"]
+        group = version.rpartition("/")[0]
+        asked = {"verb": verb, "group": group, "resource": PLURALS[kind], "namespace": namespace}
+        request = Request("create", "authorization.k8s.io/v1", "SelfSubjectAccessReview", None)
+        review = {"apiVersion": request.api_version, "kind": request.kind, "spec": {"resourceAttributes": asked}}
+        try:
+            answer = self._json(request, body=review)
+        except UsageError:  # not everywhere may one ask: trying tells
+            return
+        if answer is not None and not answer["status"].get("allowed"):
+            raise no_right(f"{verb} {PLURALS[kind]}", namespace)
 
     def patch(self, api_version: str, kind: str, name: str, namespace: str, change: Object) -> Object | None:
         """Merge a change into an object; None where there is none."""

@@ -14,8 +14,7 @@ OPERATORS = {
     "TrainingRuntime": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
     "JobSet": "JobSet, https://jobset.sigs.k8s.io/docs/installation",
 }
-
-
+PARTS = {"exec": "a command in", "log": "the log of", "status": "the status of"}
 QUOTA_REMEDY = "Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota."
 
 
@@ -33,7 +32,8 @@ class Request:
     @property
     def thing(self) -> str:
         where = f" in namespace {self.namespace}" if self.namespace else ""
-        return f"{self.kind} {self.name}{where}" if self.name else f"{self.kind} objects{where}"
+        whole = f"{self.kind} {self.name}{where}" if self.name else f"{self.kind} objects{where}"
+        return f"{PARTS.get(self.part, self.part)} {whole}" if self.part else whole
 
 
 class Missing(UsageError):
@@ -93,6 +93,11 @@ def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
             return ClusterError(
                 f"{thing} cannot be checked by its operator: {said}", remedy="Is the operator running? Try again soon."
             )
+        if request.part in ("exec", "log"):  # only its machine can answer that
+            return ClusterError(
+                f"The cluster cannot get at {thing} (HTTP {status}): {said}",
+                remedy="Its machine may be lost: llmtrain why tells. Else try again.",
+            )
         return ClusterError(f"The cluster fails at {request.verb} {thing} (HTTP {status}): {said}", remedy="Try again.")
     return ClusterError(
         f"The cluster refuses to {request.verb} {thing} (HTTP {status}): {said}", remedy="Look at it, and try again."
@@ -114,16 +119,22 @@ def _forbidden(request: Request, said: str) -> UsageError:
         return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
     if "cannot " in said and "User" in said:
         found = re.search(r'cannot (\w+) resource "([^"]+)"', said)
-        right = f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}"
-        where = f" -n {request.namespace}" if request.namespace else " --all-namespaces"
-        return UsageError(
-            f"You have no right to {right}{f' in namespace {request.namespace}' if request.namespace else ''}.",
-            remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right}{where}` shows it), or name "
-            "another --namespace.",
-        )
+        return no_right(f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}", request.namespace)
     return UsageError(
         f"The cluster forbids {request.thing}: {said}",
         remedy="Ask whoever runs the cluster for the rule behind it, or name another --namespace.",
+    )
+
+
+def no_right(right: str, namespace: str | None) -> UsageError:
+    """`right`: a verb and a resource."""
+    place, option = "across the whole cluster", "--all-namespaces"
+    if namespace:
+        place, option = f"in namespace {namespace}", f"-n {namespace}"
+    return UsageError(
+        f"You have no right to {right} {place}.",
+        remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right} {option}` shows it), or name a "
+        "--namespace where you have it.",
     )
 
 

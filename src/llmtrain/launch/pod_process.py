@@ -5,7 +5,9 @@ comes, takes Ctrl-C for an error and does not say why it was refused.
 """
 
 import json
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from llmtrain.errors import ClusterError
@@ -15,8 +17,8 @@ MESSAGE_BYTES = 2**16  # of what a command complains about, the end is kept
 
 
 class PodProcess:
-    def __init__(self, socket: Any, pod: str, explain: Callable[[Exception], ClusterError]) -> None:
-        self._socket, self._pod, self._explain = socket, pod, explain
+    def __init__(self, websocket: Any, pod: str, explain: Callable[[Exception], ClusterError]) -> None:
+        self._socket, self._pod, self._explain = websocket, pod, explain
         self._verdict = b""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
@@ -65,7 +67,11 @@ class PodProcess:
             )
 
     def close(self) -> None:
-        """At once: to close politely would read on what still comes."""
+        """At once: to close politely would read on what still comes. Another thread may be waiting for more: a socket
+        that is only closed would not wake it."""
+        if self._socket.sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._socket.sock, socket.SHUT_RDWR)
         self._socket.shutdown()
 
     def _said(self) -> dict[str, Any]:
@@ -75,12 +81,12 @@ class PodProcess:
             raise ClusterError(f"The connection to {self._pod} broke off.", remedy="Try again.") from None
 
 
-def _next_frame(socket: Any) -> Any:
+def _next_frame(websocket: Any) -> Any:
     """Of a websocket that may be silent for long, but answers when it is asked whether it is still there."""
     from websocket import WebSocketTimeoutException
 
     try:
-        return socket.recv_data_frame(True)
+        return websocket.recv_data_frame(True)
     except WebSocketTimeoutException:
-        socket.ping()
-    return socket.recv_data_frame(True)
+        websocket.ping()
+    return websocket.recv_data_frame(True)

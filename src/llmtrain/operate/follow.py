@@ -117,7 +117,8 @@ class _Follower:
             self._events, self._next_events = find_events(cluster, record.namespace), now + EVENTS_SEC
         self._notice_restart(statuses)
         idle = idle_code(cluster, record, statuses, self._progress)
-        return make_status(record, Seen(job, statuses, self._progress, idle, self._events))
+        progress = None if self._logs.is_forbidden else self._progress
+        return make_status(record, Seen(job, statuses, progress, idle, self._events))
 
     def _notice_restart(self, pods: list[PodStatus]) -> None:
         """Rank 0 that was started again has not stepped yet, whatever it said before. (Its log may be ahead of this:

@@ -3,11 +3,12 @@
 import heapq
 import json
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from llmtrain.errors import ClusterError, UsageError
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.pod_log import AWAY_LIMIT_SEC, DRAIN_SEC, LogLine, PodLogs, split_time
@@ -58,13 +59,22 @@ def node_of(record: Record, rank: int | None) -> int | None:
 def _written(
     cluster: Cluster, record: Record, index: int | None, pods: list[Object], tail: int | None, previous: bool
 ) -> Iterator[LogLine]:
-    """What is there by now, merged by time."""
+    """What is there by now, merged by time. A pod that cannot be read (its machine is lost) is told; where none can be,
+    that is the error."""
+    problems: list[LlmtrainError] = []
+    nodes = {node: own for node, own in by_index(record, pods).items() if index in (None, node)}
     streams = [
-        _last(_node_lines(cluster, record, node, own if previous else own[-1:], tail, previous), tail)
-        for node, own in by_index(record, pods).items()
-        if index in (None, node)
+        _last(_node_lines(cluster, record, node, own if previous else own[-1:], tail, previous, problems), tail)
+        for node, own in nodes.items()
     ]
-    return heapq.merge(*streams, key=lambda line: line.time)
+    has_lines = False
+    for line in heapq.merge(*streams, key=lambda line: line.time):
+        has_lines = True
+        yield line
+    if problems and not has_lines:
+        raise problems[0]
+    for problem in problems:
+        print(f"warning: {problem.what}", file=sys.stderr)
 
 
 def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
@@ -72,10 +82,19 @@ def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:
 
 
 def _node_lines(
-    cluster: Cluster, record: Record, index: int, pods: list[Object], tail: int | None, previous: bool
+    cluster: Cluster,
+    record: Record,
+    index: int,
+    pods: list[Object],
+    tail: int | None,
+    previous: bool,
+    problems: list[LlmtrainError],
 ) -> Iterator[LogLine]:
     for pod in pods:
-        yield from _pod_lines(cluster, record, index, pod, tail, previous)
+        try:
+            yield from _pod_lines(cluster, record, index, pod, tail, previous)
+        except LlmtrainError as problem:
+            problems.append(problem)
 
 
 def _pod_lines(

@@ -17,7 +17,9 @@ from llmtrain.launch.record import Record
 from llmtrain.operate.pods import by_index, container_state, current_container
 
 RETRY_SEC = 1.0
+LONGEST_RETRY_SEC = 15.0
 AWAY_LIMIT_SEC = 600.0  # that a cluster may be silent before we give up following
+FAILURES_TOLD = 3  # in a row: an API server that restarts is told elsewhere
 DRAIN_SEC = 5.0  # for what was said last and is still on its way
 WAIT_FOR_OLDER_SEC = 5.0  # an older pod whose machine is lost must not hold up the one that replaces it
 
@@ -99,6 +101,11 @@ class PodLogs:
         """Whether everything that can be read was read and taken."""
         return not self._has_more and self._lines.empty() and all(thread.is_done for thread in self._threads.values())
 
+    @property
+    def is_forbidden(self) -> bool:
+        """Whether we have no right to what was asked for."""
+        return any(thread.is_forbidden for thread in self._threads.values())
+
     def close(self) -> None:
         """Threads end with the next line they get; they hold up nothing meanwhile."""
         self._is_closed.set()
@@ -118,12 +125,13 @@ class _PodThread(threading.Thread):
         tail: int | None,
     ) -> None:
         super().__init__(daemon=True, name=f"log of {pod['metadata']['name']}")
-        self.is_done = False
+        self.is_done = self.is_forbidden = False
         self._pod = pod
         self.last_line_at = time.monotonic()
         self._cluster, self._record, self._index = cluster, record, index
         self._lines, self._is_closed, self._tail = lines, is_closed, tail
         self._last_time, self._count_at_last = "", 0
+        self._failures = 0
 
     def run(self) -> None:
         restarts = self._state()[2]
@@ -135,14 +143,14 @@ class _PodThread(threading.Thread):
                 restarts = now
                 self._read(previous=True)
             was_over = "terminated" in state and self._is_over()
-            if (self._read() and was_over) or not self._is_still_there():
+            if (self._read() and was_over) or self.is_forbidden or not self._is_still_there():
                 break
         self.is_done = True
 
     def _is_still_there(self) -> bool:
         """Looks again, a little later. A pod of the same name may have taken its place: that one's log is not ours."""
         meta = self._pod["metadata"]
-        while not self._is_closed.wait(RETRY_SEC):
+        while not self._is_closed.wait(min(RETRY_SEC * 2 ** max(0, self._failures - 1), LONGEST_RETRY_SEC)):
             with suppress(ClusterError):
                 found = self._cluster.get("v1", "Pod", meta["name"], self._record.namespace)
                 self._pod = found or self._pod
@@ -172,13 +180,19 @@ class _PodThread(threading.Thread):
             ):
                 if self._is_closed.is_set():
                     return True
+                self._failures = 0
                 stamp, text = split_time(line)
                 again += bool(stamp) and stamp == last  # lines of the very same time: as many as were told already
                 if not stamp or stamp > last or (stamp == last and again > told):
                     self._tell(stamp, text)
-        except ClusterError:
+        except ClusterError as problem:
+            self._failures += 1
+            if self._failures == FAILURES_TOLD:
+                self._tell("", f"[K8S] {problem.what.rstrip('.')}. Trying again.")
             return False
-        except UsageError:  # the pod was removed, or its machine does not let us
+        except UsageError as refused:
+            self.is_forbidden = True
+            self._tell("", f"[K8S] {refused.what}")
             return True
         return True
 

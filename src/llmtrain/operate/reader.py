@@ -104,7 +104,7 @@ class Reader:
 
     def stop(self) -> None:
         if self._pod:
-            self._cluster.delete("v1", "Pod", self._pod, self._record.namespace, grace_sec=0)
+            self._cluster.delete("v1", "Pod", self._pod, self._record.namespace)
 
     def _run(self, *words: str) -> Iterator[bytes]:
         return self._cluster.run(self._pod, self._record.namespace, CONTAINER, [*COMMAND, *words])

@@ -16,6 +16,7 @@ CONTAINER = "reader"
 START_SEC = 120.0
 POLL_SEC = 0.5
 LIFE_SEC = 3600  # should nobody remove it: the volume is free again then,
+GRACE_SEC = 1  # not 0, which takes a pod from its kubelet while that is still at it (one of v1.34 crashed)
 IDLE_SEC = 600  # or earlier, when nobody reads any more
 CODE = "LLMTRAIN_READER"
 # -I -S: whatever else is installed in the image has no say in it.
@@ -52,7 +53,7 @@ def reader_manifest(record: Record, name: str) -> Object:
     spec = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": LIFE_SEC,
-        "terminationGracePeriodSeconds": 0,
+        "terminationGracePeriodSeconds": GRACE_SEC,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": POD_SECURITY,

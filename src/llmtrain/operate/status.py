@@ -48,6 +48,8 @@ class RunStatus:
     """Of a run that has ended."""
     launched_at: str
     age_sec: float
+    unseen: str | None = None
+    """What could not be looked at, and why."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,10 +64,12 @@ def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_
     job, pods = find_job(cluster, record), find_pods(cluster, record)
     usage = cluster.usage(record.namespace, record.labels) if with_usage and pods else None
     statuses = pod_statuses(record, pods, usage)
-    progress = rank_zero_progress(cluster, record, statuses) if with_log else None
+    unseen: list[str] = []
+    progress = rank_zero_progress(cluster, record, statuses, unseen) if with_log else None
     idle = idle_code(cluster, record, statuses, progress)
     events = find_events(cluster, record.namespace) if wants_events(record, job, statuses) else []
-    return make_status(record, Seen(job, statuses, progress, idle, events))
+    status = make_status(record, Seen(job, statuses, progress, idle, events))
+    return replace(status, unseen=unseen[0]) if unseen else status
 
 
 def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
@@ -142,12 +146,14 @@ def wants_events(record: Record, job: Object | None, pods: list[PodStatus]) -> b
     return len(pods) < record.config.launch.node_range[1]
 
 
-def rank_zero_progress(cluster: Cluster, record: Record, pods: list[PodStatus]) -> Progress | None:
-    """None where the log cannot be read."""
+def rank_zero_progress(
+    cluster: Cluster, record: Record, pods: list[PodStatus], unseen: list[str] | None = None
+) -> Progress | None:
+    """None where the log cannot be read; why is put into `unseen`."""
     first = next((pod for pod in pods if pod.index == 0), None)
     if first is None or not first.has_run:
         return Progress()
-    lines = _tail(cluster, record, first.name, TAIL_LINES)
+    lines = _tail(cluster, record, first.name, TAIL_LINES, unseen=unseen)
     if lines is None:
         return None
     progress = read_progress(lines)
@@ -172,10 +178,19 @@ def idle_code(cluster: Cluster, record: Record, pods: list[PodStatus], progress:
     return None if None in codes else worst_code(codes)
 
 
-def _tail(cluster: Cluster, record: Record, pod: str, count: int, previous: bool = False) -> Iterable[str] | None:
+def _tail(
+    cluster: Cluster,
+    record: Record,
+    pod: str,
+    count: int,
+    previous: bool = False,
+    unseen: list[str] | None = None,
+) -> Iterable[str] | None:
     try:
         return list(cluster.log(pod, record.namespace, record.kind.container, tail=count, previous=previous))
-    except LlmtrainError:  # no right to it, or its machine does not answer
+    except LlmtrainError as problem:  # no right to it, or its machine does not answer
+        if unseen is not None:
+            unseen.append(problem.what)
         return None
 
 

@@ -48,6 +48,8 @@ def run_text(status: RunStatus) -> str:
         lines.append(f"exit code  {status.exit_code}")
     if status.restarts:
         lines.append(f"restarts   {status.restarts}")
+    if status.unseen:
+        lines.append(f"not seen   {status.unseen}")
     if status.pods:
         lines += ["", _columns(pod_rows(status.pods))]
     return "\n".join(lines)
