@@ -44,7 +44,12 @@ from llmtrain.operate.why import explain
 ENDINGS: dict[str, tuple[tuple[int, str, list[str]], tuple[int, str, list[str]], str, list[str]]] = {
     "config": ((64, "", CONFIG), (64, "", CONFIG), "bad_config", ["model.name 'gtp' is unknown", "resume demo"]),
     "config on one": ((64, "", CONFIG), (75, "", GONE), "bad_config", ["model.name 'gtp' is unknown"]),
-    "nan": ((65, "", NAN), (65, "", NAN), "nan", ["loss of step 8 is nan", "trainer.lr", "launch --name"]),
+    "nan": (
+        (65, "", NAN),
+        (65, "", NAN),
+        "nan",
+        ["loss of step 8 is nan", "trainer.lr", "llmtrain launch --config CONFIG --name NEW"],
+    ),
     "data": ((65, "", DATA), (75, "", GONE), "bad_data", ["/data/train.jsonl, line 3", "data.text_field"]),
     "checkpoint": ((65, "", CHECKPOINT), (65, "", CHECKPOINT), "bad_checkpoint", ["None of the 2 checkpoints"]),
     "given up": ((65, "", GAVE_UP), (65, "", GAVE_UP), "given_up", ["crashed 3 times in a row"]),

@@ -91,7 +91,7 @@ def test_no_room(kube: KubeServer, kind: str) -> None:
         "1 of 2 pods find no machine. Too little nvidia.com/gpu (each pod asks for 1) on 2 of 3 machines. 1 node(s) "
         "had untolerated taint {node-role.kubernetes.io/control-plane: }."
     )
-    assert "launch.resources.gpus, launch.nodes, launch.tolerations" in found.remedy
+    assert "launch.resources.gpus, launch.processes_per_node, launch.nodes, launch.tolerations" in found.remedy
     assert "1 of 2 pods are placed." in found.evidence
 
 

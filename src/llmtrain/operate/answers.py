@@ -29,6 +29,11 @@ def go_on(clues: Clues, *changes: str) -> str:
     return again if clues.status.has_ended else f"llmtrain stop {clues.run}, then {again}"
 
 
+def end_pods(clues: Clues, names: list[str]) -> str:
+    """The command that ends pods which no longer listen; they are made anew. (kubectl's options are named as ours.)"""
+    return f"kubectl delete pod {' '.join(names)}{clues.place} --grace-period=5"
+
+
 def with_code(clues: Clues, *codes: int) -> Ending | None:
     """Of node 0 before others: it says most."""
     found = [end for end in clues.endings if end.code in codes]
@@ -56,10 +61,11 @@ def others(clues: Clues, told: list[Ending]) -> list[str]:
     return [*lines, f"Then llmtrain gave up: {clues.gave_up}"] if is_new else lines
 
 
-def remedy_of(clues: Clues, end: Ending, usual: str) -> str:
-    """The error's own, where it has one."""
+def remedy_of(clues: Clues, end: Ending, usual: str, may_change: bool = False) -> str:
+    """The error's own, where it has one. `may_change`: it may take another config."""
     own = (end.error.remedy if end.error else None) or usual
-    return own if f"resume {clues.record.run_id}" in own else f"{own} Then: {go_on(clues)}."
+    changed = ", with --set FIELD=VALUE for what changes in the config" if may_change else ""
+    return own if f"resume {clues.record.run_id}" in own else f"{own} Then: {go_on(clues)}{changed}."
 
 
 def again(clues: Clues) -> str:

@@ -1,12 +1,23 @@
 """Why containers ended: by their exit codes, the cluster's word for it, and what they said last."""
 
 from llmtrain.launch.explain import one_line
-from llmtrain.operate.answers import Found, again, code_only, evidence_of, go_on, others, said_by, with_code
-from llmtrain.operate.clues import Clues
+from llmtrain.operate.answers import (
+    Found,
+    again,
+    code_only,
+    end_pods,
+    evidence_of,
+    go_on,
+    others,
+    said_by,
+    with_code,
+)
+from llmtrain.operate.clues import UNREACHABLE, Clues
 from llmtrain.operate.container_ends import Ending, age_of
 from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import MASTER, NEVER_CAME, NOT_JOINED, last_words, traceback_end
 from llmtrain.operate.lost import find_condition
+from llmtrain.operate.pods import PodStatus, container_state
 from llmtrain.operate.view import memory_text
 
 _PREEMPTED = ("PreemptionByScheduler", "Preempting", "Preempted")
@@ -102,11 +113,15 @@ def killed(clues: Clues) -> Found | None:
     named = [e for e in clues.endings if e.error and e.error.silent_ranks and e.at and e.at <= (end.at if end else "")]
     if end is None or named:
         return None
+    unsaid = "the cluster does not say that it was for memory"
+    if not end.container:  # told by an event
+        unsaid = "its pod is gone, and with it whether it was for memory"
+    memory = clues.record.config.launch.resources.memory
     return Found(
-        f"{end.pod} (node {end.index}) was killed (SIGKILL), and the cluster does not say that it was for memory.",
-        [*evidence_of(clues, end, last_words(end.lines)), f"Its memory limit is {_limit(clues)}."],
-        f"Out of memory inside the container, or killed by somebody: raise launch.resources.memory, or look at "
-        f"{f'the machine {end.node}' if end.node else 'its machine'}. {again(clues)}",
+        f"{end.pod} (node {end.index}) was killed (SIGKILL), and {unsaid}.",
+        [*evidence_of(clues, end, last_words(end.lines)), f"Its memory limit is {memory} (launch.resources.memory)."],
+        f"Out of memory, most likely: {go_on(clues, f'launch.resources.memory={_doubled(memory)}')}. Or killed by "
+        f"somebody: look at {f'the machine {end.node}' if end.node else 'its machine'}. {again(clues)}",
     )
 
 
@@ -125,24 +140,37 @@ def crash(clues: Clues) -> Found | None:
 
 
 def master_unreachable(clues: Clues) -> Found | None:
-    end = with_code(clues, 69)
+    missed = [end for end in clues.endings if end.code == UNREACHABLE and MASTER.search(said_by(end) or "")]
+    end = next(iter(missed), None) or with_code(clues, UNREACHABLE)  # whoever looked for the master knows most
     if end is None:
         return None
+    if clues.has_service is False:
+        return _no_service(clues, end)
     said = said_by(end)
+    first = next((pod for pod, _ in clues.pods if pod.index == 0), None)
     what = "The processes did not find each other in time"
     if said and MASTER.search(said):
-        what = "The master (node 0) never came up"
+        is_there = first is not None and first.is_running
+        what = "The master (node 0) runs, but is not reached" if is_there else "The master (node 0) never came up"
     elif said and (who := NEVER_CAME.search(said)):
         what = f"The run never became whole: {who[0]}"
     elif said and not NOT_JOINED.search(said):
         what = "Something that it needs could not be reached"
-    first = next((pod for pod, _ in clues.pods if pod.index == 0), None)
     own = f"{end.error.remedy} " if end.error and end.error.remedy else ""
     about_first = f"Node 0: {f'{first.name}, {first.phase}' if first else 'there is no pod'}."
     return Found(
         f"{what}{f': {said}' if said else '.'}",
         [*evidence_of(clues, end, said), about_first],
         f"llmtrain logs {clues.run} --rank 0 shows what node 0 did. {own}{again(clues)}",
+    )
+
+
+def _no_service(clues: Clues, end: Ending) -> Found:
+    name, said = clues.record.plan.service, said_by(end)
+    return Found(
+        f"The Service {name} is gone, and without it no pod finds the master (node 0): somebody deleted it.",
+        [f"Service {name}: not there.", *evidence_of(clues, end, said)],
+        f"No other start mends that: {go_on(clues)} makes it anew.",
     )
 
 
@@ -155,10 +183,25 @@ def rank_hung(clues: Clues) -> Found | None:
     what = f"Rank {', '.join(map(str, ranks))} hung" if ranks else "The ranks wait for each other, and none moves"
     each = clues.status.processes_per_node
     where = [f"Rank {rank} is of node {rank // each}: {_pod_of(clues, rank // each)}." for rank in ranks[:4]]
-    look = f"llmtrain logs {clues.run} --rank {ranks[0] if ranks else 0}"
-    return Found(
-        f"{what}: {said}", [*evidence_of(clues, end, said), *where], f"{look} shows what it did last. {again(clues)}"
-    )
+    look = f"llmtrain logs {clues.run} --rank {ranks[0] if ranks else 0} shows what it did last."
+    hanging = _still_hanging(clues, end, [rank // each for rank in ranks])
+    after = again(clues)
+    if hanging:
+        names = [pod.name for pod in hanging[:4]]
+        where += [f"{name} still runs: the others, started again, wait for it." for name in names]
+        after = f"As long as it hangs nothing goes on: {end_pods(clues, names)} lets it be made anew."
+    return Found(f"{what}: {said}", [*evidence_of(clues, end, said), *where], f"{look} {after}")
+
+
+def _still_hanging(clues: Clues, end: Ending, indexes: list[int]) -> list[PodStatus]:
+    """Pods that run since before the others gave up on them. A process that is frozen notices nothing, and no platform
+    ends it."""
+    found = []
+    for pod, raw in clues.pods:
+        running = container_state(raw, clues.record.kind.container)[0].get("running") or {}
+        if clues.is_active and pod.index in indexes and pod.is_running and running.get("startedAt", "9") < end.at:
+            found.append(pod)
+    return found
 
 
 def interrupted(clues: Clues) -> Found | None:
@@ -197,10 +240,6 @@ def peer_lost(clues: Clues) -> Found | None:
         evidence_of(clues, end, said),
         f"Pods that were deleted leave no trace. {again(clues)}",
     )
-
-
-def _limit(clues: Clues) -> str:
-    return f"{clues.record.config.launch.resources.memory} (launch.resources.memory)"
 
 
 def _pod_of(clues: Clues, index: int) -> str:

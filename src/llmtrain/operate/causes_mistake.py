@@ -43,8 +43,8 @@ def bad_config(clues: Clues) -> Found | None:
         return None
     said = said_by(end)
     what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
-    usual = f"Correct it, with --set; llmtrain logs {clues.run} shows all that it said."
-    return Found(what, evidence_of(clues, end, said), remedy_of(clues, end, usual))
+    usual = f"Correct it; llmtrain logs {clues.run} shows all that it said."
+    return Found(what, evidence_of(clues, end, said), remedy_of(clues, end, usual, may_change=True))
 
 
 def nan(clues: Clues) -> Found | None:
@@ -78,7 +78,8 @@ def bad_data(clues: Clues) -> Found | None:
     if end is not None and end.error is None:
         usual = f"llmtrain logs {clues.run} shows what it said."
         return Found(code_only(end), evidence_of(clues, end, None), remedy_of(clues, end, usual))
-    return _stopped(clues, bool, "The data cannot be used", "Correct the data, or the data section of the config.")
+    usual = "Correct the data, or the data section of the config."
+    return _stopped(clues, bool, "The data cannot be used", usual, may_change=True)
 
 
 def _of_the_run(clues: Clues, words: re.Pattern[str], what: str, change: str) -> Found | None:
@@ -86,14 +87,17 @@ def _of_the_run(clues: Clues, words: re.Pattern[str], what: str, change: str) ->
     found = _stopped(clues, words.search, what, "")
     if found is None:
         return None
-    again = f"It would come again: launch a new run (llmtrain launch --name NEW) with {change}."
+    command = f"llmtrain launch --config CONFIG --name NEW --set FIELD=VALUE{clues.place}"
+    again = f"It would come again: launch a new run with {change}: {command}."
     return Found(found.what, found.evidence, again)
 
 
-def _stopped(clues: Clues, is_it: Callable[[str], object], what: str, usual: str) -> Found | None:
+def _stopped(
+    clues: Clues, is_it: Callable[[str], object], what: str, usual: str, may_change: bool = False
+) -> Found | None:
     """Of code 65, by the words of the error."""
     end = next((e for e in clues.endings if e.code == 65 and e.error and is_it(e.error.what)), None)
     if end is None or end.error is None:
         return None
     said = end.error.what
-    return Found(f"{what}: {said}", evidence_of(clues, end, said), remedy_of(clues, end, usual))
+    return Found(f"{what}: {said}", evidence_of(clues, end, said), remedy_of(clues, end, usual, may_change))

@@ -1,8 +1,10 @@
 """A run whose pods run and that says nothing more: told by the heartbeats on its volume."""
 
-from llmtrain.operate.answers import Found, go_on
+from llmtrain.operate.answers import Found, end_pods, go_on
 from llmtrain.operate.clues import Clues
 from llmtrain.operate.view import age_text
+
+MOST_NAMED = 4  # pods in one command
 
 
 def rank_silent(clues: Clues) -> Found | None:
@@ -10,18 +12,31 @@ def rank_silent(clues: Clues) -> Found | None:
     if silence is None or not silence.dead or silence.moving:
         return None
     each = clues.status.processes_per_node
-    names = {pod.index: f"{pod.name} on {pod.node}" for pod, _ in clues.pods}
+    pods = {pod.index: pod for pod, _ in clues.pods}
+    where = {index: f"{pod.name} on {pod.node}" for index, pod in pods.items()}
     lines = [
-        f"Rank {rank} ({names.get(rank // each, 'no pod')}): no heartbeat"
+        f"Rank {rank} ({where.get(rank // each, 'no pod')}): no heartbeat"
         + (f" since step {silence.steps[rank]}." if rank in silence.steps else ", ever.")
         for rank in silence.dead[:8]
     ]
+    hanging = [pods[index].name for index in dict.fromkeys(rank // each for rank in silence.dead) if index in pods]
+    how = end_pods(clues, hanging) if 0 < len(hanging) <= MOST_NAMED else go_on(clues)
     return Found(
-        f"Rank {', '.join(map(str, silence.dead[:8]))} hangs: its heart has stopped, and the others wait for it.",
+        _who_hangs(silence.dead, clues.status.world_size),
         [_quiet(clues), *lines],
-        f"The others give up after {clues.record.config.distributed.timeout_sec} s (distributed.timeout_sec), and the "
-        f"run starts again. Sooner: {go_on(clues)}.",
+        f"It does not end by itself: {how}. The run goes on from its newest checkpoint.",
     )
+
+
+def _who_hangs(dead: list[int], world_size: int) -> str:
+    if len(dead) == world_size:
+        return (
+            "Every rank hangs: no heart beats any more." if world_size > 1 else "Rank 0 hangs: its heart has stopped."
+        )
+    if len(dead) > 1:
+        named = f"{', '.join(map(str, dead[:8]))}{', ...' if len(dead) > 8 else ''}"
+        return f"Ranks {named} hang: their hearts have stopped, and the others wait for them."
+    return f"Rank {dead[0]} hangs: its heart has stopped, and the others wait for it."
 
 
 def no_progress(clues: Clues) -> Found | None:

@@ -67,7 +67,7 @@ def image_pull(clues: Clues) -> Found | None:
 
 def container_config(clues: Clues) -> Found | None:
     """A Secret, a key of it or a ConfigMap that is not there: told by the pod, or, for mounts, by an event."""
-    after = f"Pods start by themselves once it is there; after a change of the config: {go_on(clues)} with --set."
+    after = f"Pods start by themselves once it is there; after a change of the config: {go_on(clues, 'FIELD=VALUE')}."
     if stuck := _waiting(clues, CONFIG_REASONS):
         what = config_error(clues.record, stuck[0]).what
         return Found(what, _held_up(clues, stuck), f"{_make_secret(clues, what)} {after}")
@@ -120,13 +120,8 @@ def claim(clues: Clues) -> Found | None:
         for event in clues.about("ProvisioningFailed", "FailedBinding")[:2]
     ]
     if missing:
-        what = f"The claim {missing[0]} is not there."
-        return Found(
-            what,
-            [*evidence, *_phases(clues)],
-            f"Name one that is there: {go_on(clues, f'{_fields(clues, missing[0])}=NAME')}. Or make it: pods start by "
-            "themselves then.",
-        )
+        what, remedy = f"The claim {missing[0]} is not there.", _other_claim(clues, missing[0])
+        return Found(what, [*evidence, *_phases(clues)], remedy)
     if not evidence:
         return None
     if unbound:
@@ -136,6 +131,13 @@ def claim(clues: Clues) -> Found | None:
         what = f"A volume cannot be mounted: {failing[0][1] if failing else evidence[0]}"
         remedy = "Look at the claim and the storage behind it; several machines need ReadWriteMany."
     return Found(what, [*evidence, *_phases(clues)], f"{remedy} Then: {go_on(clues)}.")
+
+
+def _other_claim(clues: Clues, name: str) -> str:
+    field = _fields(clues, name)
+    if field.endswith(".claim"):
+        return f"Make it: pods start by themselves then. Or name another: {go_on(clues, f'{field}=NAME')}."
+    return f"It was made for the run, and somebody has deleted it. {go_on(clues)} makes it anew, empty."
 
 
 def _phases(clues: Clues) -> list[str]:
@@ -182,7 +184,7 @@ def quota_exceeded(clues: Clues) -> Found | None:
     return Found(
         f"A quota of namespace {clues.record.namespace} is exceeded: {quota(said)}",
         [_made(clues), one_line(said)],
-        f"{QUOTA_REMEDY} Pods are made as soon as there is room; to change the run: {go_on(clues)}.",
+        f"{QUOTA_REMEDY} Pods are made as soon as there is room; to change the run: {go_on(clues, 'FIELD=VALUE')}.",
     )
 
 
@@ -242,7 +244,8 @@ def _room(clues: Clues, room: NoRoom) -> str:
     resources = clues.record.config.launch.resources
     names = {"cpu": "cpu", "memory": "memory", resources.gpu_resource: "gpus"}
     fields = [f"launch.resources.{names[name]}" for name in room.short if name in names]
+    fields += ["launch.processes_per_node"] if resources.gpu_resource in room.short else []  # one GPU for each
     fields += ["launch.nodes"] if room.short else []
     fields += room.fields
-    change = f"Ask for less or otherwise ({', '.join(fields)}): {go_on(clues)} with --set." if fields else ""
+    change = f"Ask for less or otherwise ({', '.join(fields)}): {go_on(clues, 'FIELD=VALUE')}." if fields else ""
     return f"{change} Pods start by themselves when a machine has room.".strip()

@@ -124,11 +124,12 @@ def job_failed(clues: Clues) -> Found | None:
 
 
 def _failed_by(clues: Clues, reason: str, words: str) -> str | None:
-    """The line of the condition. Operators have one reason for all, and say it in their message."""
+    """The line of the condition. Operators have one reason for all, and say it in their message. A Job whose pods are
+    still ending has FailureTarget."""
     for row in clues.conditions:
         said = str(row.get("message") or "")
-        if row["type"] == "Failed" and (row.get("reason") == reason or words in said):
-            return f"Condition Failed of the job: {row.get('reason') or ''}: {one_line(said)}"
+        if row["type"] in ("Failed", "FailureTarget") and (row.get("reason") == reason or words in said):
+            return f"Condition {row['type']} of the job: {row.get('reason') or ''}: {one_line(said)}"
     return None
 
 

@@ -28,6 +28,8 @@ from llmtrain.operate.status import (
 
 TAIL_LINES = 200  # of a container that has ended: an error, and a traceback before it
 LOGS_READ = 16  # of the worst endings: what one says, the others of its kind say too
+UNREACHABLE = 69  # the code of processes that did not find each other
+_OWN_SERVICE = ("indexed_job", "stateful_set")  # the operators of other kinds make their own
 _ENDS_DO_NOT_MATTER = ("running", "finished", "stopped", "removed", "incomplete")
 
 
@@ -62,6 +64,8 @@ class Clues:
     """Of this run."""
     claims: dict[str, str] = field(default_factory=dict)
     """Claim -> its phase, or `missing`; looked at only while pods wait."""
+    has_service: bool | None = None
+    """Whether the Service is there by which pods find node 0; looked at only where they did not. None: not known."""
     usage: dict[str, str] = field(default_factory=dict)
     """Pod -> memory it uses now."""
     hidden: list[str] = field(default_factory=list)
@@ -119,12 +123,13 @@ def look(cluster: Cluster, record: Record) -> Clues:
         record=record,
         status=status,
         job=job,
-        conditions=_conditions(cluster, record, job),
+        conditions=_conditions(cluster, record, job, any(pod.phase == "Terminating" for pod in statuses)),
         pods=[(pod, nodes[pod.index][-1]) for pod in statuses],
         endings=endings,
         gave_up=gave_up,
         events=[event for event in events if _is_ours(record, event, claims)],
         claims=_claim_phases(cluster, record, claims) if _some_wait(record, job, statuses) else {},
+        has_service=_has_service(cluster, record) if any(end.code == UNREACHABLE for end in endings) else None,
         usage={pod.name: pod.memory for pod in statuses if pod.memory},
         hidden=hidden,
         place=cluster.place(record.namespace),
@@ -161,10 +166,11 @@ def _is_ours(record: Record, event: Object, claims: dict[str, str]) -> bool:
     )
 
 
-def _conditions(cluster: Cluster, record: Record, job: Object | None) -> list[Object]:
+def _conditions(cluster: Cluster, record: Record, job: Object | None, some_leave: bool) -> list[Object]:
     rows = _true_conditions(job)
-    if record.config.launch.kind in ("job_set", "train_job") and any(row["type"] == "Failed" for row in rows):
-        try:  # the outer one only says that the inner one failed
+    has_inner = job is not None and record.config.launch.kind in ("job_set", "train_job")
+    if has_inner and (some_leave or any(row["type"] == "Failed" for row in rows)):
+        try:  # the outer one only says that the inner one failed, and only once its pods have ended
             inner = cluster.get("batch/v1", "Job", f"{record.run_id}-{JOB_NAME}-0", record.namespace)
         except LlmtrainError:
             inner = None
@@ -186,6 +192,16 @@ def _claim_phases(cluster: Cluster, record: Record, claims: dict[str, str]) -> d
             continue
         found[name] = "missing" if claim is None else str((claim.get("status") or {}).get("phase") or "")
     return found
+
+
+def _has_service(cluster: Cluster, record: Record) -> bool | None:
+    """None where another than we makes it, or we may not look."""
+    if record.config.launch.kind not in _OWN_SERVICE:
+        return None
+    try:
+        return cluster.get("v1", "Service", record.plan.service, record.namespace) is not None
+    except LlmtrainError:
+        return None
 
 
 def _endings(

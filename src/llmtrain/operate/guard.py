@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from http.client import HTTPException
 from typing import Any
 
 from llmtrain.distributed.endings import NO_RESTART_CODES
@@ -117,7 +118,7 @@ class Guard:
             if self._webhook:
                 try:
                     post(self._webhook, letter.event)
-                except OSError as problem:
+                except (OSError, HTTPException, ValueError) as problem:  # also what is no HTTP, or no address
                     if not self._is_silent:
                         warn("GUARD", f"the webhook does not take what it is told ({reason(problem)}); trying again")
                     self._is_silent = True
@@ -141,8 +142,10 @@ def post(url: str, event: dict[str, Any]) -> None:
         answer.read()
 
 
-def reason(problem: OSError) -> str:
+def reason(problem: Exception) -> str:
     """Without the address, which may be a password."""
+    if not isinstance(problem, OSError):
+        return type(problem).__name__
     code = getattr(problem, "code", None)
     return f"HTTP {code}" if code else str(getattr(problem, "reason", None) or problem)
 

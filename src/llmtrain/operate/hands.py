@@ -4,6 +4,7 @@ The far side is launch/held_pod.py."""
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 from collections.abc import Callable, Sequence
@@ -57,8 +58,12 @@ def pack(paths: Sequence[str]) -> Parcel:
         path = Path(given).expanduser()
         if not path.exists():
             raise UsageError(f"{given} does not exist.")
-        top = path.resolve()
-        found = [top] if top.is_file() else sorted(each for each in top.rglob("*") if not each.is_dir())
+        top = Path(os.path.abspath(path))  # noqa: PTH100 (a link keeps its name)
+        found = (
+            [top]
+            if top.is_file()
+            else sorted(each for each in top.rglob("*") if each.is_symlink() or not each.is_dir())
+        )
         for file in found:
             name = str(file.relative_to(top.parent))
             inner = file.relative_to(top).parts if file != top else ()

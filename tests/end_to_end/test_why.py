@@ -1,0 +1,316 @@
+"""llmtrain why on a real cluster: every wrong thing is named by one cause, with what shows it and what to do. (A lost
+machine is in test_lost_node.py.)"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube import Kube
+
+from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.record import find_record
+from llmtrain.operate import why as why_module
+
+Why = dict[str, Any]
+KINDS = ["stateful_set", "pytorch_job", "job_set", "train_job"]
+ON_THE_WAY = ("starting", "healthy", "pulling_image")
+LONG = ["trainer.max_steps=100000", "model.d_model=128", "model.block_size=128"]
+ROWS = ['{"instruction": "say a", "output": "a"}', '{"instruction": "say b", "answer": "b"}']
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong thing; the cause that names it, words of what shows it, and words of the remedy."""
+
+    settings: list[str]
+    cause: str
+    evidence: list[str]
+    remedy: list[str]
+    nodes: int = 1
+    image: str = ""
+
+
+NO_ROOM = ["launch.resources.cpu=10m"]
+NO_IMAGE = Wrong(
+    NO_ROOM, "image_pull", ["nobody/has-this:1", "1 of 1 pods"], ["--image IMAGE"], image="nobody/has-this:1"
+)
+TOO_SMALL = Wrong(
+    ["launch.resources.memory=96Mi", "launch.resources.shm_size=16Mi"],
+    "oom_killed",
+    ["limit is 96Mi", "exit code 137 (OOMKilled)"],
+    ["--set launch.resources.memory=192Mi"],
+)
+NO_CUDA = Wrong(
+    ["run.device=cuda"],
+    "bad_config",
+    ["exit code 64", "no usable CUDA device"],
+    ["Set run.device to auto or cpu", "--set FIELD=VALUE"],
+)
+TOO_LATE = Wrong(
+    ["launch.active_deadline_sec=12", *LONG],
+    "deadline_exceeded",
+    ["Condition Fail", "deadline"],  # Failed, or FailureTarget while pods are still ending
+    ["--set launch.active_deadline_sec=SECONDS"],
+)
+# Those whose pods never run take no room.
+NEVER_RUN = {
+    "no-image": NO_IMAGE,
+    "no-token": Wrong(
+        ["launch.hf_token_secret.name=my-token", "launch.resources.cpu=400m"],
+        "container_config",
+        ['secret "my-token" not found'],
+        ["llmtrain secret hf-token --from-env-file .env --name my-token -n e2e-why"],
+    ),
+    "no-login": Wrong(
+        [*NO_ROOM, "launch.env_secrets=[s3-login]"],
+        "container_config",
+        ['secret "s3-login" not found'],
+        ["kubectl create secret generic s3-login -n e2e-why", "launch.env_secrets"],
+    ),
+    "no-gpus": Wrong(
+        [*NO_ROOM, "launch.resources.gpus=2", "launch.processes_per_node=2"],
+        "unschedulable",
+        ["2 of 2 pods find no machine", "Too little nvidia.com/gpu (each pod asks for 2)", "0 of 2 pods are placed"],
+        ["launch.resources.gpus", "--set FIELD=VALUE"],
+        nodes=2,
+    ),
+    "over-quota": Wrong(
+        [*NO_ROOM, "launch.resources.memory=90Gi"],
+        "quota_exceeded",
+        ["requested: requests.memory=90Gi", "limited: requests.memory=64Gi", "0 of 1 pods are there"],
+        ["Ask for less (launch.resources, launch.nodes)"],
+    ),
+}
+ENDED = {
+    "too-small": TOO_SMALL,
+    "no-cuda": NO_CUDA,
+    "too-late": TOO_LATE,
+    "bad-data": Wrong(
+        ["data.name=instruct_jsonl", "data.train_file=/out/rows.jsonl"],
+        "bad_data",
+        ["exit code 65", "/out/rows.jsonl, line 2: there is no field 'output'"],
+        ["Set data.output_field", "--set FIELD=VALUE"],
+    ),
+    "nan": Wrong(
+        ["trainer.lr=1e30", "trainer.warmup_steps=0"],
+        "nan",
+        ["exit code 65", "The loss of step 2 is nan"],
+        ["trainer.lr", "llmtrain launch --config CONFIG --name NEW --set FIELD=VALUE -n e2e-why"],
+    ),
+}
+NO_MASTER = Wrong(
+    ["distributed.master_ready_timeout_sec=5", "distributed.join_timeout_sec=15"],
+    "master_unreachable",
+    ["Service no-master: not there.", "the name no-master-0.no-master does not resolve", "exit code 69"],
+    ["llmtrain resume no-master"],
+    nodes=2,
+)
+WAITING = {
+    "hung": Wrong(["distributed.timeout_sec=8", *LONG], "rank_hung", [], [], nodes=2),
+    "silent": Wrong(["launch.processes_per_node=2", *LONG], "rank_hung", [], []),
+    "no-master": NO_MASTER,
+}
+
+
+def launch(kube: Kube, run: str, wrong: Wrong, kind: str = "indexed_job") -> None:
+    own = replace(kube, image=wrong.image or kube.image)
+    words = [word for setting in ["launch.resources.cpu=400m", *wrong.settings] for word in ("--set", setting)]
+    kube.llmtrain(*own.launch_words(kind, run, *words, nodes=wrong.nodes), "--detach")
+
+
+def ask(kube: Kube, run: str, within: float = 60) -> Why:
+    """The first answer that is not that it is on its way: a wrong one before the right one is an error too."""
+    deadline = time.monotonic() + within
+    while is_on_its_way(why := kube.llmtrain("why", run, "--json").json):
+        assert time.monotonic() < deadline, why
+        time.sleep(1)
+    return why
+
+
+def is_on_its_way(why: Why) -> bool:
+    """Others may use the cluster too, and leave no room for a while."""
+    return why["cause"] in ON_THE_WAY or (why["cause"] == "unschedulable" and "Too little cpu" in why["what"])
+
+
+def check(why: Why, wrong: Wrong) -> None:
+    told = json.dumps(why, indent=1)
+    assert why["cause"] == wrong.cause, told
+    shown = "\n".join([why["what"], *why["evidence"]])
+    assert [word for word in wrong.evidence if word not in shown] == [], told
+    assert [word for word in wrong.remedy if word not in why["remedy"]] == [], told
+
+
+@pytest.fixture(scope="module")
+def never_run(kube: Kube) -> None:
+    """All at once: to wait for one is to wait for all. They go with the namespace."""
+    quota: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "memory"}}
+    kube.apply({**quota, "spec": {"hard": {"requests.memory": "64Gi"}}})
+    for run, wrong in NEVER_RUN.items():
+        launch(kube, run, wrong)
+
+
+@pytest.fixture(scope="module")
+def ended(kube: Kube) -> None:
+    (kube.volume("runs") / "rows.jsonl").write_text("\n".join(ROWS) + "\n")
+    for run, wrong in ENDED.items():
+        launch(kube, run, wrong)
+
+
+@pytest.fixture(scope="module")
+def waiting(kube: Kube) -> None:
+    for run, wrong in WAITING.items():
+        launch(kube, run, wrong)
+        if wrong is NO_MASTER:
+            kube.kubectl("delete", "service", run)
+
+
+@pytest.mark.parametrize("run", NEVER_RUN)
+@pytest.mark.usefixtures("never_run")
+def test_pods_that_never_run(kube: Kube, run: str) -> None:
+    check(ask(kube, run), NEVER_RUN[run])
+
+
+@pytest.mark.usefixtures("never_run")
+def test_as_a_person_reads_it(kube: Kube) -> None:
+    ask(kube, "no-login")
+    first, *evidence, remedy = kube.llmtrain("why", "no-login").out.splitlines()
+    assert first.startswith("The container of no-login-0-")
+    assert first.endswith(' cannot be made: secret "s3-login" not found')
+    assert evidence[0] == "Evidence:"
+    assert evidence[1].startswith("  no-login-0-")
+    assert "(node 0): CreateContainerConfigError:" in evidence[1]
+    assert evidence[2:] == ["  1 of 1 pods are held up by it."]
+    assert remedy.startswith("Remedy: Make it: ")
+
+
+@pytest.mark.usefixtures("never_run", "ended")  # which start meanwhile
+def test_what_the_remedy_says_mends_it(kube: Kube) -> None:
+    """The command as it stands there, with a file of our own."""
+    remedy = ask(kube, "no-token")["remedy"]
+    words = remedy.removeprefix("Make it: llmtrain ").partition(". Or ")[0].split()
+    (kube.folder / ".env").write_text("HF_TOKEN=hf_made_up\n")
+    kube.local(*words)
+    kube.wait("no-token", lambda status: status["state"] in ("starting", "running", "finished"))
+    assert kube.llmtrain("why", "no-token", "--json").json["cause"] in (*ON_THE_WAY, "finished")
+
+
+def test_a_claim_that_is_not_there(kube: Kube) -> None:
+    """Launch would refuse it: whoever applies manifests by themselves meets it."""
+    words = kube.launch_words("indexed_job", "no-claim", "--set", "launch.data_volume.claim=corpus", nodes=1)
+    kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim")
+    kube.kubectl("apply", "-k", str(kube.folder / "no-claim"))
+    named = ["The claim corpus is not there.", 'persistentvolumeclaim "corpus" not found', "Claim runs: Bound."]
+    check(ask(kube, "no-claim"), Wrong([], "claim", named, ["--set launch.data_volume.claim=NAME"]))
+    kube.llmtrain("delete", "no-claim")
+
+
+@pytest.mark.parametrize("run", ENDED)
+@pytest.mark.usefixtures("ended")
+def test_runs_that_end_badly(kube: Kube, run: str) -> None:
+    check(ask(kube, run), ENDED[run])
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_master_that_nobody_finds(kube: Kube) -> None:
+    check(ask(kube, "no-master"), NO_MASTER)
+    kube.kubectl("delete", "job", "no-master", "--wait=false")  # others need its room
+
+
+def processes(kube: Kube, pod: str) -> list[int]:
+    """Of a pod's container, as this machine numbers them. They cannot be frozen from inside: one of them is init."""
+    path = "jsonpath={.status.containerStatuses[0].containerID}"
+    container = kube.kubectl("get", "pod", pod, "-o", path).rpartition("/")[2]
+    assert container
+
+    def is_inside(process: Path) -> bool:
+        try:
+            return container in (process / "cgroup").read_text()
+        except OSError:  # it has ended
+            return False
+
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if is_inside(process)]
+
+
+@contextmanager
+def frozen(kube: Kube, pod: str) -> Iterator[None]:
+    found = processes(kube, pod)
+    if not found:
+        pytest.skip("the processes of pods are not on this machine")
+    for process in found:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in found:
+            if Path(f"/proc/{process}").exists():
+                os.kill(process, signal.SIGCONT)
+
+
+def steps(number: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda status: status["state"] == "running" and (status["step"] or 0) >= number
+
+
+@pytest.mark.usefixtures("waiting")
+def test_a_rank_that_hangs(kube: Kube) -> None:
+    """The others name it, and end; it stays."""
+    healthy = kube.wait("hung", steps(5))
+    right = Wrong([], "healthy", ["Nothing is wrong: the run trains at step", "2 Running"], ["Nothing is to be done"])
+    check(kube.llmtrain("why", "hung", "--json").json, right)
+    pod = next(pod["name"] for pod in healthy["pods"] if pod["index"] == 1)
+    with frozen(kube, pod):
+        said = ["Rank 1 hung: No progress for", f"Rank 1 is of node 1: {pod} on ", f"{pod} still runs", "exit code 75"]
+        check(ask(kube, "hung"), Wrong([], "rank_hung", said, [f"kubectl delete pod {pod} -n {kube.namespace}"]))
+    kube.kubectl("delete", "job", "hung", "--wait=false")
+
+
+@pytest.mark.usefixtures("waiting")
+def test_ranks_that_are_silent(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody is left to name them: only their heartbeats, which another pod reads from the volume, tell."""
+    monkeypatch.setattr(why_module, "SILENT_SEC", 2.0)
+    [pod] = kube.wait("silent", steps(5))["pods"]
+    with frozen(kube, pod["name"]):
+        time.sleep(3)
+        cluster = Cluster.connect(str(kube.kubeconfig), None)  # in this process, where silence is shorter
+        why = why_module.explain(cluster, find_record(cluster, "silent", kube.namespace)).as_dict()
+    where = f"{pod['name']} on {pod['node']}"
+    hearts = ["Every rank hangs", f"Rank 0 ({where}): no heartbeat since step", f"Rank 1 ({where}): no heartbeat"]
+    check(why, Wrong([], "rank_hung", hearts, [f"kubectl delete pod {pod['name']} -n {kube.namespace}"]))
+    readers = kube.objects("pods", "-l", "llmtrain/reader=silent")
+    assert [pod for pod in readers if "deletionTimestamp" not in pod["metadata"]] == []  # it does not stay
+    kube.kubectl("delete", "job", "silent", "--wait=false")
+
+
+# Other platforms word the same things differently.
+# The operator of a PyTorchJob deletes a pod that was killed: what for can be seen for a moment only.
+KILLED = replace(TOO_SMALL, cause="killed", evidence=["its pod is gone", "exit code 137", "limit is 96Mi"])
+ON_EVERY_KIND = {"no-image": NO_IMAGE, "too-small": TOO_SMALL, "no-cuda": NO_CUDA, "too-late": TOO_LATE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_every_kind(kube: Kube, kind: str) -> None:
+    runs = {f"{name}-{kind.replace('_', '-')}": wrong for name, wrong in ON_EVERY_KIND.items()}
+    if kind == "stateful_set":  # it can keep no deadline
+        del runs["too-late-stateful-set"]
+    for run, wrong in runs.items():
+        launch(kube, run, wrong, kind)
+    for run, wrong in runs.items():
+        if kind == "pytorch_job" and wrong is TOO_LATE:
+            let_the_operator_look(kube, run)
+        why = ask(kube, run)
+        is_gone = kind == "pytorch_job" and why["cause"] == KILLED.cause
+        check(why, KILLED if is_gone and wrong is TOO_SMALL else wrong)
+        kube.llmtrain("delete", run)
+
+
+def let_the_operator_look(kube: Kube, run: str) -> None:
+    """Training Operator 1.9 does not wake up for a deadline: it sees that one is over when something else happens."""
+    kube.wait(run, lambda status: status["age_sec"] > 20)
+    kube.kubectl("annotate", "pytorchjob", run, "e2e/touched=yes")
