@@ -1,0 +1,354 @@
+"""What the guides show of a cluster: each block ```console scene=NAME is what its commands print in that situation.
+
+PYTHONPATH=tests:tests/operate python tests/operate/doc_scenes.py      rewrites the blocks
+"""
+
+import io
+import re
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import yaml
+from held_pods import held_pods
+from kube_runs import STEP, FakeRun, launch, running, waiting
+from why_runs import CRASH, GONE, end, fail, no_room, say
+
+from kube_server import KubeServer, kube_server, now
+from llmtrain.cli import main
+from llmtrain.diagnose.network import chosen_interfaces
+from llmtrain.diagnose.report import findings_table
+from llmtrain.distributed.rendezvous import REMEDIES
+from llmtrain.launch.guard import LABELS, GuardPlan, render_guard
+from llmtrain.operate import why as why_module
+from llmtrain.operate.clues import Silence
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("docs/troubleshooting.md", "docs/kubernetes.md")
+BLOCK = re.compile(r"```(console|text) scene=([a-z-]+)\n(.*?)```", re.S)
+IMAGE = "registry.example.com/llmtrain:0.1.0"
+# As a reader sees them.
+NAMES = {
+    "-00001": "-6b6tg",
+    "-00002": "-ckxc6",
+    "machine-0": "gpu-node1",  # of one length: they stand in tables
+    "machine-1": "gpu-node2",
+    "amespace team": "amespace research",
+}
+# Of now: another one each time.
+TIMES = {
+    r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ": "2026-11-15T14:25:31Z",
+    r"\bfor 9\d s\b": "for 92 s",
+    r"\b1m3\ds\b": "1m32s",
+    r"\b5m\ds\b": "5m2s",
+    r"\bprocess \d+\b": "process 41",
+}
+HELLO = """import os
+
+print("node", os.environ["PET_NODE_RANK"], "of", os.environ["PET_NNODES"], "meets at", os.environ["PET_MASTER_ADDR"])
+"""
+GROUPS = ("guard", "secret")
+MASTER = "The master demo-0.demo:29500 could not be reached within 600.0 s:"
+PULL = (
+    f'Back-off pulling image "{IMAGE}": ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack '
+    f'image "{IMAGE}": {IMAGE}: not found'
+)
+NO_GPU = (
+    "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 "
+    "Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 "
+    "No preemption victims found for incoming pod."
+)
+QUOTA = (
+    'Error creating: pods "demo-0-x7k2p" is forbidden: exceeded quota: compute, requested: requests.cpu=2, used: '
+    "requests.cpu=7, limited: requests.cpu=8"
+)
+SECURITY = (
+    'Error creating: pods "demo-worker-1" is forbidden: violates PodSecurity "restricted:latest": '
+    'allowPrivilegeEscalation != false (container "init-pytorch" must set securityContext.allowPrivilegeEscalation='
+    "false)"
+)
+
+
+def of_demo(kube: KubeServer, *sets: str, kind: str = "indexed_job") -> FakeRun:
+    kube.add({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs", "namespace": "team"}})
+    kube.change("PersistentVolumeClaim", "runs", {"status": {"phase": "Bound"}})
+    return launch(kube, kind, f"launch.image={IMAGE}", "launch.runs_volume.claim=runs", *sets)
+
+
+def two_running(kube: KubeServer, *sets: str, kind: str = "indexed_job") -> FakeRun:
+    run = of_demo(kube, *sets, kind=kind)
+    run.pod(0)
+    run.pod(1)
+    return run
+
+
+def fails(code: int, *lines: str) -> Callable[[KubeServer], None]:
+    """Both nodes end with a mistake, and the job with them."""
+
+    def make(kube: KubeServer) -> None:
+        run = two_running(kube)
+        for index in (0, 1):
+            end(run, index, code, *lines)
+        fail(run)
+
+    return make
+
+
+def no_name(kube: KubeServer) -> None:
+    run = of_demo(kube)
+    run.pod(0, waiting("ContainerCreating"))
+    said = "the name demo-0.demo does not resolve: Name or service not known"
+    end(run, 1, 69, f"error: {MASTER} {said}.", f"  {REMEDIES['name']}")
+
+
+def no_service(kube: KubeServer) -> None:
+    no_name(kube)
+    kube.remove("Service", "demo")
+
+
+def refused(kube: KubeServer) -> None:
+    run = two_running(kube)
+    end(run, 1, 69, f"error: {MASTER} connection refused by 10.0.0.7.", f"  {REMEDIES['refused']}")
+
+
+def never_came(kube: KubeServer) -> None:
+    run = two_running(kube)
+    said = "Rank 0 could not join the 2 processes at demo-0.demo:29500 after 1800 s (of 1800 s): 1 of 2 processes"
+    remedy = (
+        "  Check that every process has been started and uses the same MASTER_ADDR and MASTER_PORT; `llmtrain doctor` "
+        "looks closer."
+    )
+    end(run, 0, 69, f"error: {said} never came: rank 1", remedy)
+
+
+def image(kube: KubeServer) -> None:
+    run = of_demo(kube)
+    for index in (0, 1):
+        run.pod(index, waiting("ImagePullBackOff", PULL))
+
+
+def gpus(kube: KubeServer) -> None:
+    run = of_demo(kube, "launch.resources.gpus=1")
+    run.pod(0)
+    no_room(run, 1, NO_GPU)
+
+
+def quota(kube: KubeServer) -> None:
+    of_demo(kube).event("FailedCreate", QUOTA)
+
+
+def claim(kube: KubeServer) -> None:
+    run = of_demo(kube, "launch.data_volume.claim=corpus")
+    for index in (0, 1):
+        no_room(run, index, '0/3 nodes are available: persistentvolumeclaim "corpus" not found.')
+
+
+def security(kube: KubeServer) -> None:
+    run = of_demo(kube, "launch.pytorch_master=true", kind="pytorch_job")
+    run.pod(0, role="master")
+    run.event("FailedCreatePod", SECURITY)
+
+
+def secret(kube: KubeServer) -> None:
+    run = of_demo(kube, "launch.hf_token_secret.name=hf-token")
+    for index in (0, 1):
+        run.pod(index, waiting("CreateContainerConfigError", 'secret "hf-token" not found'))
+
+
+def memory(kube: KubeServer) -> None:
+    run = two_running(kube)
+    end(run, 1, 137, reason="OOMKilled")
+    end(run, 0, 75, *GONE)
+
+
+def hung(kube: KubeServer) -> None:
+    run = two_running(kube)
+    said = "No progress for 300 s at step 7: rank 1 has gone silent (pid 1 on demo-1, last seen at step 7)."
+    kube.change("Pod", run.pods[1], {"status": {"containerStatuses": [_since(run, "2026-01-01T00:00:05Z")]}})
+    end(run, 0, 75, f"[DDP] {said}")
+
+
+def _since(run: FakeRun, started_at: str) -> dict[str, object]:
+    return {"name": run.plan.container, "state": {"running": {"startedAt": started_at}}, "restartCount": 0}
+
+
+def silent(kube: KubeServer) -> None:
+    say(two_running(kube), 0, STEP.format(7), ago_sec=300)
+
+
+def lost(kube: KubeServer) -> None:
+    run = two_running(kube)
+    run.say(0, STEP.format(5))
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 90))
+    ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": since}
+    said = "Taint manager: deleting due to NoExecute taint"
+    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": said}
+    run.set(1, running(), conditions=[ready, gone], is_leaving=True)
+    kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": since}})
+
+
+def deadline(kube: KubeServer) -> None:
+    run = two_running(kube, "launch.active_deadline_sec=3600")
+    for index in (0, 1):
+        end(run, index, 75, "stopped: Stopped at step 5 as told.")
+    run.finish("Failed", reason="DeadlineExceeded", message="Job was active longer than specified deadline")
+
+
+def crash(kube: KubeServer) -> None:
+    run = two_running(kube)
+    end(run, 1, 1, *CRASH)
+    end(run, 0, 75, *GONE)
+
+
+def healthy(kube: KubeServer) -> None:
+    run = two_running(kube)
+    say(run, 0, STEP.format(5))
+    say(run, 1)
+
+
+def guarded(kube: KubeServer) -> None:
+    plan = GuardPlan("team", IMAGE, "IfNotPresent", 60.0, now(), webhook="https://chat.example.com/hook")
+    for manifest in render_guard(plan):
+        kube.add(manifest)
+    ready = {"observedGeneration": 1, "updatedReplicas": 1, "availableReplicas": 1}
+    kube.change("Deployment", "llmtrain-guard", {"status": ready})
+    meta = {"name": "llmtrain-guard-7d9f", "namespace": "team", "labels": LABELS}
+    kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {"phase": "Running"}})
+    said = ["watches namespace team: pods are given up 60 s after their machine went silent", "run first has finished"]
+    kube.say(meta["name"], *(f"[GUARD] {line}" for line in said), container="guard")
+
+
+def nothing(kube: KubeServer) -> None:
+    pass
+
+
+SCENES: dict[str, Callable[[KubeServer], None]] = {
+    "no-name": no_name,
+    "no-service": no_service,
+    "refused": refused,
+    "never-came": never_came,
+    "image": image,
+    "gpus": gpus,
+    "quota": quota,
+    "claim": claim,
+    "security": security,
+    "secret": secret,
+    "memory": memory,
+    "hung": hung,
+    "silent": silent,
+    "lost": lost,
+    "deadline": deadline,
+    "crash": crash,
+    "healthy": healthy,
+    "guard": guarded,
+    "held": nothing,  # its pods are real processes
+    "nan": fails(
+        65,
+        "error: The loss of step 8 is nan; it saw samples 56 to 63 of epoch 0.",
+        "  Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
+        "--allow-config-change, or look at those samples.",
+    ),
+    "gpu-memory": fails(
+        65,
+        "error: Out of GPU memory in step 1 (samples 0 to 31 of epoch 0): CUDA out of memory. Tried to allocate 2.00 "
+        "GiB. GPU 0 has a total capacity of 79.11 GiB.",
+        "  In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
+    ),
+    "disk-full": fails(
+        65,
+        "error: The checkpoint of step 30 could not be written: [Errno 28] No space left on device. The earlier ones "
+        "are whole.",
+        "  Free some space, then go on with --resume.",
+    ),
+    "permission": fails(
+        64,
+        "error: Cannot write to /out/demo: Permission denied.",
+        "  Set output.root_dir to a directory you may write to.",
+    ),
+}
+
+
+def tidy(text: str) -> str:
+    for real, shown in NAMES.items():
+        text = text.replace(real, shown)
+    for pattern, shown in TIMES.items():
+        text = re.sub(pattern, shown, text)
+    # What several nodes say comes in any order.
+    lines = text.splitlines()
+    return "\n".join(sorted(lines) if all(line.startswith("[") for line in lines) else lines)
+
+
+@contextmanager
+def scene(name: str) -> Iterator[Callable[[str], str]]:
+    """What a command shows there."""
+    with kube_server() as kube, tempfile.TemporaryDirectory() as folder, chdir(folder):
+        SCENES[name](kube)
+        config = Path(folder) / "kubeconfig"
+        config.write_text(yaml.safe_dump(kubeconfig(kube)))
+        Path("hello.py").write_text(HELLO)
+        with held_pods(kube, Path(folder)) if name == "held" else nullcontext() as pods:
+            if pods:
+                pods.hold()
+            yield lambda command: shown(command, str(config))
+
+
+def kubeconfig(kube: KubeServer) -> dict[str, object]:
+    return {
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
+        "current-context": "here",
+    }
+
+
+def shown(command: str, config: str) -> str:
+    program, *words = shlex.split(command)
+    assert program == "llmtrain"
+    verbs = 2 if words[0] in GROUPS else 1
+    said = io.StringIO()
+    hearts = Silence(300, [1], [], {0: 7, 1: 7})
+    with patch.object(why_module, "watch_hearts", lambda *_: hearts), redirect_stdout(said), redirect_stderr(said):
+        code = _exit_code([*words[:verbs], "--kubeconfig", config, *words[verbs:]])
+    assert code == 0, said.getvalue()
+    return tidy(said.getvalue().replace(f" --kubeconfig {config}", ""))
+
+
+def _exit_code(words: list[str]) -> object:
+    try:
+        main(words)
+    except SystemExit as ended:
+        return ended.code
+    return 0
+
+
+def interfaces() -> str:
+    """A line of the doctor's table, of a machine that is not this one."""
+    with patch.object(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens5")]):
+        found = list(chosen_interfaces({"GLOO_SOCKET_IFNAME": "eth0"}))
+    return findings_table(found, 1, is_terminal=False)
+
+
+TEXTS = {"interface": interfaces}
+
+
+def fill(block: "re.Match[str]") -> str:
+    """The block as it is to be."""
+    language, name, text = block.groups()
+    if language == "text":
+        lines = TEXTS[name]().splitlines()
+    else:
+        commands = [line for line in text.splitlines() if line.startswith("$ ")]
+        with scene(name) as show:
+            lines = [line for command in commands for line in (command, *show(command[2:]).splitlines())]
+    return "\n".join([f"```{language} scene={name}", *lines, "```"])
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(BLOCK.sub(fill, path.read_text()))
