@@ -220,3 +220,80 @@ def test_leaving_early_does_not_wait(server: Server) -> None:
     began = time.monotonic()
     pieces.close()  # type: ignore[attr-defined]
     assert time.monotonic() - began < 1
+
+
+def verdict(**more: object) -> bytes:
+    return json.dumps({"status": "Failure", "message": "it ended badly", **more}).encode()
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ([SUCCESS], 0),
+        ([verdict(details={"causes": [{"reason": "ExitCode", "message": "3"}]})], 3),
+        ([verdict(details={"causes": [{"reason": "Other"}, {"reason": "ExitCode", "message": "137"}]})], 137),
+        ([SUCCESS[:5], SUCCESS[5:]], 0),
+    ],
+    ids=["success", "its code", "among others", "in two pieces"],
+)
+def test_the_exit_code(server: Server, said: list[bytes], code: int) -> None:
+    def script(line: Line) -> None:
+        line.say(OUT, b"out")
+        line.say(ERR, b"err")
+        for piece in said:
+            line.say(VERDICT, piece)
+        line.frame(CLOSE)
+
+    server.script = script
+    process = server.cluster().start("pod", "ns", "box", ["x"])
+    assert list(process.output()) == [(OUT, b"out"), (ERR, b"err")]
+    assert process.exit_code == code
+    process.close()
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (verdict(), "A command in pod failed: it ended badly"),
+        (verdict(details=None), "it ended badly"),
+        (verdict(details={"causes": None}), "it ended badly"),
+        (b"", "The connection to pod broke off"),
+        (SUCCESS[:5], "The connection to pod broke off"),
+    ],
+)
+def test_an_end_without_a_code(server: Server, said: bytes, words: str) -> None:
+    def script(line: Line) -> None:
+        line.say(VERDICT, said)
+        line.frame(CLOSE)
+
+    server.script = script
+    process = server.cluster().start("pod", "ns", "box", ["x"])
+    assert list(process.output()) == []
+    with pytest.raises(ClusterError, match=words):
+        _ = process.exit_code
+
+
+def test_what_is_written_arrives(server: Server) -> None:
+    heard: list[int] = []
+
+    def script(line: Line) -> None:
+        heard.append(line.hear())
+        line.say(VERDICT, SUCCESS)
+        line.frame(CLOSE)
+
+    server.script = script
+    process = server.cluster().start("pod", "ns", "box", ["x"], stdin=True)
+    process.write(b"hello")
+    assert list(process.output()) == []
+    assert (heard, process.exit_code) == ([BINARY], 0)
+    assert ("stdin", "true") in server.asked
+    process.close()
+    with pytest.raises(ClusterError):
+        process.write(b"too late")
+
+
+def test_a_line_that_breaks_while_it_is_read(server: Server) -> None:
+    server.script = lambda line: line.say(OUT, b"half")
+    process = server.cluster().start("pod", "ns", "box", ["x"])
+    with pytest.raises(ClusterError, match="does not answer"):
+        list(process.output())

@@ -52,7 +52,7 @@ def install_command(
     from llmtrain.launch.guard import GuardPlan, install
     from llmtrain.operate.guard_status import wait_until_watching
 
-    if webhook is not None and (urlsplit(webhook).scheme not in ("http", "https") or not urlsplit(webhook).hostname):
+    if webhook is not None and not _is_address(webhook):
         raise UsageError("--webhook is no http or https address.")
     if pull_policy not in ("IfNotPresent", "Always", "Never"):
         raise UsageError(f"--image-pull-policy '{pull_policy}' is unknown.", known=["IfNotPresent", "Always", "Never"])
@@ -65,6 +65,17 @@ def install_command(
     wait_until_watching(cluster, where)
     text = f"The guard of namespace {where} is {done}: pods are given up {after:g} s after their machine went silent."
     show(json_, {"namespace": where, "done": done, "image": chosen, "after_sec": after, "webhook": bool(webhook)}, text)
+
+
+def _is_address(url: str) -> bool:
+    """One that a request can be made to."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        return False
+    is_clean = url.isascii() and url.isprintable() and " " not in url
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and is_clean
 
 
 @app.command("remove")

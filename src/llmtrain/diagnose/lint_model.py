@@ -77,6 +77,7 @@ class Pod:
         return self.is_distributed or any(
             c.gpus or _TRAINING.search(c.command_line) or _IMAGES.search(c.node.get("image").text)
             for c in self.containers
+            if "llmtrain guard" not in c.command_line
         )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from llmtrain.errors import UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, Manifest
-from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY, without_empty
+from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
 
 NAME = "llmtrain-guard"
 LABELS = {**APP_LABEL, "llmtrain/guard": "true"}
@@ -93,7 +93,7 @@ def _deployment(plan: GuardPlan) -> Manifest:
     }
     # Whatever has changed, also what the Secret holds: the pod is made anew.
     notes = {**NO_SIDECAR, "llmtrain/installed-at": plan.installed_at}
-    template = {"metadata": {"labels": {**LABELS, **NO_SIDECAR}, "annotations": notes}, "spec": without_empty(pod)}
+    template = {"metadata": {"labels": {**LABELS, **NO_SIDECAR}, "annotations": notes}, "spec": pod}
     spec = {
         "replicas": 1,
         "strategy": {"type": "Recreate"},  # two would tell everything twice

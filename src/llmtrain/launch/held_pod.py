@@ -60,10 +60,14 @@ def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     target = WORK / path
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    fresh.write_bytes(content.read())
-    fresh.chmod(member.mode & 0o777)
-    os.utime(fresh, (member.mtime, member.mtime))
-    fresh.replace(target)
+    try:
+        fresh.write_bytes(content.read())
+        fresh.chmod(member.mode & 0o777)
+        os.utime(fresh, (member.mtime, member.mtime))
+        fresh.replace(target)
+    finally:
+        with suppress(OSError):
+            fresh.unlink()
 
 
 def run(variables: str, words: "list[str]") -> int:
@@ -74,13 +78,20 @@ def run(variables: str, words: "list[str]") -> int:
         print(f"{words[0]} cannot be run: {problem.strerror}", file=sys.stderr)
         return 127  # as a shell has it
 
+    is_left = threading.Event()
+
     def watch() -> None:
         while os.read(0, 4096):
             pass
+        is_left.set()
         finish(child)
 
-    threading.Thread(target=watch, daemon=True).start()
-    return as_code(child.wait())
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    code = as_code(child.wait())
+    if is_left.is_set():  # else what it started would outlive us
+        watcher.join()
+    return code
 
 
 def as_code(code: int) -> int:
@@ -106,23 +117,38 @@ def finish(child: "subprocess.Popen[bytes]") -> None:
     family = descendants(child.pid)
     tell(os.killpg, child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SEC
-    while child.poll() is None and time.monotonic() < deadline:
+    while time.monotonic() < deadline and (child.poll() is None or is_any_left(family)):
         time.sleep(0.05)
     for process in family | descendants(child.pid):
         tell(os.kill, process, signal.SIGKILL)
     tell(os.killpg, child.pid, signal.SIGKILL)
 
 
-def descendants(process: int) -> "set[int]":
-    parents = {}
+def processes() -> "dict[int, tuple[str, int, int]]":
+    """Of this pod: number -> its state, its parent and its group."""
+    found = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with suppress(OSError, IndexError):
-                parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    found = {process}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
+                state, parent, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
+                found[int(path.name)] = (state, int(parent), int(group))
+    return found
+
+
+def descendants(process: int) -> "set[int]":
+    known, found = processes(), {process}
+    while more := {child for child, (_, parent, _) in known.items() if parent in found} - found:
         found |= more
     return found - {process}
+
+
+def is_any_left(family: "set[int]") -> bool:
+    return any(state != "Z" and process in family for process, (state, _, _) in processes().items())
+
+
+def is_group(group: int) -> bool:
+    """Whether anybody is left in it but zombies."""
+    return any(state != "Z" and own == group for state, _, own in processes().values())
 
 
 def tell(how: "Callable[[int, int], None]", who: int, number: int) -> None:
@@ -173,11 +199,11 @@ class Holder:
         number = read(STATE / "request.json").get("number")  # of a container that was here before
         say(f"{os.uname().nodename} waits: llmtrain push brings files to {WORK}, llmtrain exec runs commands there")
         while not self.is_told.wait(POLL_SEC):
+            self.look()
             request = read(STATE / "request.json")
             if request.get("number") != number:
                 number = request.get("number")
                 write(STATE / "answer.json", {"number": number, **self.answer(request)})
-            self.look()
         if self.child:
             finish(self.child)
             self.look()
@@ -222,7 +248,7 @@ class Holder:
     def look(self) -> None:
         """See off whoever has ended."""
         child = self.child
-        if child and child.poll() is not None:
+        if child and child.poll() is not None and not is_group(child.pid):  # what it left in the background is its too
             if self.copier:
                 self.copier.join(5.0)
             say(f"process {child.pid} ended with exit code {as_code(child.returncode)}")

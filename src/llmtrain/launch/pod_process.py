@@ -69,9 +69,10 @@ class PodProcess:
     def close(self) -> None:
         """At once: to close politely would read on what still comes. Another thread may be waiting for more: a socket
         that is only closed would not wake it."""
-        if self._socket.sock is not None:
+        open_socket = self._socket.sock
+        if open_socket is not None:
             with suppress(OSError):
-                socket.socket.shutdown(self._socket.sock, socket.SHUT_RDWR)
+                socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
         self._socket.shutdown()
 
     def _said(self) -> dict[str, Any]:

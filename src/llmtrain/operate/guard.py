@@ -6,6 +6,7 @@ it has told it writes on the pods themselves: a guard that was started again tel
 """
 
 import json
+import re
 import time
 import urllib.request
 from collections import defaultdict
@@ -17,6 +18,7 @@ from http.client import HTTPException
 from typing import Any
 
 from llmtrain.distributed.endings import NO_RESTART_CODES
+from llmtrain.distributed.platform_codes import RETRIED_FROM
 from llmtrain.errors import LlmtrainError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
@@ -45,6 +47,7 @@ class Letter:
 
     event: dict[str, Any]
     when_sent: Callable[[], None]
+    is_sent: bool = False
 
 
 class Guard:
@@ -58,14 +61,23 @@ class Guard:
 
     def look(self) -> None:
         """Once: at all runs of the namespace."""
+        problems: list[LlmtrainError] = []
         for run, pods in self._runs().items():
-            self._recover(run, pods)
-            end = self._end(pods)
-            if end is not None and not any(_told(pod) for pod in pods) and not self._is_waiting(run):
-                said = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
-                names = [pod["metadata"]["name"] for pod in pods]
-                self._tell(end.event, run, said, partial(self._mark, names, end), end.exit_code)
+            try:
+                self._look_at(run, pods)
+            except LlmtrainError as problem:  # of one run; the others are looked at all the same
+                problems.append(problem)
         self._send()
+        if problems:
+            raise problems[0]
+
+    def _look_at(self, run: str, pods: list[Object]) -> None:
+        self._recover(run, pods)
+        end = self._end(pods)
+        if end is not None and not any(_told(pod) for pod in pods) and not self._is_waiting(run):
+            said = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
+            names = [pod["metadata"]["name"] for pod in pods]
+            self._tell(end.event, run, said, partial(self._mark, names, end), end.exit_code)
 
     def _runs(self) -> dict[str, list[Object]]:
         found: dict[str, list[Object]] = defaultdict(list)
@@ -115,7 +127,7 @@ class Guard:
     def _send(self) -> None:
         while self._outbox:
             letter = self._outbox[0]
-            if self._webhook:
+            if self._webhook and not letter.is_sent:
                 try:
                     post(self._webhook, letter.event)
                 except (OSError, HTTPException, ValueError) as problem:  # also what is no HTTP, or no address
@@ -124,6 +136,7 @@ class Guard:
                     self._is_silent = True
                     return
                 self._is_silent = False
+                letter.is_sent = True
             letter.when_sent()
             self._outbox.pop(0)
 
@@ -159,7 +172,8 @@ def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
         return End("failed", worst_code(mistakes))
     if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
         return None
-    if all(_phase(pod) == "Succeeded" for pod in staying):
+    counted = [pod for pod in staying if _node(pod)[1] == "0"] if any(map(_is_elastic, staying)) else staying
+    if counted and all(_phase(pod) == "Succeeded" for pod in counted):
         return End("finished", 0)
     last = max((_ended_at(pod) for pod in staying), default="")
     if not last or (now or time.time()) - datetime.fromisoformat(last).timestamp() < GIVEN_UP_SEC:
@@ -187,12 +201,30 @@ def _phase(pod: Object) -> str:
 
 
 def _ends(pod: Object) -> list[Object]:
-    rows = (pod.get("status") or {}).get("containerStatuses") or []
+    status = pod.get("status") or {}
+    rows = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     return [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
 
 
 def _code(pod: Object) -> int | None:
-    return worst_code(end.get("exitCode") for end in _ends(pod))
+    added = RETRIED_FROM if ("LLMTRAIN_EXIT_CODES", "pytorchjob") in _variables(pod) else 0
+    codes = [end.get("exitCode") or 0 for end in _ends(pod)]
+    return worst_code(code - added if added and (code == added + 1 or code > added + 64) else code for code in codes)
+
+
+def _variables(pod: Object) -> set[tuple[str, str]]:
+    rows = [row for container in _containers(pod) for row in container.get("env") or []]
+    return {(row["name"], row.get("value", "")) for row in rows}
+
+
+def _containers(pod: Object) -> list[Object]:
+    return (pod.get("spec") or {}).get("containers") or []
+
+
+def _is_elastic(pod: Object) -> bool:
+    """Its command says `--nodes 1:2`: the job has ended when node 0 has (successPolicy)."""
+    words = [word for container in _containers(pod) for word in container.get("command") or []]
+    return any(re.fullmatch(r"(--nnodes=)?\d+:\d+", word) for word in words)
 
 
 def _ended_at(pod: Object) -> str:

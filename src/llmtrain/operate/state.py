@@ -129,10 +129,11 @@ def _explain_waiting(record: Record, seen: Seen) -> str | None:
 
 
 def _explain_silent(record: Record, silent: list[PodStatus]) -> str:
-    machines = ", ".join(dict.fromkeys(pod.node or "a machine" for pod in silent[:8]))
+    names = dict.fromkeys(pod.node or "a machine" for pod in silent[:8])
+    machines = ", ".join(names)
     longest = max(pod.silent_sec or 0.0 for pod in silent)
     return (
-        f"{machines} {'does' if len(silent) == 1 else 'do'} not answer for {longest:.0f} s, and nothing takes the "
+        f"{machines} {'does' if len(names) == 1 else 'do'} not answer for {longest:.0f} s, and nothing takes the "
         f"place of node {', '.join(str(pod.index) for pod in silent[:8])}: llmtrain recover {record.run_id} gives it up"
     )
 

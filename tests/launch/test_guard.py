@@ -1,0 +1,350 @@
+"""The guard's manifests, and the way of its objects into a namespace and out again."""
+
+import copy
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kube_server import KubeServer, kube_server
+from llmtrain.errors import ClusterError, UsageError
+from llmtrain.launch.guard import LABELS, NAME, GuardPlan, install, remove, render_guard
+from llmtrain.operate import guard_status as status_module
+from llmtrain.operate.guard_status import guard_status, wait_until_watching
+
+Cli = Callable[..., Any]
+Object = dict[str, Any]
+URL = "https://hooks.example.com/T000/secret-word"
+PLAN = GuardPlan("team", "me/llmtrain:1", "IfNotPresent", 60.0, "2026-01-01T00:00:00+00:00")
+EVERYTHING = replace(PLAN, webhook=URL, with_logs=True, image_pull_secrets=["registry"])
+PLURALS = ("secrets", "serviceaccounts", "roles", "rolebindings", "deployments")
+
+
+@pytest.fixture
+def kube() -> Iterator[KubeServer]:
+    with kube_server() as server:
+        yield server
+
+
+@pytest.fixture
+def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
+    path = tmp_path / "kubeconfig"
+    document = {
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
+        "current-context": "here",
+    }
+    path.write_text(yaml.safe_dump(document))
+
+    def run(*words: object) -> Any:
+        done = cli("guard", words[0], "--kubeconfig", path, *words[1:])
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    return run
+
+
+def found(manifests: list[Object], kind: str) -> Object:
+    (one,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return one
+
+
+def there(kube: KubeServer, namespace: str = "team") -> list[str]:
+    return sorted(plural for plural, where, name in kube.objects if name == NAME and where == namespace)
+
+
+def make_ready(kube: KubeServer) -> None:
+    kube.change("Deployment", NAME, {"status": {"updatedReplicas": 1, "availableReplicas": 1}})
+
+
+def add_pod(kube: KubeServer, state: Object, *said: str, conditions: list[Object] | None = None) -> None:
+    rows = [{"name": "guard", "state": state}] if state else []
+    kube.add(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": f"{NAME}-x", "namespace": "team", "labels": LABELS},
+            "spec": {},
+            "status": {"phase": "Pending", "containerStatuses": rows, "conditions": conditions or []},
+        }
+    )
+    if said:
+        kube.say(f"{NAME}-x", *said, container="guard")
+
+
+class TestManifests:
+    def test_its_rights_are_the_fewest(self) -> None:
+        pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch", "delete"]}
+        state = {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}
+        logs = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
+        assert found(render_guard(PLAN), "Role")["rules"] == [pods, state]
+        assert found(render_guard(EVERYTHING), "Role")["rules"] == [pods, state, logs]
+        for plan in (PLAN, EVERYTHING):
+            manifests = render_guard(plan)
+            assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"team"}
+            assert not [manifest for manifest in manifests if manifest["kind"].startswith("Cluster")]
+            binding = found(manifests, "RoleBinding")
+            assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME}
+            assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "team"}]
+
+    def test_its_pod_is_restricted_and_small(self) -> None:
+        spec = found(render_guard(PLAN), "Deployment")["spec"]
+        pod = spec["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        security = container["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+        assert container["resources"]["limits"] == {"cpu": "500m", "memory": "256Mi"}
+        assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+        assert set(spec["selector"]["matchLabels"].items()) <= set(spec["template"]["metadata"]["labels"].items())
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+        tolerated = {(row["key"], row["tolerationSeconds"]) for row in pod["tolerations"]}
+        assert tolerated == {("node.kubernetes.io/not-ready", 10), ("node.kubernetes.io/unreachable", 10)}
+
+    def test_it_is_no_pod_of_a_run(self) -> None:
+        for manifest in render_guard(EVERYTHING):
+            assert manifest["metadata"]["labels"] == {"app": "llmtrain", "llmtrain/guard": "true"}
+        assert "llmtrain/run" not in found(render_guard(PLAN), "Deployment")["spec"]["template"]["metadata"]["labels"]
+
+    def test_the_webhook_is_in_the_secret_and_nowhere_else(self) -> None:
+        manifests = render_guard(EVERYTHING)
+        assert "secret-word" not in json.dumps(manifests)
+        import base64
+
+        secret = found(manifests, "Secret")
+        assert base64.b64decode(secret["data"]["webhook"]).decode() == URL
+        others = json.dumps([manifest for manifest in manifests if manifest is not secret])
+        assert secret["data"]["webhook"] not in others
+        (container,) = found(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+        (row,) = [row for row in container["env"] if row["name"] == "LLMTRAIN_WEBHOOK"]
+        assert row["valueFrom"] == {"secretKeyRef": {"name": NAME, "key": "webhook"}}
+        assert not [manifest for manifest in render_guard(PLAN) if manifest["kind"] == "Secret"]
+
+    def test_what_it_runs(self) -> None:
+        def command(plan: GuardPlan) -> list[str]:
+            words: list[str] = found(render_guard(plan), "Deployment")["spec"]["template"]["spec"]["containers"][0][
+                "command"
+            ]
+            return words
+
+        base = ["python", "-m", "llmtrain", "guard", "watch", "--after"]
+        assert command(PLAN) == [*base, "60"]
+        assert command(replace(EVERYTHING, after_sec=7.5)) == [*base, "7.5", "--with-logs"]
+
+    @pytest.mark.parametrize("plan", [PLAN, EVERYTHING], ids=["least", "all"])
+    def test_lint_finds_no_error(self, cli: Cli, workdir: Path, plan: GuardPlan) -> None:
+        (workdir / "guard.yaml").write_text(yaml.safe_dump_all(render_guard(plan)))
+        findings = cli("lint", "guard.yaml", "--json").json["findings"]
+        assert [row for row in findings if row["severity"] == "error"] == []
+
+    @pytest.mark.parametrize("plan", [PLAN, EVERYTHING], ids=["least", "all"])
+    def test_lint_finds_nothing(self, cli: Cli, workdir: Path, plan: GuardPlan) -> None:
+        (workdir / "guard.yaml").write_text(yaml.safe_dump_all(render_guard(plan)))
+        done = cli("lint", "guard.yaml", "--json")
+        assert (done.code, done.json["findings"]) == (0, [])
+
+
+class TestInstall:
+    def test_all_of_it_and_away_again(self, kube: KubeServer) -> None:
+        cluster = kube.cluster()
+        assert install(cluster, EVERYTHING) == "installed"
+        assert there(kube) == sorted(PLURALS)
+        assert remove(cluster, "team")
+        assert there(kube) == []
+        assert not remove(cluster, "team")
+        assert install(cluster, PLAN) == "installed"
+        assert there(kube) == sorted(set(PLURALS) - {"secrets"})
+
+    def test_again_it_is_changed(self, kube: KubeServer) -> None:
+        cluster = kube.cluster()
+        install(cluster, EVERYTHING)
+        later = replace(PLAN, image="me/llmtrain:2", after_sec=5.0, installed_at="later")
+        assert install(cluster, later) == "changed"
+        assert there(kube) == sorted(set(PLURALS) - {"secrets"}), "the address is forgotten"
+        deployment = kube.objects["deployments", "team", NAME]
+        wanted = found(render_guard(later), "Deployment")
+        assert deployment["spec"]["template"]["metadata"] == wanted["spec"]["template"]["metadata"]
+        assert deployment["spec"]["template"]["spec"]["containers"] == wanted["spec"]["template"]["spec"]["containers"]
+        assert deployment["metadata"]["annotations"] == wanted["metadata"]["annotations"]
+        assert len(kube.objects["roles", "team", NAME]["rules"]) == 2, "no more logs"
+        assert not deployment["spec"]["template"]["spec"].get("imagePullSecrets")
+        assert install(cluster, replace(EVERYTHING, webhook="http://other")) == "changed"
+        assert there(kube) == sorted(PLURALS)
+        assert kube.objects["secrets", "team", NAME]["data"] != found(render_guard(EVERYTHING), "Secret")["data"]
+
+    @pytest.mark.parametrize("plural", PLURALS)
+    def test_one_that_was_cut_short_is_made_whole(self, kube: KubeServer, plural: str) -> None:
+        cluster = kube.cluster()
+        install(cluster, EVERYTHING)
+        del kube.objects[plural, "team", NAME]
+        assert install(cluster, EVERYTHING) == ("installed" if plural == "deployments" else "changed")
+        assert there(kube) == sorted(PLURALS)
+        del kube.objects[plural, "team", NAME]
+        assert remove(cluster, "team") == (plural != "deployments")
+        assert there(kube) == [], "what was left goes too"
+
+    @pytest.mark.parametrize("kind", ["Secret", "ServiceAccount", "Role", "RoleBinding", "Deployment"])
+    def test_objects_of_others_are_left_alone(self, kube: KubeServer, kind: str) -> None:
+        foreign = copy.deepcopy(found(render_guard(EVERYTHING), kind))
+        foreign["metadata"]["labels"] = {"app": "llmtrain"}
+        kube.add(foreign)
+        before = copy.deepcopy(kube.objects)
+        with pytest.raises(UsageError, match=f"{kind} llmtrain-guard in namespace team is there already") as caught:
+            install(kube.cluster(), EVERYTHING)
+        assert "Nothing was changed" in str(caught.value)
+        assert kube.objects == before
+        remove(kube.cluster(), "team")
+        assert kube.objects == before
+
+    def test_a_secret_of_others_is_no_trouble_where_none_is_needed(self, kube: KubeServer) -> None:
+        kube.add({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME, "namespace": "team"}, "data": {}})
+        assert install(kube.cluster(), PLAN) == "installed"
+        assert "secrets" in there(kube)
+
+    def test_other_namespaces_are_not_touched(self, kube: KubeServer) -> None:
+        install(kube.cluster(), replace(EVERYTHING, namespace="lab"))
+        install(kube.cluster(), EVERYTHING)
+        remove(kube.cluster(), "team")
+        assert there(kube, "lab") == sorted(PLURALS)
+
+
+class TestStatus:
+    def test_none(self, kube: KubeServer, call: Cli) -> None:
+        assert guard_status(kube.cluster(), "team") is None
+        done = call("status")
+        assert done.code == 0
+        assert done.out.startswith("Namespace team has no guard. Install one: llmtrain guard install")
+        assert call("status", "--json").json == {"namespace": "team", "installed": False}
+        assert call("remove").out == "Namespace team has no guard.\n"
+
+    def test_one_that_watches(self, kube: KubeServer, call: Cli) -> None:
+        install(kube.cluster(), EVERYTHING)
+        make_ready(kube)
+        add_pod(kube, {"running": {}}, *(f"[GUARD] {number}" for number in range(9)))
+        value = call("status", "--json").json
+        assert value == {
+            "namespace": "team",
+            "installed": True,
+            "watching": True,
+            "image": "me/llmtrain:1",
+            "after_sec": 60.0,
+            "with_logs": True,
+            "webhook": True,
+            "reason": None,
+            "message": "",
+            "log": [f"[GUARD] {number}" for number in range(4, 9)],
+        }
+        text = call("status").out
+        assert text.startswith("Namespace team: the guard watches.\n")
+        assert "secret-word" not in text
+        kube.forbidden.add("log")
+        assert call("status", "--json").json["log"] == [], "the rest can be told"
+
+    def test_a_change_that_is_not_seen_yet(self, kube: KubeServer) -> None:
+        install(kube.cluster(), PLAN)
+        make_ready(kube)
+        kube.change("Deployment", NAME, {"metadata": {"generation": 2}, "status": {"observedGeneration": 1}})
+        status = guard_status(kube.cluster(), "team")
+        assert status is not None
+        assert not status.watching
+        assert status.text.startswith("the guard does not watch.")
+
+    @pytest.mark.parametrize(
+        ("state", "conditions", "reason", "message"),
+        [
+            ({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}, [], "ImagePullBackOff", "not found"),
+            ({"waiting": {"reason": "ContainerCreating"}}, [], None, ""),
+            (
+                {},
+                [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no cpu"}],
+                "Unschedulable",
+                "no cpu",
+            ),
+        ],
+    )
+    def test_why_it_does_not(
+        self, kube: KubeServer, state: Object, conditions: list[Object], reason: str | None, message: str
+    ) -> None:
+        install(kube.cluster(), PLAN)
+        add_pod(kube, state, conditions=conditions)
+        status = guard_status(kube.cluster(), "team")
+        assert status is not None
+        assert (status.watching, status.reason, status.message) == (False, reason, message)
+        assert ("problem " in status.text) == bool(reason)
+
+    def test_waiting_for_one_that_cannot_start_ends_at_once(self, kube: KubeServer) -> None:
+        install(kube.cluster(), PLAN)
+        add_pod(kube, {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}, "No module named llmtrain")
+        began = time.monotonic()
+        with pytest.raises(
+            ClusterError, match=r"does not watch: CrashLoopBackOff: back-off. It said: No module"
+        ) as caught:
+            wait_until_watching(kube.cluster(), "team")
+        assert time.monotonic() - began < 3
+        assert "llmtrain guard remove" in str(caught.value)
+
+    def test_waiting_has_an_end(self, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(status_module, "START_SEC", 0.0)
+        install(kube.cluster(), PLAN)
+        with pytest.raises(ClusterError, match="does not watch: its pod is not ready"):
+            wait_until_watching(kube.cluster(), "team")
+
+
+class TestCommand:
+    def test_install_change_remove(self, kube: KubeServer, call: Cli) -> None:
+        def start() -> None:
+            while ("deployments", "team", NAME) not in kube.objects:
+                time.sleep(0.005)
+            make_ready(kube)
+
+        threading.Thread(target=start, daemon=True).start()
+        done = call("install", "--image", "me/llmtrain:1", "--webhook", URL, "--json")
+        assert done.code == 0, done.err
+        value = {"namespace": "team", "done": "installed", "image": "me/llmtrain:1", "after_sec": 60.0, "webhook": True}
+        assert done.json == value
+        assert "secret-word" not in done.out + done.err
+        first = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
+        again = call("install", "--image", "me/llmtrain:1", "--after", "5")
+        assert (
+            again.out
+            == "The guard of namespace team is changed: pods are given up 5 s after their machine went silent.\n"
+        )
+        second = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
+        assert first != second, "its pod is made anew"
+        assert call("remove", "--json").json == {"namespace": "team", "removed": True}
+        assert there(kube) == []
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ("--webhook", "ftp://x/secret-word"),
+            ("--webhook", "secret-word"),
+            ("--webhook", "http:///secret-word"),
+            ("--image-pull-policy", "Sometimes"),
+            ("--after", "-1"),
+        ],
+    )
+    def test_mistakes(self, kube: KubeServer, call: Cli, words: tuple[str, ...]) -> None:
+        done = call("install", *words)
+        assert done.code == 64
+        assert "secret-word" not in done.err
+        assert kube.requests == []
+
+    @pytest.mark.parametrize(
+        "url", ["http://hooks.example.com/secret word", "http://hooks.example.com:port/secret-word"]
+    )
+    def test_an_address_that_is_none(
+        self, kube: KubeServer, call: Cli, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(status_module, "START_SEC", 0.0)
+        assert call("install", "--webhook", url).code == 64
+        assert kube.objects == {}

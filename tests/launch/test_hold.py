@@ -1,0 +1,295 @@
+"""launch --hold: pods that wait, for push and exec."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
+
+from kube_runs import FakeRun, ended, waiting
+
+from kube_server import KubeServer, kube_server
+from llmtrain import registry
+from llmtrain.config.load import load_config
+from llmtrain.errors import UsageError
+from llmtrain.launch import apply, held_pod
+from llmtrain.launch.manifests import render
+from llmtrain.launch.plan import HELD_CODE, HELD_COMMAND, JobPlan, Work, plan_job
+from llmtrain.launch.record import find_record
+
+Cli = Callable[..., Any]
+Object = dict[str, Any]
+KINDS = sorted(registry.LAUNCHERS)
+HOLD = ("launch", "--hold", "--config", "ddp_smoke", "--name", "demo", "--image", "me/train:1", "--nodes", "2")
+SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
+
+
+@lru_cache
+def make(kind: str, *sets: str, mode: str = "hold") -> JobPlan:
+    base = ["launch.name=demo", "launch.namespace=team", f"launch.kind={kind}", "launch.nodes=2"]
+    return plan_job(load_config("ddp_smoke", [*base, *sets]), Work(mode))  # type: ignore[arg-type]
+
+
+def specs(value: Any) -> Iterator[Object]:
+    """Every pod spec in there."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        value = list(value.values())
+    for inner in value if isinstance(value, list) else ():
+        yield from specs(inner)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryKind:
+    def test_pods_wait_and_are_otherwise_those_that_would_train(self, kind: str) -> None:
+        plan = make(kind)
+        assert plan.command == [*HELD_COMMAND, "hold"]
+        for spec, usual in zip(specs(render(plan)), specs(render(make(kind, mode="train"))), strict=True):
+            (container,), (trained,) = spec["containers"], usual["containers"]
+            assert container["command"] == plan.command
+            env = {row["name"]: row.get("value") for row in container["env"]}
+            assert env.pop(HELD_CODE) == SOURCE
+            assert env.pop("LLMTRAIN_RUN_DIR") == "/out/demo"
+            assert env == {row["name"]: row.get("value") for row in trained["env"]}
+            assert {"name": "work", "mountPath": "/work"} in container["volumeMounts"]
+            assert {"name": "work", "emptyDir": {}} in spec["volumes"]
+            same = ("name", "image", "resources", "securityContext", "ports")
+            assert [container[key] for key in same] == [trained[key] for key in same]
+            assert "work" not in [row["name"] for row in usual["volumes"]]
+
+    def test_what_a_platform_wants_is_there(self, kind: str) -> None:
+        """A PyTorchJob starts pods again by their exit codes."""
+        (container,) = next(specs(render(make(kind))))["containers"]
+        codes = [row["value"] for row in container["env"] if row["name"] == "LLMTRAIN_EXIT_CODES"]
+        assert (codes == ["pytorchjob"]) == (kind == "pytorch_job")
+
+    def test_nothing_of_the_config_stands_in_the_way(self, kind: str) -> None:
+        """What will run is not known: neither the batch nor the model is looked at, and the hub may be asked."""
+        sets = ("launch.nodes=3", "distributed.strategy=none", "distributed.reproducible_reduce=false")
+        plan = make(kind, *sets, "model.name=hf_causal_lm", "model.path=somebody/tiny", "trainer.grad_accum_steps=1")
+        assert (plan.nodes, plan.ports_outside, plan.is_fetching, plan.warnings) == (3, [443], False, [])
+        assert "initContainers" not in next(specs(render(plan)))
+
+    def test_lint_finds_nothing(self, cli: Cli, kind: str) -> None:
+        done = cli(*HOLD, "--kind", kind, "--dry-run", "-o", "out")
+        assert done.code == 0, done.err
+        checked = cli("lint", "out", "--json")
+        assert (checked.code, checked.json["findings"]) == (0, [])
+
+    def test_a_number_of_nodes_that_may_change_is_refused(self, kind: str) -> None:
+        with pytest.raises(UsageError, match=r"launch.nodes is 1:2, but pods that are held are a fixed number"):
+            make(kind, "launch.nodes=1:2", "distributed.reproducible_reduce=false")
+
+
+def test_kubernetes_leaves_the_program_as_it_is() -> None:
+    """$(NAME) in a variable's value would be replaced, and $$ made one; the kernel takes 128 KiB at most."""
+    assert "$(" not in SOURCE
+    assert "$$" not in SOURCE
+    assert len(SOURCE.encode()) < 2**17 - len(HELD_CODE) - 1
+
+
+@pytest.mark.parametrize(
+    ("volume", "path", "is_fine"),
+    [
+        ("runs_volume", "/work", False),
+        ("data_volume", "/work/data", False),
+        ("models_volume", "/work", False),
+        ("data_volume", "/workspace", True),
+    ],
+)
+def test_a_volume_in_place_of_the_work_folder(volume: str, path: str, is_fine: bool) -> None:
+    sets = (f"launch.{volume}.mount_path={path}", f"launch.{volume}.claim=mine")
+    assert make("indexed_job", *sets, mode="train").nodes == 2, "of other work it is nobody's business"
+    if is_fine:
+        assert make("indexed_job", *sets).nodes == 2
+    else:
+        with pytest.raises(UsageError, match=f"A volume is mounted at {path}, but .* in /work"):
+            make("indexed_job", *sets)
+
+
+@pytest.mark.parametrize("words", [("--smoke",), ("--doctor",), ("--", "python", "train.py")])
+def test_one_kind_of_work(cli: Cli, words: tuple[str, ...]) -> None:
+    done = cli(*HOLD, *words)
+    assert done.code == 64
+    assert "Give one of: a command, --doctor, --smoke, --hold." in done.err
+
+
+@pytest.fixture
+def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
+    from llmtrain.operate import follow
+
+    monkeypatch.setattr(apply, "CONFIRM_SEC", 0.02)
+    for name, value in {"POLL_SEC": 0.03, "SURE_SEC": 0.15, "DRAIN_SEC": 0.3, "EVENTS_SEC": 0.0}.items():
+        monkeypatch.setattr(follow, name, value)
+    with kube_server() as server:
+        yield server
+
+
+@pytest.fixture
+def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
+    path = tmp_path / "kubeconfig"
+    document = {
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
+        "current-context": "here",
+    }
+    path.write_text(yaml.safe_dump(document))
+
+    def run(*words: object) -> Any:
+        done = cli(words[0], "--kubeconfig", path, *words[1:])
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    return run
+
+
+class Player(threading.Thread):
+    """Plays the cluster once the job is made."""
+
+    def __init__(self, kube: KubeServer, act: Callable[[FakeRun], None]) -> None:
+        super().__init__(daemon=True)
+        self._kube, self._act = kube, act
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            deadline = time.monotonic() + 10
+            while ("jobs", "team", "demo") not in self._kube.objects:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            self._act(FakeRun(self._kube, find_record(self._kube.cluster(), "demo", "team").plan))
+        except BaseException as error:
+            self.error = error
+
+    def done(self) -> None:
+        self.join(10)
+        assert self.error is None, self.error
+
+
+def one_after_the_other(run: FakeRun) -> None:
+    run.pod(0)
+    run.pod(1, waiting("ContainerCreating"))
+    run.say(0, "[HOLD] demo-0 waits")
+    time.sleep(0.2)
+    run.set(1, {"running": {}})
+
+
+def held(call: Cli, kube: KubeServer) -> FakeRun:
+    """A run whose pods wait."""
+    player = Player(kube, one_after_the_other)
+    assert call(*HOLD).code == 0
+    player.done()
+    run = FakeRun(kube, find_record(kube.cluster(), "demo", "team").plan)
+    run.pods = {0: "demo-0-00001", 1: "demo-1-00002"}
+    return run
+
+
+class TestLaunch:
+    def test_it_is_over_when_all_pods_run(self, call: Cli, kube: KubeServer, tmp_path: Path) -> None:
+        player = Player(kube, one_after_the_other)
+        done = call(*HOLD)
+        player.done()
+        assert done.code == 0, done.err
+        demo = f"demo --kubeconfig {tmp_path}/kubeconfig"
+        assert done.out.splitlines()[-1] == (
+            "The pods of run demo wait. "
+            f"Bring files: llmtrain push demo --kubeconfig {tmp_path}/kubeconfig FILE... "
+            f"Run: llmtrain exec {demo} -- torchrun FILE. End it: llmtrain stop {demo}."
+        )
+        assert "[K8S] node 1, pod demo-1-00002: Running on machine-1" in done.out
+        assert find_record(kube.cluster(), "demo", "team").work == Work("hold")
+
+    def test_json(self, call: Cli, kube: KubeServer) -> None:
+        player = Player(kube, one_after_the_other)
+        done = call(*HOLD, "--json")
+        player.done()
+        value = done.json
+        assert (done.code, value["state"], value["mode"], value["max_steps"]) == (0, "running", "hold", None)
+        assert [pod["phase"] for pod in value["pods"]] == ["Running", "Running"]
+
+    def test_an_image_that_cannot_be_pulled_is_taken_back(self, call: Cli, kube: KubeServer) -> None:
+        def act(run: FakeRun) -> None:
+            for index in (0, 1):
+                run.pod(index, waiting("ImagePullBackOff", "manifest unknown"))
+
+        player = Player(kube, act)
+        done = call(*HOLD)
+        player.done()
+        assert done.code == 64
+        assert "The image me/train:1 cannot be pulled" in done.err
+        assert "Nothing was left on the cluster." in done.err
+        assert not [key for key in kube.objects if key[0] != "pods"]
+
+    def test_pods_that_cannot_hold(self, call: Cli, kube: KubeServer) -> None:
+        """An image without python3."""
+
+        def act(run: FakeRun) -> None:
+            run.pod(0, ended(127, "StartError"))
+            run.finish("Failed", reason="BackoffLimitExceeded")
+
+        player = Player(kube, act)
+        done = call(*HOLD)
+        player.done()
+        assert done.code == 127
+        assert "Run demo failed: StartError" in done.err or "exit code 127" in done.err
+
+    def test_detached_is_left_to_itself(self, call: Cli) -> None:
+        done = call(*HOLD, "-d")
+        assert done.code == 0
+        assert done.out.startswith("Run demo is launched. Watch it: llmtrain status demo")
+
+
+class TestAfterwards:
+    def test_status_and_why(self, call: Cli, kube: KubeServer) -> None:
+        run = held(call, kube)
+        page = call("status", "demo").out
+        assert page.splitlines()[0] == "run        demo (hold)"
+        assert "state      running" in page
+        assert "step" not in page
+        assert call("status").out.splitlines()[1].split()[:5] == ["demo", "running", "indexed_job", "2/2", "-"]
+        why = call("why", "demo", "--json")
+        assert (why.code, why.json["state"], why.json["cause"]) == (0, "running", "healthy")
+        run.end(1, 137)
+        assert call("status", "demo", "--json").json["state"] == "restarting"
+        assert call("why", "demo", "--json").json["cause"] != "healthy"
+
+    def test_stop_resume_and_stop_again(self, call: Cli, kube: KubeServer, tmp_path: Path) -> None:
+        run = held(call, kube)
+        place = f" --kubeconfig {tmp_path}/kubeconfig"
+        for name in run.pods.values():
+            kube.remove("Pod", name)
+        stopped = call("stop", "demo")
+        assert stopped.code == 0, stopped.err
+        assert stopped.out == (
+            f"Run demo is stopped. Go on with it: llmtrain resume demo{place}. "
+            f"Bring it here: llmtrain fetch demo{place}.\n"
+        )
+        player = Player(kube, one_after_the_other)
+        again = call("resume", "demo", "--nodes", "2")
+        player.done()
+        assert again.code == 0, again.err
+        assert again.out.splitlines()[-1].startswith("The pods of run demo wait.")
+        record = find_record(kube.cluster(), "demo", "team")
+        assert (record.work.mode, record.number) == ("hold", 2)
+        assert kube.objects["jobs", "team", "demo"]["spec"]["template"]["spec"]["containers"][0]["command"] == [
+            *HELD_COMMAND,
+            "hold",
+        ]
+
+    def test_a_resume_on_nodes_that_may_change_is_refused(self, call: Cli, kube: KubeServer) -> None:
+        assert call(*HOLD, "-d").code == 0
+        assert call("stop", "demo").code == 0
+        done = call("resume", "demo", "--nodes", "1:2", "--set", "distributed.reproducible_reduce=false")
+        assert done.code == 64
+        assert "a fixed number" in done.err
+        assert ("jobs", "team", "demo") not in kube.objects

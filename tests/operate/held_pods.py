@@ -1,0 +1,213 @@
+"""Pods that are held, on this machine: a folder each, and `exec` over a real websocket that runs real processes."""
+
+import base64
+import hashlib
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import IO, Any
+from unittest import mock
+from urllib.parse import parse_qsl, urlsplit
+
+from kube_runs import FakeRun, launch
+
+import kube_server
+from llmtrain.launch import held_pod
+from llmtrain.launch.plan import HELD_CODE, Work
+
+BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
+IN, OUT, ERR, VERDICT = 0, 1, 2, 3
+FASTER = {"GRACE_SEC = 10.0": "GRACE_SEC = 0.5", "POLL_SEC = 0.2": "POLL_SEC = 0.03"}
+PATH = f"{Path(sys.base_prefix) / 'bin'}:{os.environ['PATH']}"
+
+
+def hear_signals() -> None:
+    """Our own command line ignores SIGTERM once it has ended, and a test's processes would too."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class HeldPods:
+    def __init__(self, kube: kube_server.KubeServer, folder: Path, mode: str, nodes: int, *sets: str) -> None:
+        self.folder = folder
+        given = (f"launch.nodes={nodes}", *sets)
+        self.run: FakeRun = launch(kube, "indexed_job", *given, work=Work(mode))  # type: ignore[arg-type]
+        self.names = [self.run.pod(index) for index in range(nodes)]
+        self.asked: list[tuple[str, list[str], bool]] = []
+        """Pod, command, and whether standard input was asked for."""
+        self.first: dict[int, subprocess.Popen[bytes]] = {}
+        self.left: list[subprocess.Popen[bytes]] = []
+        self.broken: set[str] = set()
+        """Pods whose connection breaks as soon as something was said."""
+        for name in self.names:
+            self.work(self.names.index(name)).mkdir()
+
+    def work(self, index: int) -> Path:
+        return self.folder / f"work-{index}"
+
+    def log(self, rank: int) -> Path:
+        return self.folder / "runs" / "demo" / "logs" / f"rank-{rank}.log"
+
+    def hold(self) -> None:
+        """The pods' own first processes."""
+        for index, name in enumerate(self.names):
+            self.first[index] = self.begin(name, self.run.plan.command, subprocess.DEVNULL)
+            stdout = self.first[index].stdout
+            assert stdout is not None
+            assert b"waits" in stdout.readline()
+
+    def begin(self, name: str, words: list[str], stdin: int) -> "subprocess.Popen[bytes]":
+        rows = self.run.kube.objects["jobs", "team", "demo"]["spec"]["template"]["spec"]["containers"][0]["env"]
+        given = {row["name"]: row["value"] for row in rows if "value" in row}
+        text = given.get(HELD_CODE, "")
+        for old, new in FASTER.items():
+            text = text.replace(old, new)
+        index = self.names.index(name)
+        env = {**given, "PATH": PATH, HELD_CODE: text, "LLMTRAIN_WORK": str(self.work(index)), "NODE": str(index)}
+        volume = self.run.plan.launch.runs_volume.mount_path
+        words = [word.replace(f"{volume}/demo/", f"{self.folder}/runs/demo/") for word in words]
+        pipe = subprocess.PIPE
+        made = subprocess.Popen(
+            words, env=env, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=hear_signals
+        )
+        self.left.append(made)
+        return made
+
+    def exec(self, handler: BaseHTTPRequestHandler) -> None:
+        url = urlsplit(handler.path)
+        found = re.search(r"/pods/([^/]+)/exec$", url.path)
+        assert found
+        query = parse_qsl(url.query, keep_blank_values=True)
+        words = [value for key, value in query if key == "command"]
+        has_stdin = ("stdin", "true") in query
+        assert ("container", "trainer") in query
+        self.asked.append((found[1], words, has_stdin))
+        line = Line(handler)
+        try:
+            process = self.begin(found[1], words, subprocess.PIPE if has_stdin else subprocess.DEVNULL)
+        except OSError as problem:  # what the kubelet says of a container without it
+            line.verdict({"status": "Failure", "reason": "InternalError", "message": str(problem)})
+            return
+        line.serve(process, found[1] in self.broken)
+
+    def end(self) -> None:
+        numbers = {number for process in self.left for number in held_pod.descendants(process.pid)}
+        for process in self.left:
+            process.kill()
+        for number in numbers:
+            held_pod.tell(os.kill, number, signal.SIGKILL)
+        for process in self.left:
+            process.wait()
+
+
+class Line:
+    """The server's end of a websocket, and a process behind it."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self._handler, self._lock = handler, threading.Lock()
+        key = handler.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+        handler.send_response(101)
+        handler.send_header("Upgrade", "websocket")
+        handler.send_header("Connection", "Upgrade")
+        handler.send_header("Sec-WebSocket-Accept", base64.b64encode(hashlib.sha1(key.encode()).digest()).decode())
+        handler.send_header("Sec-WebSocket-Protocol", "v4.channel.k8s.io")
+        handler.end_headers()
+
+    def serve(self, process: "subprocess.Popen[bytes]", is_broken: bool) -> None:
+        if process.stdin is not None:
+            threading.Thread(target=self._listen, args=(process.stdin,), daemon=True).start()
+        threads = [
+            threading.Thread(target=self._copy, args=(channel, pipe, is_broken), daemon=True)
+            for channel, pipe in ((OUT, process.stdout), (ERR, process.stderr))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        code = process.wait()
+        code = code if code >= 0 else 128 - code
+        row: dict[str, Any] = {"status": "Success"}
+        if code:
+            causes = [{"reason": "ExitCode", "message": str(code)}]
+            row = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
+            row["message"] = f"command terminated with non-zero exit code: exit status {code}"
+        if not is_broken:
+            self.verdict(row)
+
+    def verdict(self, row: dict[str, Any]) -> None:
+        with suppress(OSError):
+            self._frame(BINARY, bytes([VERDICT]) + json.dumps(row).encode())
+            self._frame(CLOSE, b"")
+
+    def _copy(self, channel: int, pipe: IO[bytes], is_broken: bool) -> None:
+        with suppress(OSError):
+            while data := os.read(pipe.fileno(), 4096):
+                self._frame(BINARY, bytes([channel]) + data)
+                if is_broken:
+                    self._handler.connection.shutdown(2)
+        while os.read(pipe.fileno(), 4096):  # nobody listens any more; it is not held up
+            pass
+
+    def _frame(self, code: int, data: bytes) -> None:
+        size = len(data)
+        head = struct.pack("!BB", 0x80 | code, size) if size < 126 else struct.pack("!BBQ", 0x80 | code, 127, size)
+        with self._lock:
+            self._handler.connection.sendall(head + data)
+
+    def _listen(self, stdin: IO[bytes]) -> None:
+        """To its standard input, which ends with the connection."""
+        with suppress(OSError, ValueError, struct.error):
+            while (found := self._next()) is not None:
+                code, data = found
+                if code == CLOSE:
+                    break
+                if code == PING:
+                    self._frame(PONG, data)
+                elif code == BINARY and data[0] == IN:
+                    stdin.write(data[1:])
+                    stdin.flush()
+        with suppress(OSError):
+            stdin.close()
+
+    def _next(self) -> tuple[int, bytes] | None:
+        read = self._handler.rfile.read
+        head = read(2)
+        if len(head) < 2:
+            return None
+        size = head[1] & 0x7F
+        if size == 126:
+            (size,) = struct.unpack("!H", read(2))
+        elif size == 127:
+            (size,) = struct.unpack("!Q", read(8))
+        mask, data = read(4), read(size)
+        whole = int.from_bytes(data, "big") ^ int.from_bytes((mask * (size // 4 + 1))[:size], "big")
+        return head[0] & 0x0F, whole.to_bytes(size, "big")
+
+
+@contextmanager
+def held_pods(
+    kube: kube_server.KubeServer, folder: Path, mode: str = "hold", nodes: int = 2, *sets: str
+) -> Iterator[HeldPods]:
+    pods = HeldPods(kube, folder, mode, nodes, *sets)
+    usual = kube_server._Handler.do_GET
+
+    def do_get(handler: kube_server._Handler) -> None:
+        if "/exec?" in handler.path:
+            handler.close_connection = True
+            pods.exec(handler)
+        else:
+            usual(handler)
+
+    with mock.patch.object(kube_server._Handler, "do_GET", do_get):
+        try:
+            yield pods
+        finally:
+            pods.end()

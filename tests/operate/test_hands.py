@@ -1,0 +1,406 @@
+"""push and exec: what is packed, and what comes of it in pods that are real folders and real processes."""
+
+import io
+import os
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from held_pods import HeldPods, held_pods
+from kube_runs import launch, waiting
+
+from kube_server import KubeServer
+from llmtrain.errors import ClusterError, UsageError
+from llmtrain.launch.plan import HELD_COMMAND
+from llmtrain.operate.hands import NodeEnd, end_in_all, pack, run_in_all, start_in_all
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def pods(kube: KubeServer, tmp_path: Path) -> Iterator[HeldPods]:
+    with held_pods(kube, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
+    """llmtrain with a kubeconfig of the test's server."""
+    path = tmp_path / "kubeconfig"
+    document = {
+        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
+        "current-context": "here",
+    }
+    path.write_text(yaml.safe_dump(document))
+
+    def run(verb: str, *words: object) -> Any:
+        done = cli(verb, "--kubeconfig", path, *words)
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    return run
+
+
+def wait_for(is_true: Callable[[], object], what: str = "", patience_sec: float = 10.0) -> None:
+    deadline = time.monotonic() + patience_sec
+    while not is_true():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def make(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+class TestPack:
+    @pytest.fixture(autouse=True)
+    def _inside(self, workdir: Path) -> None:
+        """Names are relative to where one is."""
+
+    def test_files_and_folders(self, workdir: Path) -> None:
+        make(workdir, "train.py", "deep/er/data.txt", "src/a.py", "src/b/c.py", "src/b/empty/.keep")
+        (workdir / "train.py").chmod(0o750)
+        os.utime(workdir / "train.py", (0, 1_700_000_000))
+        (workdir / "src" / "nothing").mkdir()
+        parcel = pack(["train.py", "deep/er/data.txt", "src"])
+        assert parcel.names == ["train.py", "data.txt", "src/a.py", "src/b/c.py", "src/b/empty/.keep"]
+        assert parcel.left_out == []
+        with tarfile.open(fileobj=io.BytesIO(parcel.data)) as archive:
+            rows = archive.getmembers()
+            contents = [archive.extractfile(row).read().decode() for row in rows]  # type: ignore[union-attr]
+        assert [row.name for row in rows] == parcel.names
+        assert contents == ["train.py", "deep/er/data.txt", "src/a.py", "src/b/c.py", "src/b/empty/.keep"]
+        assert parcel.size == sum(map(len, contents))
+        assert (rows[0].mode, rows[0].mtime, rows[0].uid, rows[0].uname) == (0o750, 1_700_000_000, 0, "")
+
+    def test_the_folder_one_is_in_goes_by_its_name(self, workdir: Path) -> None:
+        make(workdir, "a.py", "b/c.py")
+        assert pack(["."]).names == ["work/a.py", "work/b/c.py"]
+        assert pack(["b/.."]).names == ["work/a.py", "work/b/c.py"]
+        assert pack([str(workdir)]).names == ["work/a.py", "work/b/c.py"]
+
+    def test_what_is_left_out_of_folders_is_told(self, workdir: Path) -> None:
+        make(workdir, "src/a.py", "src/.git/HEAD", "src/b/__pycache__/a.pyc", "src/.venv/x", "src/.env", "secret")
+        (workdir / "src" / "link.py").symlink_to(workdir / "secret")
+        (workdir / "src" / "gone.py").symlink_to("nowhere")
+        (workdir / "src" / "folder").symlink_to(workdir)
+        os.mkfifo(workdir / "src" / "pipe")
+        parcel = pack(["src"])
+        assert parcel.names == ["src/a.py"]
+        assert sorted(parcel.left_out) == [
+            "src/.env",
+            "src/.git/HEAD",
+            "src/.venv/x",
+            "src/b/__pycache__/a.pyc",
+            "src/folder",
+            "src/gone.py",
+            "src/link.py",
+            "src/pipe",
+        ]
+
+    def test_what_is_named_itself_is_taken(self, workdir: Path) -> None:
+        """Whoever says .env means it; and a link that is named stands for what it leads to, under its own name."""
+        make(workdir, ".env", "versions/train_v2.py", "versions/data/a.txt", ".git/HEAD")
+        (workdir / "train.py").symlink_to("versions/train_v2.py")
+        (workdir / "data").symlink_to("versions/data")
+        assert pack([".env"]).names == [".env"]
+        assert pack([".git"]).names == [".git/HEAD"]
+        assert pack(["train.py", "data"]).names == ["train.py", "data/a.txt"]
+
+    def test_two_of_one_name(self, workdir: Path) -> None:
+        make(workdir, "a/train.py", "b/train.py")
+        with pytest.raises(UsageError, match=r"a/train.py and .*b/train.py would both be train.py in /work"):
+            pack(["a/train.py", "b/train.py"])
+
+    def test_nothing_to_push(self, workdir: Path) -> None:
+        (workdir / "empty").mkdir()
+        make(workdir, "venv/.venv/x")
+        (workdir / "dangling").symlink_to("nowhere")
+        for name, words in (
+            ("missing.py", "missing.py does not exist"),
+            ("dangling", "dangling does not exist"),
+            ("empty", "There is no file in empty"),
+            ("venv", "There is no file in venv"),
+        ):
+            with pytest.raises(UsageError, match=words) as caught:
+                pack([name])
+            assert caught.value.exit_code == 64
+
+    def test_one_that_cannot_be_read(self) -> None:
+        with pytest.raises(UsageError, match=r"/mem cannot be read: Input/output error"):
+            pack(["/proc/self/mem"])  # which root cannot read either
+
+    def test_odd_names(self, workdir: Path) -> None:
+        names = ["ü ö.py", "a\nb.py", "x" * 120 + ".py"]
+        make(workdir, *(f"src/{name}" for name in names))
+        parcel = pack(["src"])
+        with tarfile.open(fileobj=io.BytesIO(parcel.data)) as archive:
+            assert archive.getnames() == parcel.names == sorted(f"src/{name}" for name in names)
+
+
+class TestPush:
+    def test_the_same_files_in_every_pod(self, pods: HeldPods, call: Cli, workdir: Path) -> None:
+        data = os.urandom(300_000)
+        make(workdir, "src/train.py", "src/.git/HEAD", "tool.sh")
+        (workdir / "src" / "data.bin").write_bytes(data)
+        (workdir / "tool.sh").chmod(0o755)
+        done = call("push", "demo", "src", "tool.sh")
+        assert done.code == 0, done.err
+        assert done.out == "3 files, 300,019 bytes: now in /work of 2 pods.\n"
+        assert done.err == "warning: left out: src/.git/HEAD\n"
+        for index in (0, 1):
+            work = pods.work(index)
+            assert (work / "src" / "data.bin").read_bytes() == data
+            assert (work / "src" / "train.py").read_text() == "src/train.py"
+            assert (work / "tool.sh").stat().st_mode & 0o777 == 0o755
+            assert not (work / "src" / ".git").exists()
+        assert sorted(name for name, _, _ in pods.asked) == pods.names
+        assert all(words[: len(HELD_COMMAND)] == HELD_COMMAND and stdin for _, words, stdin in pods.asked)
+
+    def test_again_and_json(self, pods: HeldPods, call: Cli, workdir: Path) -> None:
+        make(workdir, "train.py")
+        assert call("push", "demo", "train.py").code == 0
+        (workdir / "train.py").write_text("new")
+        done = call("push", "demo", "train.py", "--json")
+        assert done.json == {"run_id": "demo", "files": ["train.py"], "left_out": [], "pods": pods.names}
+        assert [(pods.work(index) / "train.py").read_text() for index in (0, 1)] == ["new", "new"]
+
+    def test_a_pod_that_cannot_take_it_is_named(self, pods: HeldPods, call: Cli, workdir: Path) -> None:
+        make(workdir, "a/train.py")
+        (pods.work(1) / "a").write_text("a file")
+        done = call("push", "demo", "a")
+        assert done.code == 69
+        assert f"In {pods.names[1]}: A command in {pods.names[1]} failed: FileExistsError" in done.err
+        assert (pods.work(0) / "a" / "train.py").exists(), "the others have it"
+        for index in (0, 1):
+            pods.work(index).chmod(0o777)
+        make(workdir, "b/train.py")
+        for index in (0, 1):
+            (pods.work(index) / "b").write_text("a file")
+        assert "(and in 1 other pods)" in call("push", "demo", "b").err
+
+    def test_not_before_all_pods_run(self, kube: KubeServer, pods: HeldPods, call: Cli, workdir: Path) -> None:
+        make(workdir, "train.py")
+        pods.run.set(1, waiting("ContainerCreating"))
+        for verb in (("push", "demo", "train.py"), ("exec", "demo", "--", "true"), ("exec", "demo", "--kill")):
+            done = call(verb[0], "--json", *verb[1:])
+            assert (done.code, done.json["what"]) == (64, "1 of 2 pods of run 'demo' run.")
+            assert "llmtrain why demo" in done.json["remedy"]
+        kube.remove("Pod", pods.names[0])
+        kube.remove("Pod", pods.names[1])
+        assert call("push", "demo", "train.py", "--json").json["what"] == "0 of 2 pods of run 'demo' run."
+        assert pods.asked == []
+
+    def test_only_to_pods_that_are_held(self, kube: KubeServer, call: Cli, workdir: Path) -> None:
+        run = launch(kube)
+        run.pod(0)
+        run.pod(1)
+        make(workdir, "train.py")
+        for words, what in (
+            (("push", "demo", "train.py"), "push"),
+            (("exec", "demo", "-d", "--", "true"), "exec --detach"),
+            (("exec", "demo", "--kill"), "exec --kill"),
+        ):
+            done = call(*words)
+            assert done.code == 64
+            assert f"{what} needs pods that are held" in done.err
+            assert "llmtrain launch --hold --name NAME --image me/train:1" in done.err
+
+    def test_nothing_is_asked_where_nothing_can_be_pushed(self, kube: KubeServer, call: Cli) -> None:
+        assert call("push", "demo", "missing.py").code == 64
+        assert kube.requests == []
+        assert call("push", "demo").code == 64
+
+
+class TestExec:
+    def test_lines_behind_the_number_of_their_node(self, pods: HeldPods, call: Cli) -> None:
+        done = call("exec", "demo", "--", "sh", "-c", 'echo "a$NODE"; echo "no end" >&2; printf "b$NODE"')
+        assert done.code == 0
+        assert sorted(done.out.splitlines()) == ["[0] a0", "[0] b0", "[1] a1", "[1] b1"]
+        assert sorted(done.err.splitlines()) == ["[0] no end", "[1] no end"]
+        assert done.out.index("[1] a1") < done.out.index("[1] b1")
+        assert sorted(name for name, _, _ in pods.asked) == pods.names
+
+    def test_what_torchrun_wants_to_know(self, kube: KubeServer, tmp_path: Path, call: Cli) -> None:
+        sets = ("launch.processes_per_node=4", "launch.master_port=29511")
+        with held_pods(kube, tmp_path, "hold", 2, *sets) as pods:
+            done = call("exec", "demo", "--", "sh", "-c", "env | grep ^PET_ | sort; pwd; echo $LLMTRAIN_RUN_DIR")
+        for index in (0, 1):
+            assert [line[4:] for line in done.out.splitlines() if line.startswith(f"[{index}]")] == [
+                "PET_MASTER_ADDR=demo-0.demo",
+                "PET_MASTER_PORT=29511",
+                "PET_NNODES=2",
+                f"PET_NODE_RANK={index}",
+                "PET_NPROC_PER_NODE=4",
+                str(pods.work(index)),
+                "/out/demo",
+            ]
+
+    def test_all_at_the_same_time(self, pods: HeldPods, call: Cli) -> None:
+        """They may wait for each other."""
+        meet = "touch ../here-$NODE; until [ -e ../here-0 -a -e ../here-1 ]; do sleep 0.02; done; echo met"
+        done = call("exec", "demo", "--", "sh", "-c", meet)
+        assert sorted(done.out.splitlines()) == ["[0] met", "[1] met"]
+        assert len(pods.asked) == 2
+
+    @pytest.mark.usefixtures("pods")
+    def test_the_exit_code_is_that_of_the_first_that_failed(self, call: Cli) -> None:
+        done = call("exec", "demo", "--json", "--", "sh", "-c", "echo hi; exit $((NODE * 7))")
+        assert done.code == 7
+        rows = [(row["node"], row["exit_code"]) for row in done.json["nodes"]]
+        assert rows == [(0, 0), (1, 7)]
+        assert sorted(done.err.splitlines()) == ["[0] hi", "[1] ended with exit code 7.", "[1] hi"]
+        assert call("exec", "demo", "--", "sh", "-c", "exit $((5 - NODE))").code == 5
+        assert call("exec", "demo", "--", "no-such-program").code == 127
+        assert call("exec", "demo", "--", "sh", "-c", "kill -9 $$").code == 137
+
+    def test_a_connection_that_breaks(self, pods: HeldPods, call: Cli) -> None:
+        pods.broken.add(pods.names[1])
+        done = call("exec", "demo", "--json", "--", "sh", "-c", "echo hi; sleep 0.3")
+        assert done.code == 69
+        assert [row["exit_code"] for row in done.json["nodes"]] == [0, None]
+        assert "[1] " in done.err
+        assert "[0] hi" in done.err
+
+    def test_in_pods_that_are_not_held(self, kube: KubeServer, tmp_path: Path, call: Cli) -> None:
+        """The command itself, with nothing before it: the image may have no python3."""
+        with held_pods(kube, tmp_path, "train") as pods:
+            done = call("exec", "demo", "--", "sh", "-c", "echo $NODE; exit 3")
+            assert done.code == 3
+            assert sorted(done.out.splitlines()) == ["[0] 0", "[1] 1"]
+            assert all(words[0] == "sh" and not stdin for _, words, stdin in pods.asked)
+            done = call("exec", "demo", "--json", "--", "no-such-program")
+            assert done.code == 69
+            assert [row["exit_code"] for row in done.json["nodes"]] == [None, None]
+            assert "No such file" in done.err
+
+    @pytest.mark.parametrize("words", [(), ("--detach",), ("--kill", "--", "ls"), ("--kill", "--detach")])
+    def test_what_does_not_go_together(self, kube: KubeServer, call: Cli, words: tuple[str, ...]) -> None:
+        done = call("exec", "demo", *words)
+        assert done.code == 64
+        assert "Give a command, or --kill." in done.err
+        assert kube.requests == []
+
+    def test_a_run_that_is_not_there(self, call: Cli) -> None:
+        assert call("exec", "demo", "--", "ls").code == 64
+
+    def test_words_of_the_command_are_left_alone(self, pods: HeldPods, call: Cli) -> None:
+        words = ["printf", "%s|", "--json", "-d", "a b", "", "$HOME", "ü"]
+        done = call("exec", "demo", "--", *words)
+        assert done.out.splitlines()[0][4:] == "--json|-d|a b||$HOME|ü|"
+        assert pods.asked[0][1][-len(words) :] == words
+
+    def test_ctrl_c_ends_it_everywhere_at_once(self, pods: HeldPods, call: Cli) -> None:
+        """Though it says nothing."""
+        interrupt_once_up(pods)
+        silent = "trap 'touch told; exit' TERM; touch up; sleep 2 & wait; touch late"
+        done = call("exec", "demo", "--", "sh", "-c", silent)
+        assert done.code == 130
+        for index in (0, 1):
+            wait_for((pods.work(index) / "told").exists, "it was not told", 1.5)
+            assert not (pods.work(index) / "late").exists()
+
+    def test_ctrl_c_ends_one_that_says_something(self, pods: HeldPods, call: Cli) -> None:
+        interrupt_once_up(pods)
+        talk = "trap 'touch told; exit' TERM; touch up; for i in $(seq 99); do echo $i; sleep 0.1; done; touch late"
+        done = call("exec", "demo", "--", "sh", "-c", talk)
+        assert done.code == 130
+        assert "goes on" not in done.err
+        for index in (0, 1):
+            wait_for((pods.work(index) / "told").exists, "it was not told")
+            assert not (pods.work(index) / "late").exists()
+
+    def test_ctrl_c_in_pods_that_are_not_held_is_told(self, kube: KubeServer, tmp_path: Path, call: Cli) -> None:
+        with held_pods(kube, tmp_path, "train") as pods:
+            interrupt_once_up(pods)
+            talk = f"touch {tmp_path}/work-$NODE/up; for i in $(seq 20); do echo $i; sleep 0.1; done"
+            done = call("exec", "demo", "--", "sh", "-c", talk)
+        assert done.code == 130
+        assert "The command may go on in the pods: only held pods are told." in done.err
+
+
+class TestDetach:
+    def test_it_goes_on_and_its_log_is_kept(self, kube: KubeServer, tmp_path: Path, call: Cli) -> None:
+        with held_pods(kube, tmp_path, "hold", 2, "launch.processes_per_node=4") as pods:
+            pods.hold()
+            demo = f"demo --kubeconfig {tmp_path}/kubeconfig"
+            talk = "echo node $PET_NODE_RANK of $PET_NNODES in $PWD; sleep 60"
+            done = call("exec", "demo", "-d", "--", "sh", "-c", talk)
+            assert done.code == 0, done.err
+            assert done.out == (
+                f"Started in 2 pods. What it says: llmtrain logs {demo} -f (kept on the runs volume). "
+                f"End it: llmtrain exec {demo} --kill.\n"
+            )
+            for index, rank in ((0, 0), (1, 4)):  # the first rank of each node
+                log = pods.log(rank)
+                wait_for(lambda log=log: log.exists() and log.read_text())  # type: ignore[misc]
+                assert log.read_text() == f"node {index} of 2 in {pods.work(index)}\n"
+            again = call("exec", "demo", "--detach", "--json", "--", "touch", "ran")
+            assert again.code == 64
+            assert again.json["what"].startswith(f"In {pods.names[0]}: a command is still running here (process ")
+            assert "(and in 1 other pods)" in again.json["what"]
+            assert again.json["remedy"] == f"llmtrain exec {demo} --kill ends what was started before."
+            ended = call("exec", "demo", "--kill")
+            assert (ended.code, ended.out) == (0, f"Ended in {pods.names[0]}, {pods.names[1]}.\n")
+            assert not any((pods.work(index) / "ran").exists() for index in (0, 1))
+            assert call("exec", "demo", "--kill").out == "Nothing was running there.\n"
+            assert call("exec", "demo", "--kill", "--json").json == {"run_id": "demo", "ended": []}
+            assert call("exec", "demo", "-d", "--json", "--", "true").json == {"run_id": "demo", "started": pods.names}
+
+    def test_in_all_of_them_or_in_none(self, pods: HeldPods, call: Cli) -> None:
+        pods.hold()
+        cluster, record = pods.run.cluster, pods.run.record
+        (pods.work(0) / "tool").write_text("#!/bin/sh\necho $$ > number\nsleep 60\n")
+        (pods.work(0) / "tool").chmod(0o755)
+        with pytest.raises(ClusterError, match=f"In {pods.names[1]}: ./tool cannot be run: No such file") as caught:
+            start_in_all(cluster, record, ["./tool"])
+        assert caught.value.exit_code == 64
+        assert end_in_all(cluster, record) == [], "it was ended where it had begun"
+        assert (
+            call("exec", "demo", "--", "sh", "-c", "! kill -0 $(cat number 2> /dev/null || echo 999999999)").code == 0
+        )
+
+    def test_a_first_process_that_is_gone(self, pods: HeldPods, monkeypatch: pytest.MonkeyPatch) -> None:
+        import held_pods as helper
+
+        monkeypatch.setattr(
+            helper, "FASTER", {"GRACE_SEC = 10.0": "GRACE_SEC = 0.1", "ANSWER_SEC = 20.0": "ANSWER_SEC = 0"}
+        )
+        with pytest.raises(ClusterError, match="the pod's first process does not answer"):
+            end_in_all(pods.run.cluster, pods.run.record)
+
+
+def test_one_of_many_that_fails(kube: KubeServer, tmp_path: Path) -> None:
+    """What others say is not lost, and the ends come in the order of the nodes."""
+    lines: list[tuple[int, int, str]] = []
+    with held_pods(kube, tmp_path, "command", 8) as pods:
+        kube.remove("Pod", pods.names[3])
+        pods.run.pods[3] = pods.names[3]
+        with pytest.raises(UsageError, match="7 of 8 pods"):
+            run_in_all(pods.run.cluster, pods.run.record, ["true"], lambda *_: None)
+        pods.names[3] = pods.run.pod(3)
+        words = ["sh", "-c", 'echo "$NODE"; [ "$NODE" != 3 ]']
+        ends = run_in_all(pods.run.cluster, pods.run.record, words, lambda *row: lines.append(row))
+    assert ends == [NodeEnd(index, pods.names[index], int(index == 3)) for index in range(8)]
+    assert sorted(lines) == [(index, 1, str(index)) for index in range(8)]
+
+
+def interrupt_once_up(pods: HeldPods) -> None:
+    """Ctrl-C, as soon as the command has begun in all pods."""
+
+    def later() -> None:
+        wait_for(lambda: all((pods.work(index) / "up").exists() for index in (0, 1)))
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=later, daemon=True).start()
