@@ -16,6 +16,7 @@ from rank_harness import Cli, free_port, start_cli
 
 from llmtrain.distributed.platform_codes import IDLE_MARK, ended_before, pytorchjob_code
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.heartbeats import announce_start, read_heartbeats
 
 # Says that it is there, and ends with 75 when told to, as a trainer does after saving.
 TRAINER = """
@@ -46,7 +47,7 @@ def node(folder: Path, platform: str, *words: object, **env: str) -> Cli:
 def config_file(folder: Path, cache: Path, **changes: Any) -> Path:
     settings = {"trainer__grad_accum_steps": 4, "distributed__strategy": "ddp", "distributed__timeout_sec": 30}
     path = folder / "train.json"
-    path.write_text(json.dumps(harness.tiny_config(folder / "runs", cache, **settings, **changes).as_dict()))
+    path.write_text(json.dumps(harness.tiny_config(folder / "runs", cache, **{**settings, **changes}).as_dict()))
     return path
 
 
@@ -346,6 +347,26 @@ def ended_at_once(folder: Path, platform: str, *words: object, **env: str) -> in
     assert "has ended before, for good" in one.err
     assert "[TRAIN]" not in one.err
     return code
+
+
+def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
+    """Its machine has lost its cable: connections stay open, and only another start of it tells. timeout_sec is far."""
+    path = config_file(tmp_path, cache, distributed__timeout_sec=600)
+    meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    words = ["--config", path]
+    frozen = node(
+        tmp_path, "", *meeting, "--node-rank", 0, *words, LLMTRAIN_LAUNCH="1", LLMTRAIN_FAULT="after_backward:3:0:stop"
+    )
+    left = node(tmp_path, "", *meeting, "--node-rank", 1, *words, LLMTRAIN_LAUNCH="1")
+    folder = tmp_path / "runs" / "tiny" / "heartbeats"
+    left.wait_for(lambda: (read_heartbeats(folder).get(1) or {"step": 0})["step"] >= 2)
+    time.sleep(3)  # it waits, and says nothing
+    assert not left.is_over()
+    announce_start(folder, 0)
+    assert left.wait(15) == 75, left.err
+    assert "Node 0 was started anew" in left.err
+    frozen.send(signal.SIGKILL)
+    frozen.wait()
 
 
 def test_two_nodes_of_a_launch_that_finished(tmp_path: Path, cache: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.runs.heartbeats import Heartbeat, clear_heartbeats, read_heartbeats
+from llmtrain.runs.heartbeats import Heartbeat, announce_start, clear_heartbeats, read_heartbeats, started_again
 
 
 def test_a_beat_says_where_the_rank_is(tmp_path: Path) -> None:
@@ -80,3 +80,39 @@ def test_clearing_forgets_all_ranks(tmp_path: Path) -> None:
     assert read_heartbeats(tmp_path) == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["generation.json", "notes.txt"]
     clear_heartbeats(tmp_path / "nowhere", 1)
+
+
+class TestStarts:
+    def test_of_a_run_that_is_not_there_yet_nothing_is_written(self, tmp_path: Path) -> None:
+        start = announce_start(tmp_path / "run" / "heartbeats", 0)
+        assert list(tmp_path.iterdir()) == []
+        assert started_again(tmp_path / "run" / "heartbeats", [start]) is None
+
+    def test_those_who_started_together_are_no_news(self, tmp_path: Path) -> None:
+        starts = [announce_start(tmp_path / "heartbeats", node) for node in range(3)]
+        assert started_again(tmp_path / "heartbeats", starts) is None
+        assert started_again(tmp_path / "heartbeats", reversed(starts)) is None
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_a_node_that_starts_anew(self, tmp_path: Path, is_first: bool) -> None:
+        folder = tmp_path / "run" / "heartbeats"
+        folder.parent.mkdir() if not is_first else None
+        starts = [announce_start(folder, node) for node in range(2)]
+        folder.parent.mkdir(exist_ok=True)
+        announce_start(folder, 1)
+        assert started_again(folder, starts) == 1
+
+    def test_an_older_file_is_no_news(self, tmp_path: Path) -> None:
+        """As a file system may show it for a while."""
+        folder = tmp_path / "heartbeats"
+        announce_start(folder, 0)
+        before = (folder / "last-start.json").read_bytes(), (folder / "last-start.json").stat().st_mtime_ns
+        starts = [announce_start(folder, 0)]
+        (folder / "last-start.json").write_bytes(before[0])
+        os.utime(folder / "last-start.json", ns=(before[1], before[1]))
+        assert started_again(folder, starts) is None
+
+    def test_a_damaged_file_is_no_news(self, tmp_path: Path) -> None:
+        starts = [announce_start(tmp_path / "heartbeats", 0)]
+        (tmp_path / "heartbeats" / "last-start.json").write_text("{")
+        assert started_again(tmp_path / "heartbeats", starts) is None

@@ -27,7 +27,9 @@ def group() -> None:
 
 @app.command("install")
 def install_command(
-    image: Annotated[str | None, typer.Option(help="Image of llmtrain. Default: launch.image's.")] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Image of llmtrain. Default: the one installed, else that of launch.image.")
+    ] = None,
     after: AfterOption = 60.0,
     webhook: Annotated[
         str | None, typer.Option(help="URL that gets a line of JSON for each event; kept in a Secret.")
@@ -50,7 +52,7 @@ def install_command(
     when a run has finished, failed or been recovered. Again with other options: it is changed."""
     from llmtrain.config.launch import LaunchSection
     from llmtrain.launch.guard import GuardPlan, install
-    from llmtrain.operate.guard_status import wait_until_watching
+    from llmtrain.operate.guard_status import guard_status, wait_until_watching
 
     if webhook is not None and not _is_address(webhook):
         raise UsageError("--webhook is no http or https address.")
@@ -59,7 +61,8 @@ def install_command(
     cluster = connect(kubeconfig, context)
     where = namespace or cluster.namespace
     now = datetime.now(UTC).isoformat()
-    chosen = image or LaunchSection().image
+    before = guard_status(cluster, where)
+    chosen = image or (before.image if before else LaunchSection().image)
     plan = GuardPlan(where, chosen, pull_policy, after, now, webhook, with_logs, pull_secret or [])
     done = install(cluster, plan)
     wait_until_watching(cluster, where)

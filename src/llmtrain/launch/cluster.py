@@ -22,6 +22,7 @@ Labels = dict[str, str | None]
 
 CONNECT_SEC = 5.0
 ANSWER_SEC = 60.0
+GLIMPSE_SEC = 5.0  # for the end of a log: asked of machines that may be lost, by people who wait
 SILENCE_SEC = 120.0  # of a log that is followed: whoever follows it goes on where it was
 FIELD_MANAGER = "llmtrain"
 PLURALS = {
@@ -190,7 +191,8 @@ class Cluster:
         }
         request = Request("get", "v1", "Pod", namespace, pod, "log")
         try:
-            response = self._send(request, query, None, SILENCE_SEC if follow else ANSWER_SEC)
+            patience = SILENCE_SEC if follow else ANSWER_SEC if tail is None else GLIMPSE_SEC
+            response = self._send(request, query, None, patience)
         except UsageError as refused:
             if refused.details.get("status") == "HTTP 400":  # it waits to start, or there is no previous one
                 return

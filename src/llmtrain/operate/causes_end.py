@@ -152,8 +152,8 @@ def master_unreachable(clues: Clues) -> Found | None:
     if said and MASTER.search(said):
         is_there = first is not None and first.is_running
         what = "The master (node 0) runs, but is not reached" if is_there else "The master (node 0) never came up"
-    elif said and (who := NEVER_CAME.search(said)):
-        what = f"The run never became whole: {who[0]}"
+    elif said and NEVER_CAME.search(said):
+        what = "The run never became whole"
     elif said and not NOT_JOINED.search(said):
         what = "Something that it needs could not be reached"
     own = f"{end.error.remedy} " if end.error and end.error.remedy else ""

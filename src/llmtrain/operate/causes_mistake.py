@@ -3,7 +3,8 @@
 import re
 from collections.abc import Callable
 
-from llmtrain.operate.answers import Found, code_only, evidence_of, remedy_of, said_by, with_code
+from llmtrain.launch.pod import USER_ID
+from llmtrain.operate.answers import Found, code_only, evidence_of, go_on, remedy_of, said_by, with_code
 from llmtrain.operate.clues import Clues
 from llmtrain.operate.container_ends import PREFETCH, Ending
 from llmtrain.operate.log_words import (
@@ -16,6 +17,8 @@ from llmtrain.operate.log_words import (
     last_words,
     traceback_end,
 )
+
+NOT_WRITABLE = "Cannot write to "
 
 
 def prefetch_failed(clues: Clues) -> Found | None:
@@ -44,6 +47,9 @@ def bad_config(clues: Clues) -> Found | None:
     said = said_by(end)
     what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
     usual = f"Correct it; llmtrain logs {clues.run} shows all that it said."
+    if said and said.startswith(NOT_WRITABLE):  # its own remedy is for a run by hand
+        volume = f"The volume {clues.record.runs_claim} must be writable for user or group {USER_ID}, as whom pods run."
+        return Found(what, evidence_of(clues, end, said), f"{volume} Then: {go_on(clues)}.")
     return Found(what, evidence_of(clues, end, said), remedy_of(clues, end, usual, may_change=True))
 
 
@@ -59,8 +65,11 @@ def gpu_out_of_memory(clues: Clues) -> Found | None:
 
 
 def disk_full(clues: Clues) -> Found | None:
-    usual = "Free some space on the runs volume (launch.runs_volume)."
-    return _stopped(clues, NOT_WRITTEN.search, "The last checkpoint could not be written", usual)
+    found = _stopped(clues, NOT_WRITTEN.search, "The last checkpoint could not be written", "")
+    if found is None:
+        return None
+    remedy = f"Free some space on the volume {clues.record.runs_claim}. Then: {go_on(clues)}."
+    return Found(found.what, found.evidence, remedy)
 
 
 def given_up(clues: Clues) -> Found | None:

@@ -153,6 +153,10 @@ def rank_zero_progress(
     first = next((pod for pod in pods if pod.index == 0), None)
     if first is None or not first.has_run:
         return Progress()
+    if first.silent_sec is not None:
+        if unseen is not None:
+            unseen.append(f"The log of {first.name}: {first.node or 'its machine'} does not answer.")
+        return None
     lines = _tail(cluster, record, first.name, TAIL_LINES, unseen=unseen)
     if lines is None:
         return None

@@ -7,8 +7,10 @@ dead. Its `beat` counts up: whether it changes says more than its time, as clock
 import contextlib
 import json
 import os
+import secrets
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from llmtrain.runs.atomic import read_json, write_json
 
 Beat = dict[str, Any]
 _GENERATION = "generation.json"
+_LAST_START = "last-start.json"
+START = "LLMTRAIN_START"
+"""Environment variable: what announce_start returned, for the processes of this node."""
 
 
 class Heartbeat:
@@ -45,6 +50,33 @@ def read_heartbeats(folder: Path) -> dict[int, Beat]:
     newest = _current(folder)
     own = (beat for beat in beats if beat.get("generation") == newest or not newest)
     return {beat["rank"]: beat for beat in own if isinstance(beat.get("rank"), int)}
+
+
+def announce_start(folder: Path, node: int) -> str:
+    """Say that this node starts (or starts again) its part of the run, before it waits for the others. Those who are
+    still in an earlier start, waiting for whom it replaces, then need not wait until they give up. Returns what tells
+    this start from others: a random word, and when it was written, by the clock of the file system. Of a run that is
+    not there yet nothing is written: nobody can be in an earlier start of it."""
+    if not folder.parent.is_dir():
+        return "- 0"
+    folder.mkdir(exist_ok=True)
+    word = secrets.token_hex(8)
+    write_json(folder / _LAST_START, {"node": node, "start": word})
+    return f"{word} {(folder / _LAST_START).stat().st_mtime_ns}"
+
+
+def started_again(folder: Path, starts: Iterable[str]) -> int | None:
+    """The node that has started since, where it is none of these starts. One file for all nodes, as every process looks
+    at it every few seconds; a file system that shows an older one for a while changes nothing."""
+    words, times = zip(*(start.split() for start in starts), strict=True)
+    try:
+        is_newer = (folder / _LAST_START).stat().st_mtime_ns > max(int(time_ns) for time_ns in times)
+    except OSError:
+        return None
+    found = read_json(folder / _LAST_START) if is_newer else None
+    if not isinstance(found, dict) or found.get("start") in (None, *words):
+        return None
+    return int(found["node"])
 
 
 def clear_heartbeats(folder: Path, generation: int) -> None:

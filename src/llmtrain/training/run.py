@@ -21,7 +21,7 @@ from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation
-from llmtrain.runs.heartbeats import clear_heartbeats
+from llmtrain.runs.heartbeats import START, clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
 from llmtrain.runs.metadata import collect_metadata
 from llmtrain.runs.redact import redact, redact_values
@@ -247,7 +247,8 @@ def _train(
     tracked = TrackedRun(run, config, progress.step, progress.evaluated_step, facts)
     tracker = open_trackers(tracked) if world.is_first else NullTracker()
     throughput = Throughput(world.device, parts.adapter.flops_per_token(parts.module), world.world_size)
-    watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec)
+    starts = [start for start in set(world.control.gather(os.environ.get(START, ""))) if start]
+    watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec, starts)
     end = max(progress.step, config.trainer.steps)
     numbers = MicroBatchNumbers(progress.step, end, parts.micro_batches, world.rank, world.world_size)
     batches = parts.train_batches.stream(numbers, config.data.num_workers, world.device.type == "cuda")

@@ -6,21 +6,25 @@ fires at distributed.timeout_sec, before the collective library would abort, and
 
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 from llmtrain.distributed.world import World
 from llmtrain.errors import PeerLost
 from llmtrain.runs.exit_report import exit_now
-from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats
+from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats, started_again
 
 BEAT_SEC = 2.0
 CHECK_SEC = 0.25
 
 
 class Watchdog:
-    def __init__(self, folder: Path, world: World, generation: int, timeout_sec: float) -> None:
-        self._folder, self._world, self._timeout_sec = folder, world, timeout_sec
+    def __init__(
+        self, folder: Path, world: World, generation: int, timeout_sec: float, starts: Sequence[str] = ()
+    ) -> None:
+        """`starts`: of the nodes of this run, see announce_start."""
+        self._folder, self._world, self._timeout_sec, self._starts = folder, world, timeout_sec, starts
         self._heartbeat = Heartbeat(folder, world.rank, generation)
         self._step = self._progress = 0
         self._moved_at = time.monotonic()
@@ -56,6 +60,7 @@ class Watchdog:
             if now - written >= beat_sec:
                 self._heartbeat.write(self._step, self._progress)
                 written = now
+                self._look_for_successors()
             waiting = now - self._moved_at
             if self._world.world_size == 1:
                 continue
@@ -65,6 +70,19 @@ class Watchdog:
                 self._before = self._before or read_heartbeats(self._folder)
             else:
                 self._before = {}
+
+    def _look_for_successors(self) -> None:
+        """A machine that went without a word (no power, no network) leaves its connections open: nobody would notice
+        until timeout_sec."""
+        node = started_again(self._folder, self._starts) if self._starts else None
+        if node is not None:
+            exit_now(
+                PeerLost(
+                    f"Node {node} was started anew, so this start of the run is over, at step {self._step}.",
+                    remedy="Nothing is to be done: the platform starts this one again too, and the run goes on from "
+                    "its newest checkpoint.",
+                )
+            )
 
     def _give_up(self, waiting: float) -> None:
         silent, words = self._name_the_silent()
