@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -566,7 +567,7 @@ def test_the_server_is_asked_and_keeps_nothing(kube: KubeServer, kind: str) -> N
     asked = [request for request in asked if not request.startswith("GET ")]
     assert all(request.startswith("POST ") and "dryRun=All" in request for request in asked)
     assert all("fieldValidation=Strict" in request for request in asked)
-    assert len(asked) == len(render(plan)) - len(skipped)
+    assert len(asked) == len(render(plan)) - len(skipped) + 1  # and a pod
     assert [row.partition(":")[0] for row in skipped] == (["TrainJob demo"] if kind == "train_job" else [])
 
 
@@ -574,6 +575,24 @@ def test_what_the_server_says_to_a_dry_run(kube: KubeServer) -> None:
     kube.gate = nth("POST", 4, FAILURES["invalid"][0])
     with pytest.raises(UsageError, match=r"refuses Service demo in namespace team: spec\.x"):
         apply.check_on_server(kube.cluster(), make_plan())
+
+
+def test_a_pod_that_would_be_refused(kube: KubeServer) -> None:
+    """The job itself would be accepted."""
+    said = (
+        'pods "demo-dry-run" is forbidden: exceeded quota: small, requested: memory=8Gi, used: memory=0, limited: 1Gi'
+    )
+
+    def gate(method: str, path: str, headers: Mapping[str, str]) -> Verdict:  # noqa: ARG001
+        return (403, json.dumps({"message": said})) if method == "POST" and "/pods?" in path else None
+
+    kube.gate = gate
+    with pytest.raises(UsageError, match="would exceed a quota: small, requested: memory=8Gi"):
+        apply.check_on_server(kube.cluster(), make_plan())
+    said = 'pods is forbidden: User "me" cannot create resource "pods" in API group "" in the namespace "team"'
+    assert apply.check_on_server(kube.cluster(), make_plan()) == [
+        "Its pods: You have no right to create pods in namespace team."
+    ]
 
 
 class TestOperators:

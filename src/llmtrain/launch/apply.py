@@ -15,10 +15,10 @@ from functools import partial
 from llmtrain.config.launch import SINGLE_NODE_MODES
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
-from llmtrain.launch.explain import AlreadyThere, Missing
+from llmtrain.launch.explain import AlreadyThere, Missing, NoRight
 from llmtrain.launch.manifests import LAUNCH_NOTE, render
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
-from llmtrain.launch.pod import GRACE_MARGIN_SEC
+from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
@@ -41,7 +41,19 @@ def check_on_server(cluster: Cluster, plan: JobPlan) -> list[str]:
             skipped.append(f"{manifest['kind']} {manifest['metadata']['name']}: needs its runtime to be there first")
         else:
             cluster.create(manifest, dry_run=True)
-    return skipped
+    return [*skipped, *_check_pod(cluster, plan)]
+
+
+def _check_pod(cluster: Cluster, plan: JobPlan) -> list[str]:
+    """A job is accepted whose pods are refused later, by a quota or by the namespace's security rules: ask for one."""
+    template = pod_template(plan, "Never")
+    name = f"{plan.run_id}-dry-run"
+    meta = {**template["metadata"], "name": name, "namespace": plan.namespace}
+    try:
+        cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}, dry_run=True)
+    except NoRight as refused:  # whoever makes the pods has it
+        return [f"Its pods: {refused.what}"]
+    return []
 
 
 def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.launch.explain import Missing, Request, explain_refusal, no_right, one_line
+from llmtrain.launch.explain import Missing, NoRight, Request, explain_refusal, one_line
 from llmtrain.launch.pod_process import MESSAGE_BYTES, STDOUT, PodProcess
 
 Object = dict[str, Any]
@@ -149,7 +149,7 @@ class Cluster:
         except UsageError:  # not everywhere may one ask: trying tells
             return
         if answer is not None and not answer["status"].get("allowed"):
-            raise no_right(f"{verb} {PLURALS[kind]}", namespace)
+            raise NoRight(f"{verb} {PLURALS[kind]}", namespace)
 
     def patch(self, api_version: str, kind: str, name: str, namespace: str, change: Object) -> Object | None:
         """Merge a change into an object; None where there is none."""

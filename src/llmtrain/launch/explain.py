@@ -49,6 +49,20 @@ class Missing(UsageError):
         )
 
 
+class NoRight(UsageError):
+    """The user may not do that; `right`: a verb and a resource."""
+
+    def __init__(self, right: str, namespace: str | None) -> None:
+        place, option = "across the whole cluster", "--all-namespaces"
+        if namespace:
+            place, option = f"in namespace {namespace}", f"-n {namespace}"
+        super().__init__(
+            f"You have no right to {right} {place}.",
+            remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right} {option}` shows it), or name a "
+            "--namespace where you have it.",
+        )
+
+
 class AlreadyThere(UsageError):
     """An object of this name exists."""
 
@@ -119,22 +133,10 @@ def _forbidden(request: Request, said: str) -> UsageError:
         return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
     if "cannot " in said and "User" in said:
         found = re.search(r'cannot (\w+) resource "([^"]+)"', said)
-        return no_right(f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}", request.namespace)
+        return NoRight(f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}", request.namespace)
     return UsageError(
         f"The cluster forbids {request.thing}: {said}",
         remedy="Ask whoever runs the cluster for the rule behind it, or name another --namespace.",
-    )
-
-
-def no_right(right: str, namespace: str | None) -> UsageError:
-    """`right`: a verb and a resource."""
-    place, option = "across the whole cluster", "--all-namespaces"
-    if namespace:
-        place, option = f"in namespace {namespace}", f"-n {namespace}"
-    return UsageError(
-        f"You have no right to {right} {place}.",
-        remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right} {option}` shows it), or name a "
-        "--namespace where you have it.",
     )
 
 
