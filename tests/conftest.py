@@ -7,10 +7,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from kube_server import KubeServer
 
 # A busy machine is no failure.
 settings.register_profile("llmtrain", deadline=None)
@@ -82,6 +85,22 @@ def cli(workdir: Path, capfd: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG00
         out, err = capfd.readouterr()
         assert isinstance(code, int)
         return Result(code, out, err + crash)
+
+    return run
+
+
+@pytest.fixture
+def call(cli: Cli, kube: "KubeServer", tmp_path: Path) -> Cli:
+    """llmtrain with a kubeconfig of the test's own API server: call("status", "demo")."""
+    from llmtrain.cli import GROUPS
+
+    path = kube.kubeconfig(tmp_path)
+
+    def run(*words: object) -> Result:
+        verbs = 2 if words[0] in GROUPS else 1
+        done = cli(*words[:verbs], "--kubeconfig", path, *words[verbs:])
+        assert "Traceback" not in done.err, done.err
+        return done
 
     return run
 

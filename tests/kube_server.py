@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+import yaml
 
 from llmtrain.launch.cluster import PLURALS, Cluster
 
@@ -66,6 +69,20 @@ class KubeServer:
     lock: threading.RLock = field(default_factory=threading.RLock)
     _clock: int = 0
     _uids: int = 0
+
+    def kubeconfig(self, folder: Path) -> Path:
+        """A file that leads here; its context is in namespace team, another one in lab."""
+        names = {"cluster": "local", "user": "me"}
+        spaces = {"here": "team", "there": "lab"}
+        document = {
+            "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
+            "users": [{"name": "me", "user": {}}],
+            "contexts": [{"name": name, "context": {**names, "namespace": space}} for name, space in spaces.items()],
+            "current-context": "here",
+        }
+        path = folder / "kubeconfig"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return path
 
     def cluster(self, namespace: str = "team") -> Cluster:
         from kubernetes import client

@@ -45,30 +45,6 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
         yield server
 
 
-@pytest.fixture
-def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
-    """llmtrain with the kubeconfig of the test's server; its context is in namespace team."""
-    path = tmp_path / "kubeconfig"
-    names = {"cluster": "local", "user": "me"}
-    document = {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [
-            {"name": "here", "context": {**names, "namespace": "team"}},
-            {"name": "there", "context": {**names, "namespace": "lab"}},
-        ],
-        "current-context": "here",
-    }
-    path.write_text(yaml.safe_dump(document))
-
-    def run(*words: object) -> Any:
-        done = cli(words[0], "--kubeconfig", path, *words[1:])
-        assert "Traceback" not in done.err, done.err
-        return done
-
-    return run
-
-
 class Player(threading.Thread):
     """Plays the cluster as soon as the job is made, while the command under test watches it."""
 
@@ -380,7 +356,7 @@ class TestTheCluster:
         done = call(*LAUNCH, "--dry-run=server")
         assert done.code == 0, done.err
         assert done.out == "here accepts the manifests of run demo; nothing was made.\n"
-        assert [method for method, path in paths if "dryRun=All" in path] == ["POST"] * len(ALL)
+        assert [method for method, path in paths if "dryRun=All" in path] == ["POST"] * (len(ALL) + 1)  # and a pod
         assert len([method for method, _ in paths if method == "POST"]) == len(ALL)
         assert kube.objects == {}
         assert call(*LAUNCH, "--dry-run=server", "--json").json == {"run_id": "demo", "accepted": True, "skipped": []}

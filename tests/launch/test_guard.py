@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,8 @@ def kube() -> Iterator[KubeServer]:
 
 
 @pytest.fixture
-def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
-    path = tmp_path / "kubeconfig"
-    document = {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
-        "current-context": "here",
-    }
-    path.write_text(yaml.safe_dump(document))
-
-    def run(*words: object) -> Any:
-        done = cli("guard", words[0], "--kubeconfig", path, *words[1:])
-        assert "Traceback" not in done.err, done.err
-        return done
-
-    return run
+def guard(call: Cli) -> Cli:
+    return partial(call, "guard")
 
 
 def found(manifests: list[Object], kind: str) -> Object:
@@ -218,19 +205,19 @@ class TestInstall:
 
 
 class TestStatus:
-    def test_none(self, kube: KubeServer, call: Cli) -> None:
+    def test_none(self, kube: KubeServer, guard: Cli) -> None:
         assert guard_status(kube.cluster(), "team") is None
-        done = call("status")
+        done = guard("status")
         assert done.code == 0
         assert done.out.startswith("Namespace team has no guard. Install one: llmtrain guard install")
-        assert call("status", "--json").json == {"namespace": "team", "installed": False}
-        assert call("remove").out == "Namespace team has no guard.\n"
+        assert guard("status", "--json").json == {"namespace": "team", "installed": False}
+        assert guard("remove").out == "Namespace team has no guard.\n"
 
-    def test_one_that_watches(self, kube: KubeServer, call: Cli) -> None:
+    def test_one_that_watches(self, kube: KubeServer, guard: Cli) -> None:
         install(kube.cluster(), EVERYTHING)
         make_ready(kube)
         add_pod(kube, {"running": {}}, *(f"[GUARD] {number}" for number in range(9)))
-        value = call("status", "--json").json
+        value = guard("status", "--json").json
         assert value == {
             "namespace": "team",
             "installed": True,
@@ -243,11 +230,11 @@ class TestStatus:
             "message": "",
             "log": [f"[GUARD] {number}" for number in range(4, 9)],
         }
-        text = call("status").out
+        text = guard("status").out
         assert text.startswith("Namespace team: the guard watches.\n")
         assert "secret-word" not in text
         kube.forbidden.add("log")
-        assert call("status", "--json").json["log"] == [], "the rest can be told"
+        assert guard("status", "--json").json["log"] == [], "the rest can be told"
 
     def test_a_change_that_is_not_seen_yet(self, kube: KubeServer) -> None:
         install(kube.cluster(), PLAN)
@@ -300,27 +287,27 @@ class TestStatus:
 
 
 class TestCommand:
-    def test_install_change_remove(self, kube: KubeServer, call: Cli) -> None:
+    def test_install_change_remove(self, kube: KubeServer, guard: Cli) -> None:
         def start() -> None:
             while ("deployments", "team", NAME) not in kube.objects:
                 time.sleep(0.005)
             make_ready(kube)
 
         threading.Thread(target=start, daemon=True).start()
-        done = call("install", "--image", "me/llmtrain:1", "--webhook", URL, "--json")
+        done = guard("install", "--image", "me/llmtrain:1", "--webhook", URL, "--json")
         assert done.code == 0, done.err
         value = {"namespace": "team", "done": "installed", "image": "me/llmtrain:1", "after_sec": 60.0, "webhook": True}
         assert done.json == value
         assert "secret-word" not in done.out + done.err
         first = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
-        again = call("install", "--image", "me/llmtrain:1", "--after", "5")
+        again = guard("install", "--image", "me/llmtrain:1", "--after", "5")
         assert (
             again.out
             == "The guard of namespace team is changed: pods are given up 5 s after their machine went silent.\n"
         )
         second = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
         assert first != second, "its pod is made anew"
-        assert call("remove", "--json").json == {"namespace": "team", "removed": True}
+        assert guard("remove", "--json").json == {"namespace": "team", "removed": True}
         assert there(kube) == []
 
     @pytest.mark.parametrize(
@@ -333,8 +320,8 @@ class TestCommand:
             ("--after", "-1"),
         ],
     )
-    def test_mistakes(self, kube: KubeServer, call: Cli, words: tuple[str, ...]) -> None:
-        done = call("install", *words)
+    def test_mistakes(self, kube: KubeServer, guard: Cli, words: tuple[str, ...]) -> None:
+        done = guard("install", *words)
         assert done.code == 64
         assert "secret-word" not in done.err
         assert kube.requests == []
@@ -343,8 +330,8 @@ class TestCommand:
         "url", ["http://hooks.example.com/secret word", "http://hooks.example.com:port/secret-word"]
     )
     def test_an_address_that_is_none(
-        self, kube: KubeServer, call: Cli, url: str, monkeypatch: pytest.MonkeyPatch
+        self, kube: KubeServer, guard: Cli, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(status_module, "START_SEC", 0.0)
-        assert call("install", "--webhook", url).code == 64
+        assert guard("install", "--webhook", url).code == 64
         assert kube.objects == {}

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
 
@@ -131,25 +130,6 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
         monkeypatch.setattr(follow, name, value)
     with kube_server() as server:
         yield server
-
-
-@pytest.fixture
-def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
-    path = tmp_path / "kubeconfig"
-    document = {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
-        "current-context": "here",
-    }
-    path.write_text(yaml.safe_dump(document))
-
-    def run(*words: object) -> Any:
-        done = cli(words[0], "--kubeconfig", path, *words[1:])
-        assert "Traceback" not in done.err, done.err
-        return done
-
-    return run
 
 
 class Player(threading.Thread):

@@ -14,7 +14,6 @@ from contextlib import chdir, contextmanager, nullcontext, redirect_stderr, redi
 from pathlib import Path
 from unittest.mock import patch
 
-import yaml
 from held_pods import held_pods
 from kube_runs import STEP, FakeRun, launch, running, waiting
 from why_runs import CRASH, GONE, end, fail, no_room, say
@@ -288,22 +287,12 @@ def scene(name: str) -> Iterator[Callable[[str], str]]:
     """What a command shows there."""
     with kube_server() as kube, tempfile.TemporaryDirectory() as folder, chdir(folder):
         SCENES[name](kube)
-        config = Path(folder) / "kubeconfig"
-        config.write_text(yaml.safe_dump(kubeconfig(kube)))
+        config = kube.kubeconfig(Path(folder))
         Path("hello.py").write_text(HELLO)
         with held_pods(kube, Path(folder)) if name == "held" else nullcontext() as pods:
             if pods:
                 pods.hold()
             yield lambda command: shown(command, str(config))
-
-
-def kubeconfig(kube: KubeServer) -> dict[str, object]:
-    return {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
-        "current-context": "here",
-    }
 
 
 def shown(command: str, config: str) -> str:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-import yaml
 from kube_runs import STEP, launch
 from typer.testing import CliRunner, Result
 
@@ -20,13 +19,7 @@ pytestmark = pytest.mark.usefixtures("hurry")
 @pytest.fixture
 def kubeconfig(kube: KubeServer, tmp_path: Path) -> Path:
     """Of the test's API server; the context says another namespace than the usual one."""
-    server = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}
-    context = {"name": "here", "context": {"cluster": "here", "user": "me", "namespace": "team"}}
-    user = {"name": "me", "user": {}}
-    file = tmp_path / "kubeconfig"
-    document = {"clusters": [server], "contexts": [context], "users": [user], "current-context": "here"}
-    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "Config", **document}), encoding="utf-8")
-    return file
+    return kube.kubeconfig(tmp_path)
 
 
 def call(command: object, kubeconfig: Path, *words: str) -> Result:

@@ -487,20 +487,11 @@ def test_the_command_watches_until_it_is_told_to_stop(kube: KubeServer, hook: Ho
     import subprocess
     import sys
 
-    import yaml
-
-    document = {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
-        "current-context": "here",
-    }
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(document))
     run = two(kube)
     end(run, 0, 64)
     command = [sys.executable, "-m", "llmtrain", "guard", "watch", "--after", "5", "--kubeconfig"]
     process = subprocess.Popen(
-        [*command, str(tmp_path / "kubeconfig")],
+        [*command, str(kube.kubeconfig(tmp_path))],
         env={**os.environ, "LLMTRAIN_WEBHOOK": hook.url},
         stderr=subprocess.PIPE,
         text=True,

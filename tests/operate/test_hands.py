@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from held_pods import HeldPods, held_pods
 from kube_runs import launch, waiting
 
@@ -27,26 +26,6 @@ Cli = Callable[..., Any]
 def pods(kube: KubeServer, tmp_path: Path) -> Iterator[HeldPods]:
     with held_pods(kube, tmp_path) as made:
         yield made
-
-
-@pytest.fixture
-def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
-    """llmtrain with a kubeconfig of the test's server."""
-    path = tmp_path / "kubeconfig"
-    document = {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
-        "current-context": "here",
-    }
-    path.write_text(yaml.safe_dump(document))
-
-    def run(verb: str, *words: object) -> Any:
-        done = cli(verb, "--kubeconfig", path, *words)
-        assert "Traceback" not in done.err, done.err
-        return done
-
-    return run
 
 
 def wait_for(is_true: Callable[[], object], what: str = "", patience_sec: float = 10.0) -> None:

@@ -6,11 +6,9 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kube_runs import STEP, FakeRun, launch, running
 
 from kube_server import KubeServer
@@ -239,25 +237,6 @@ def test_notes_stand_among_the_lines() -> None:
     with LiveView(io.StringIO()) as view:
         view.note("before anything is known")
         view.away(ClusterError("gone"))
-
-
-@pytest.fixture
-def call(cli: Cli, kube: KubeServer, tmp_path: Path) -> Cli:
-    path = tmp_path / "kubeconfig"
-    document = {
-        "clusters": [{"name": "local", "cluster": {"server": f"http://127.0.0.1:{kube.port}"}}],
-        "users": [{"name": "me", "user": {}}],
-        "contexts": [{"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "team"}}],
-        "current-context": "here",
-    }
-    path.write_text(yaml.safe_dump(document))
-
-    def run(*words: object) -> Any:
-        done = cli(words[0], "--kubeconfig", path, *words[1:])
-        assert "Traceback" not in done.err, done.err
-        return done
-
-    return run
 
 
 class TestCommand:
