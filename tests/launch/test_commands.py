@@ -357,7 +357,7 @@ class TestTheCluster:
         assert done.code == 0, done.err
         assert done.out == "here accepts the manifests of run demo; nothing was made.\n"
         assert [method for method, path in paths if "dryRun=All" in path] == ["POST"] * (len(ALL) + 1)  # and a pod
-        assert len([method for method, _ in paths if method == "POST"]) == len(ALL)
+        assert len([method for method, _ in paths if method == "POST"]) == len(ALL) + 1
         assert kube.objects == {}
         assert call(*LAUNCH, "--dry-run=server", "--json").json == {"run_id": "demo", "accepted": True, "skipped": []}
         kube.gate = lambda method, path, headers: (422, '{"message": "spec.x: Invalid"}')  # noqa: ARG005
