@@ -15,7 +15,7 @@ runs/<run_id>/
   ended.json       of a StatefulSet: which launch ended for good, and with what exit code; its pods come back and look
   lock             who is writing
   generations.json every start of the run, and how it ended
-  heartbeats/      where each rank is
+  heartbeats/      where each rank is, and which node started last
 """
 
 import re
