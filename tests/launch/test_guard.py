@@ -53,11 +53,13 @@ def make_ready(kube: KubeServer) -> None:
 
 def add_pod(kube: KubeServer, state: Object, *said: str, conditions: list[Object] | None = None) -> None:
     rows = [{"name": "guard", "state": state}] if state else []
+    installed = kube.objects.get(("deployments", "team", NAME))
+    notes = installed["spec"]["template"]["metadata"]["annotations"] if installed else {}
     kube.add(
         {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": f"{NAME}-x", "namespace": "team", "labels": LABELS},
+            "metadata": {"name": f"{NAME}-x", "namespace": "team", "labels": LABELS, "annotations": notes},
             "spec": {},
             "status": {"phase": "Pending", "containerStatuses": rows, "conditions": conditions or []},
         }
@@ -68,7 +70,7 @@ def add_pod(kube: KubeServer, state: Object, *said: str, conditions: list[Object
 
 class TestManifests:
     def test_its_rights_are_the_fewest(self) -> None:
-        pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch", "delete"]}
+        pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}
         state = {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}
         logs = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
         assert found(render_guard(PLAN), "Role")["rules"] == [pods, state]
@@ -226,6 +228,8 @@ class TestStatus:
             "after_sec": 60.0,
             "with_logs": True,
             "webhook": True,
+            "image_pull_policy": "IfNotPresent",
+            "image_pull_secrets": ["registry"],
             "reason": None,
             "message": "",
             "log": [f"[GUARD] {number}" for number in range(4, 9)],
@@ -297,14 +301,19 @@ class TestCommand:
         done = guard("install", "--image", "me/llmtrain:1", "--webhook", URL, "--json")
         assert done.code == 0, done.err
         value = {"namespace": "team", "done": "installed", "image": "me/llmtrain:1", "after_sec": 60.0, "webhook": True}
-        assert done.json == value
+        assert done.json == {**value, "with_logs": False}
         assert "secret-word" not in done.out + done.err
         first = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
-        again = guard("install", "--image", "me/llmtrain:1", "--after", "5")
-        assert (
-            again.out
-            == "The guard of namespace team is changed: pods are given up 5 s after their machine went silent.\n"
+        again = guard("install", "--after", "5", "--with-logs", "--json").json
+        assert again == {**value, "done": "changed", "after_sec": 5.0, "with_logs": True}, "the rest is as it was"
+        assert ("secrets", "team", NAME) in kube.objects
+        env = kube.objects["deployments", "team", NAME]["spec"]["template"]["spec"]["containers"][0]["env"]
+        assert "LLMTRAIN_WEBHOOK" in [row["name"] for row in env]
+        assert guard("install", "--webhook", "").out == (
+            "The guard of namespace team is changed: pods are given up 5 s after their machine went silent, no webhook "
+            "is told.\n"
         )
+        assert ("secrets", "team", NAME) not in kube.objects
         second = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
         assert first != second, "its pod is made anew"
         assert guard("remove", "--json").json == {"namespace": "team", "removed": True}

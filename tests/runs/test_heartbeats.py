@@ -99,8 +99,8 @@ class TestStarts:
         folder.parent.mkdir() if not is_first else None
         starts = [announce_start(folder, node) for node in range(2)]
         folder.parent.mkdir(exist_ok=True)
-        announce_start(folder, 1)
-        assert started_again(folder, starts) == 1
+        word = announce_start(folder, 1).split()[0]
+        assert started_again(folder, starts) == (1, word)
 
     def test_an_older_file_is_no_news(self, tmp_path: Path) -> None:
         """As a file system may show it for a while."""
@@ -112,7 +112,10 @@ class TestStarts:
         os.utime(folder / "last-start.json", ns=(before[1], before[1]))
         assert started_again(folder, starts) is None
 
-    def test_a_damaged_file_is_no_news(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "content", ["{", "[]", "{}", '{"start": "x"}', '{"start": "x", "node": null}', '{"node": 1}']
+    )
+    def test_a_damaged_file_is_no_news(self, tmp_path: Path, content: str) -> None:
         starts = [announce_start(tmp_path / "heartbeats", 0)]
-        (tmp_path / "heartbeats" / "last-start.json").write_text("{")
+        (tmp_path / "heartbeats" / "last-start.json").write_text(content)
         assert started_again(tmp_path / "heartbeats", starts) is None

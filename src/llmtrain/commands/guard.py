@@ -17,7 +17,7 @@ from llmtrain.errors import UsageError
 HELP = "Keep the runs of a namespace alive while nobody watches."
 app = typer.Typer(help=HELP, no_args_is_help=True)
 EVERY_SEC = 5.0
-AfterOption = Annotated[float, typer.Option(min=0, help="Seconds that a machine must have been silent.")]
+USUAL_AFTER_SEC = 60.0
 
 
 @app.callback(help=HELP)
@@ -30,16 +30,29 @@ def install_command(
     image: Annotated[
         str | None, typer.Option(help="Image of llmtrain. Default: the one installed, else that of launch.image.")
     ] = None,
-    after: AfterOption = 60.0,
+    after: Annotated[
+        float | None,
+        typer.Option(min=0, help="Seconds that a machine must have been silent; at first 60."),
+    ] = None,
     webhook: Annotated[
-        str | None, typer.Option(help="URL that gets a line of JSON for each event; kept in a Secret.")
+        str | None,
+        typer.Option(
+            envvar="LLMTRAIN_WEBHOOK",
+            help="URL that gets a line of JSON for each event; kept in a Secret. '' for none.",
+        ),
     ] = None,
     with_logs: Annotated[
-        bool, typer.Option("--with-logs", help="May read logs too: only they tell when a StatefulSet's run has ended.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--with-logs/--without-logs",
+            help="May read logs too: only they tell when a StatefulSet's run has ended.",
+            show_default=False,
+        ),
+    ] = None,
     pull_policy: Annotated[
-        str, typer.Option("--image-pull-policy", help="IfNotPresent, Always or Never.")
-    ] = "IfNotPresent",
+        str | None,
+        typer.Option("--image-pull-policy", help="IfNotPresent (unless said otherwise), Always or Never."),
+    ] = None,
     pull_secret: Annotated[
         list[str] | None, typer.Option("--image-pull-secret", help="Secret of a private registry.", show_default=False)
     ] = None,
@@ -49,25 +62,46 @@ def install_command(
     json_: JsonOption = False,
 ) -> None:
     """Put one small pod into a namespace that gives up pods on lost machines (as `recover` does), and tells a webhook
-    when a run has finished, failed or been recovered. Again with other options: it is changed."""
+    when a run has finished, failed or been recovered. Again with other options: those are changed."""
     from llmtrain.config.launch import LaunchSection
     from llmtrain.launch.guard import GuardPlan, install
     from llmtrain.operate.guard_status import guard_status, wait_until_watching
 
-    if webhook is not None and not _is_address(webhook):
+    if webhook and not _is_address(webhook):
         raise UsageError("--webhook is no http or https address.")
-    if pull_policy not in ("IfNotPresent", "Always", "Never"):
+    if pull_policy not in (None, "IfNotPresent", "Always", "Never"):
         raise UsageError(f"--image-pull-policy '{pull_policy}' is unknown.", known=["IfNotPresent", "Always", "Never"])
     cluster = connect(kubeconfig, context)
     where = namespace or cluster.namespace
-    now = datetime.now(UTC).isoformat()
     before = guard_status(cluster, where)
-    chosen = image or (before.image if before else LaunchSection().image)
-    plan = GuardPlan(where, chosen, pull_policy, after, now, webhook, with_logs, pull_secret or [])
+    keeps_webhook = webhook is None and before is not None and before.webhook
+    plan = GuardPlan(
+        namespace=where,
+        image=image or (before.image if before else LaunchSection().image),
+        image_pull_policy=pull_policy or (before.image_pull_policy if before else "IfNotPresent"),
+        after_sec=after if after is not None else before.after_sec if before else USUAL_AFTER_SEC,
+        installed_at=datetime.now(UTC).isoformat(),
+        webhook=webhook or None,
+        keeps_webhook=keeps_webhook,
+        with_logs=with_logs if with_logs is not None else before is not None and before.with_logs,
+        image_pull_secrets=pull_secret if pull_secret is not None else before.image_pull_secrets if before else [],
+    )
     done = install(cluster, plan)
     wait_until_watching(cluster, where)
-    text = f"The guard of namespace {where} is {done}: pods are given up {after:g} s after their machine went silent."
-    show(json_, {"namespace": where, "done": done, "image": chosen, "after_sec": after, "webhook": bool(webhook)}, text)
+    has_webhook = bool(webhook) or keeps_webhook
+    value = {
+        "namespace": where,
+        "done": done,
+        "image": plan.image,
+        "after_sec": plan.after_sec,
+        "with_logs": plan.with_logs,
+        "webhook": has_webhook,
+    }
+    text = (
+        f"The guard of namespace {where} is {done}: pods are given up {plan.after_sec:g} s after their machine went "
+        f"silent, {'a webhook is told' if has_webhook else 'no webhook is told'}."
+    )
+    show(json_, value, text)
 
 
 def _is_address(url: str) -> bool:
@@ -122,7 +156,7 @@ def status_command(
 
 @app.command("watch", hidden=True)
 def watch_command(
-    after: AfterOption = 60.0,
+    after: Annotated[float, typer.Option(min=0)] = USUAL_AFTER_SEC,
     with_logs: Annotated[bool, typer.Option("--with-logs")] = False,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,

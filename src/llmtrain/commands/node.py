@@ -25,14 +25,14 @@ from llmtrain.commands.processes import explaining, options, run_processes, work
 from llmtrain.distributed.platform_codes import ended_before, keeping_the_end, kept_run
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
-from llmtrain.logs import log, warn
+from llmtrain.logs import log
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.exit_report import PREFETCHED
+from llmtrain.runs.heartbeats import START, announce_start
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import DistributedSection
     from llmtrain.distributed.identity import Place
-    from llmtrain.runs.directory import RunDirectory
 
 # What a platform says about pods must not be taken for what torchrun says about processes.
 STALE = [
@@ -116,7 +116,7 @@ def command(
             log("DDP", f"{thing} from {source}", logging.DEBUG)
         os.environ["LLMTRAIN_NODE"] = "1"
         if run and place.node_rank is not None and not place.is_elastic:  # an elastic rendezvous notices by itself
-            announce(run, place.node_rank)
+            os.environ[START] = announce_start(run.heartbeats, place.node_rank)
         if is_direct(place, max_restarts):
             seat_alone(place, always=bool(own_command))
             if own_command:
@@ -141,16 +141,6 @@ def command(
             what = ["smoke"] if smoke else ["train", "--resume", "auto"]
             with explaining(loaded):
                 run_processes(place, worker_command(*what, *own_words), distributed, max_restarts, grace_sec)
-
-
-def announce(run: "RunDirectory", node: int) -> None:
-    """A start that cannot be announced is one all the same: the others then wait for their timeout."""
-    from llmtrain.runs.heartbeats import START, announce_start
-
-    try:
-        os.environ[START] = announce_start(run.heartbeats, node)
-    except OSError as problem:
-        warn("DDP", f"{run.heartbeats} cannot be written: {problem.strerror}")
 
 
 def check_prefetch() -> None:

@@ -27,7 +27,7 @@ def command(
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
     lost, early = find_lost(find_pods(cluster, record), after)
-    recover(cluster, record.namespace, lost)
+    lost = recover(cluster, record.namespace, lost)
     lines = [f"{pod.name} on {pod.machine}, silent for {pod.since_sec:.0f} s, was given up." for pod in lost]
     lines += [
         f"{pod.name} on {pod.machine} is silent for {pod.since_sec:.0f} s only: --after {after:.0f}." for pod in early

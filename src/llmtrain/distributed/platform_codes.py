@@ -34,6 +34,7 @@ IDLE_MARK = "ended with exit code"
 PLATFORMS = ("pytorchjob", "statefulset")
 FOR_GOOD = (0, *NO_RESTART_CODES)
 RETRIED_FROM = 128
+_HIGHEST_SIGNAL = 64
 _TELLING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -73,6 +74,12 @@ def end_with_parent() -> None:
 
 def pytorchjob_code(code: int) -> int:
     return code if code in FOR_GOOD or code >= RETRIED_FROM else code + RETRIED_FROM
+
+
+def from_pytorchjob_code(code: int) -> int:
+    """Back again. Codes from 130 to 192 are left: a signal is the likelier cause."""
+    was_added = code == RETRIED_FROM + 1 or code > RETRIED_FROM + _HIGHEST_SIGNAL
+    return code - RETRIED_FROM if was_added else code
 
 
 def _see_through(child: int) -> tuple[int, bool]:

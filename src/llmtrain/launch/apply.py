@@ -67,7 +67,7 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
             raise _taken(there, plan)
     if found:  # to the run on these volumes this is another launch than any before
         plan = replace(plan, nonce=secrets.token_hex(3))
-    with _undoing() as undo:
+    with undoing() as undo:
         for index, manifest in enumerate(render(plan)):
             if index not in found:
                 _make(cluster, manifest, plan, undo)
@@ -87,7 +87,7 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
             cluster.check_right("create", manifest)
     cluster.check_right("delete", _job(record))
     left = remove_job(cluster, record, waiting)
-    with _undoing() as undo:
+    with undoing() as undo:
         for manifest in manifests:
             found = _find_settled(cluster, manifest, plan)
             if found is None:
@@ -99,7 +99,7 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
     return left
 
 
-def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], None]]) -> None:
+def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], object]]) -> None:
     """Make an object, and remember how to take it back even if the answer gets lost."""
     undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
     deadline = time.monotonic() + RUNTIME_SEC
@@ -231,9 +231,9 @@ def _find(cluster: Cluster, manifest: Manifest) -> Object | None:
 
 
 @contextmanager
-def _undoing() -> Iterator[list[Callable[[], None]]]:
+def undoing() -> Iterator[list[Callable[[], object]]]:
     """Take back what was done when something goes wrong, Ctrl-C included."""
-    undo: list[Callable[[], None]] = []
+    undo: list[Callable[[], object]] = []
     try:
         yield undo
     except BaseException:

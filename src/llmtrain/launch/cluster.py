@@ -25,6 +25,8 @@ ANSWER_SEC = 60.0
 GLIMPSE_SEC = 5.0  # for the end of a log: asked of machines that may be lost, by people who wait
 SILENCE_SEC = 120.0  # of a log that is followed: whoever follows it goes on where it was
 FIELD_MANAGER = "llmtrain"
+NODE_LOST = "NodeLost"
+"""Why a pod has failed that we gave up."""
 PLURALS = {
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
@@ -156,10 +158,27 @@ class Cluster:
         request = Request("patch", api_version, kind, namespace, name)
         return self._json(request, {"fieldManager": FIELD_MANAGER}, change)
 
-    def fail_pod(self, name: str, namespace: str, why: str) -> None:
-        """Mark a pod as failed in place of its machine, which cannot any more."""
+    def give_up_pod(self, name: str, namespace: str, uid: str, why: str) -> bool:
+        """Mark a pod as failed in place of its machine, which cannot any more, then remove it. False where it is gone,
+        or another has its name by now."""
+        status = {"phase": "Failed", "reason": NODE_LOST, "message": why}
+        options: Object = {"gracePeriodSeconds": 0, "propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            marked = self._json(
+                Request("patch", "v1", "Pod", namespace, name, "status"),
+                body={"metadata": {"uid": uid}, "status": status},
+            )
+            removed = self._json(Request("delete", "v1", "Pod", namespace, name), body=options)
+        except LlmtrainError as problem:
+            if problem.details.get("status") == "HTTP 409":
+                return False
+            raise
+        return marked is not None or removed is not None
+
+    def note_on_pod(self, name: str, namespace: str, uid: str, notes: dict[str, str]) -> None:
+        """Annotations, by way of the status: the right to that cannot change what a pod runs."""
         request = Request("patch", "v1", "Pod", namespace, name, "status")
-        self._json(request, {}, {"status": {"phase": "Failed", "reason": "NodeLost", "message": why}})
+        self._json(request, body={"metadata": {"uid": uid, "annotations": notes}})
 
     def delete(self, api_version: str, kind: str, name: str, namespace: str, grace_sec: int | None = None) -> bool:
         """Remove an object and, in the background, what belongs to it. False where there was none."""

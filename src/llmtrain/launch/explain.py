@@ -129,6 +129,11 @@ def _forbidden(request: Request, said: str) -> UsageError:
             f"The namespace's security rules refuse {request.thing}: {said}",
             remedy="Our pods pass `restricted`: leave out what was added to them, or name another --namespace.",
         )
+    if "attempting to grant RBAC permissions not currently held" in said:
+        return UsageError(
+            f"You may not make {request.thing}: it gives rights that you do not have yourself.",
+            remedy="Nobody can give more than they have. Ask whoever runs the cluster to do this, or for those rights.",
+        )
     if "is being terminated" in said:
         return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
     if "cannot " in said and "User" in said:

@@ -3,8 +3,10 @@ operate/guard.py; here are its manifests, and the way to the cluster and away ag
 
 import base64
 from dataclasses import dataclass, field
+from functools import partial
 
 from llmtrain.errors import UsageError
+from llmtrain.launch.apply import undoing
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, Manifest
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
@@ -13,7 +15,7 @@ NAME = "llmtrain-guard"
 LABELS = {**APP_LABEL, "llmtrain/guard": "true"}
 WEBHOOK = "LLMTRAIN_WEBHOOK"
 WATCHING = "/tmp/watching"  # there once the guard has seen the pods
-AFTER_NOTE, LOGS_NOTE = "llmtrain/after-sec", "llmtrain/with-logs"
+AFTER_NOTE, LOGS_NOTE, INSTALLED_NOTE = "llmtrain/after-sec", "llmtrain/with-logs", "llmtrain/installed-at"
 MOVES_SEC = 10  # after its own machine was lost; Kubernetes' default is five minutes
 
 
@@ -25,6 +27,9 @@ class GuardPlan:
     after_sec: float
     installed_at: str
     webhook: str | None = None
+    """None: none, or as before."""
+    keeps_webhook: bool = False
+    """The one that is installed stays."""
     with_logs: bool = False
     image_pull_secrets: list[str] = field(default_factory=list)
 
@@ -52,7 +57,7 @@ def _account(plan: GuardPlan) -> Manifest:
 
 def _role(plan: GuardPlan) -> Manifest:
     rules = [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "patch", "delete"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]},
         {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
     ]
     if plan.with_logs:
@@ -92,7 +97,7 @@ def _deployment(plan: GuardPlan) -> Manifest:
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
     # Whatever has changed, also what the Secret holds: the pod is made anew.
-    notes = {**NO_SIDECAR, "llmtrain/installed-at": plan.installed_at}
+    notes = {**NO_SIDECAR, INSTALLED_NOTE: plan.installed_at}
     template = {"metadata": {"labels": {**LABELS, **NO_SIDECAR}, "annotations": notes}, "spec": pod}
     spec = {
         "replicas": 1,
@@ -111,7 +116,7 @@ def _deployment(plan: GuardPlan) -> Manifest:
 
 def _container(plan: GuardPlan) -> Manifest:
     env: list[Manifest] = [{"name": "HOME", "value": "/tmp"}, {"name": "PYTHONUNBUFFERED", "value": "1"}]
-    if plan.webhook:
+    if plan.webhook or plan.keeps_webhook:
         env.append({"name": WEBHOOK, "valueFrom": {"secretKeyRef": {"name": NAME, "key": "webhook"}}})
     return {
         "name": "guard",
@@ -124,6 +129,12 @@ def _container(plan: GuardPlan) -> Manifest:
         "env": env,
         "resources": {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
         "readinessProbe": {"exec": {"command": ["test", "-e", WATCHING]}, "periodSeconds": 2},
+        # It touches the file each time it looks: one that hangs is started again.
+        "livenessProbe": {
+            "exec": {"command": ["sh", "-c", f'test -n "$(find {WATCHING} -mmin -3)"']},
+            "initialDelaySeconds": 180,
+            "periodSeconds": 60,
+        },
         "securityContext": CONTAINER_SECURITY,
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
@@ -139,12 +150,14 @@ def install(cluster: Cluster, plan: GuardPlan) -> str:
                 f"{found['kind']} {NAME} in namespace {plan.namespace} is there already, and llmtrain did not make it.",
                 remedy="Nothing was changed. Remove it if it is yours.",
             )
-    for manifest, found in zip(manifests, there, strict=True):
-        if found is None:
-            cluster.create(manifest)
-        elif manifest["kind"] != "RoleBinding":  # whom it binds to what never changes
-            cluster.patch(manifest["apiVersion"], manifest["kind"], NAME, plan.namespace, manifest)
-    if not plan.webhook:
+    with undoing() as undo:
+        for manifest, found in zip(manifests, there, strict=True):
+            if found is None:
+                undo.append(partial(_remove, cluster, plan.namespace, manifest["apiVersion"], manifest["kind"]))
+                cluster.create(manifest)
+            elif manifest["kind"] != "RoleBinding":  # whom it binds to what never changes
+                cluster.patch(manifest["apiVersion"], manifest["kind"], NAME, plan.namespace, manifest)
+    if not plan.webhook and not plan.keeps_webhook:
         _remove(cluster, plan.namespace, "v1", "Secret")
     return "installed" if there[-1] is None else "changed"
 

@@ -30,6 +30,8 @@ POLL_SEC = 0.2
 ANSWER_SEC = 20.0
 GRACE_SEC = 10.0  # between telling and killing
 TOLD = 75
+# Of the pod, not of what is tried out in it: `llmtrain node` would take itself for the pod's own.
+OWN = ("LLMTRAIN_EXIT_CODES", "LLMTRAIN_LAUNCH", "LLMTRAIN_HELD")
 
 
 def take(size: int, digest: str) -> None:
@@ -104,7 +106,7 @@ def begin(variables: "dict[str, str]", words: "list[str]", output: Any = None) -
     return subprocess.Popen(
         words,
         cwd=WORK,
-        env={**os.environ, **variables},
+        env={**{name: value for name, value in os.environ.items() if name not in OWN}, **variables},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
@@ -117,7 +119,7 @@ def finish(child: "subprocess.Popen[bytes]") -> None:
     family = descendants(child.pid)
     tell(os.killpg, child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SEC
-    while time.monotonic() < deadline and (child.poll() is None or is_any_left(family)):
+    while time.monotonic() < deadline and (child.poll() is None or is_any_left(family) or is_group(child.pid)):
         time.sleep(0.05)
     for process in family | descendants(child.pid):
         tell(os.kill, process, signal.SIGKILL)
@@ -160,13 +162,14 @@ def tell(how: "Callable[[int, int], None]", who: int, number: int) -> None:
 
 
 def ask(request: "dict[str, Any]") -> "dict[str, Any]":
-    """Of the first process: its answer carries the same number."""
-    request["number"] = f"{os.getpid()}-{time.time_ns()}"
-    write(STATE / "request.json", request)
+    """Of the first process: its answer has the same number."""
+    number = f"{os.getpid()}-{time.time_ns()}"
+    write(STATE / f"request-{number}.json", request)
     deadline = time.monotonic() + ANSWER_SEC + GRACE_SEC
     while time.monotonic() < deadline:
-        answer = read(STATE / "answer.json")
-        if answer.get("number") == request["number"]:
+        answer = read(STATE / f"answer-{number}.json")
+        if answer:
+            (STATE / f"answer-{number}.json").unlink()
             return answer
         time.sleep(0.05)
     sys.exit("the pod's first process does not answer")
@@ -196,14 +199,15 @@ class Holder:
 
     def hold(self) -> int:
         signal.signal(signal.SIGTERM, lambda *_: self.is_told.set())
-        number = read(STATE / "request.json").get("number")  # of a container that was here before
+        for old in STATE.glob("*.json"):  # of a container that was here before
+            old.unlink()
         say(f"{os.uname().nodename} waits: llmtrain push brings files to {WORK}, llmtrain exec runs commands there")
         while not self.is_told.wait(POLL_SEC):
             self.look()
-            request = read(STATE / "request.json")
-            if request.get("number") != number:
-                number = request.get("number")
-                write(STATE / "answer.json", {"number": number, **self.answer(request)})
+            for path in sorted(STATE.glob("request-*.json")):
+                request = read(path)
+                path.unlink()
+                write(STATE / path.name.replace("request", "answer"), self.answer(request))
         if self.child:
             finish(self.child)
             self.look()

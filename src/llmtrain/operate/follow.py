@@ -162,9 +162,12 @@ class _Follower:
         if self._recover_after is None or status.has_ended or status.state == "stopping":
             return
         lost, _ = find_lost(self._present, self._recover_after)
-        recover(self._cluster, self._record.namespace, lost)
-        for pod in lost:
-            self._display.note(f"{pod.name} is given up: {pod.text}")
+        try:
+            for pod in recover(self._cluster, self._record.namespace, lost):
+                self._display.note(f"{pod.name} is given up: {pod.text}")
+        except UsageError as refused:  # no right to it; watching goes on
+            self._recover_after = None
+            self._display.note(f"Pods of lost machines are not given up: {refused.what}")
 
     def _is_over(self, status: RunStatus) -> bool:
         if status.state not in ("removed", "incomplete"):

@@ -18,11 +18,12 @@ from http.client import HTTPException
 from typing import Any
 
 from llmtrain.distributed.endings import NO_RESTART_CODES
-from llmtrain.distributed.platform_codes import RETRIED_FROM
+from llmtrain.distributed.platform_codes import EXIT_CODES, from_pytorchjob_code
 from llmtrain.errors import LlmtrainError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
 from llmtrain.logs import log, warn
+from llmtrain.operate.lost import machine_is_silent
 from llmtrain.operate.pods import INDEX_LABELS, ROLE_LABEL, worst_code
 from llmtrain.operate.progress import read_progress
 from llmtrain.operate.recover import find_lost, recover
@@ -57,7 +58,8 @@ class Guard:
         self._cluster, self._namespace, self._after_sec = cluster, namespace, after_sec
         self._webhook, self._with_logs = webhook, with_logs
         self._outbox: list[Letter] = []
-        self._is_silent = False
+        self._is_silent = self._cannot_mark = False
+        self._told: set[str] = set()
 
     def look(self) -> None:
         """Once: at all runs of the namespace."""
@@ -74,10 +76,9 @@ class Guard:
     def _look_at(self, run: str, pods: list[Object]) -> None:
         self._recover(run, pods)
         end = self._end(pods)
-        if end is not None and not any(_told(pod) for pod in pods) and not self._is_waiting(run):
+        if end is not None and not any(self._is_told(pod) for pod in pods) and not self._is_waiting(run):
             said = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
-            names = [pod["metadata"]["name"] for pod in pods]
-            self._tell(end.event, run, said, partial(self._mark, names, end), end.exit_code)
+            self._tell(end.event, run, said, partial(self._mark, pods, end), end.exit_code)
 
     def _runs(self) -> dict[str, list[Object]]:
         found: dict[str, list[Object]] = defaultdict(list)
@@ -87,8 +88,11 @@ class Guard:
 
     def _recover(self, run: str, pods: list[Object]) -> None:
         lost, _ = find_lost(pods, self._after_sec)
-        recover(self._cluster, self._namespace, lost)
-        if lost:
+        lost = recover(self._cluster, self._namespace, lost)
+        is_being_removed = all("deletionTimestamp" in pod["metadata"] for pod in pods)
+        if lost and is_being_removed and not any(map(machine_is_silent, pods)):
+            log("GUARD", f"pods of run {run} that should have gone are removed")
+        elif lost:
             gone = ", ".join(f"{pod.name} ({pod.text})" for pod in lost)
             self._tell("recovered", run, f"run {run} goes on without {gone}", lambda: None, None)
 
@@ -140,11 +144,22 @@ class Guard:
             letter.when_sent()
             self._outbox.pop(0)
 
-    def _mark(self, pods: Iterable[str], end: End) -> None:
-        for name in pods:
-            self._cluster.patch(
-                "v1", "Pod", name, self._namespace, {"metadata": {"annotations": {TOLD_NOTE: end.event}}}
-            )
+    def _is_told(self, pod: Object) -> bool:
+        return TOLD_NOTE in (pod["metadata"].get("annotations") or {}) or pod["metadata"].get("uid") in self._told
+
+    def _mark(self, pods: Iterable[Object], end: End) -> None:
+        """On the pods, for whoever comes after us; and in mind, should that be refused."""
+        for meta in (pod["metadata"] for pod in pods):
+            self._told.add(meta.get("uid", ""))
+            try:
+                self._cluster.note_on_pod(meta["name"], self._namespace, meta.get("uid", ""), {TOLD_NOTE: end.event})
+            except LlmtrainError as problem:
+                if not self._cannot_mark:
+                    warn(
+                        "GUARD",
+                        f"what was told cannot be written down, and is told again by the next guard: {problem.what}",
+                    )
+                self._cannot_mark = True
 
 
 def post(url: str, event: dict[str, Any]) -> None:
@@ -152,7 +167,7 @@ def post(url: str, event: dict[str, Any]) -> None:
     body = json.dumps(event).encode() + b"\n"
     headers = {"Content-Type": "application/json", "User-Agent": "llmtrain-guard"}
     with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=POST_SEC) as answer:
-        answer.read()
+        answer.read(2**12)
 
 
 def reason(problem: Exception) -> str:
@@ -207,9 +222,10 @@ def _ends(pod: Object) -> list[Object]:
 
 
 def _code(pod: Object) -> int | None:
-    added = RETRIED_FROM if ("LLMTRAIN_EXIT_CODES", "pytorchjob") in _variables(pod) else 0
     codes = [end.get("exitCode") or 0 for end in _ends(pod)]
-    return worst_code(code - added if added and (code == added + 1 or code > added + 64) else code for code in codes)
+    if (EXIT_CODES, "pytorchjob") in _variables(pod):
+        codes = [from_pytorchjob_code(code) for code in codes]
+    return worst_code(codes)
 
 
 def _variables(pod: Object) -> set[tuple[str, str]]:
@@ -228,11 +244,9 @@ def _is_elastic(pod: Object) -> bool:
 
 
 def _ended_at(pod: Object) -> str:
-    return max((str(end.get("finishedAt") or "") for end in _ends(pod)), default="")
-
-
-def _told(pod: Object) -> bool:
-    return TOLD_NOTE in (pod["metadata"].get("annotations") or {})
+    """When its containers ended; of one that none was started in, when the pod last changed."""
+    changes = [str(row.get("lastTransitionTime") or "") for row in (pod.get("status") or {}).get("conditions") or []]
+    return max((str(end.get("finishedAt") or "") for end in _ends(pod)), default=max(changes, default=""))
 
 
 def _is_set(pods: Iterable[Object]) -> bool:
@@ -241,10 +255,10 @@ def _is_set(pods: Iterable[Object]) -> bool:
     )
 
 
-def watch(guard: Guard, every_sec: float, when_seen: Callable[[], None], is_told: Callable[[float], bool]) -> None:
+def watch(guard: Guard, every_sec: float, when_alive: Callable[[], None], is_told: Callable[[float], bool]) -> None:
     """Look again and again; `is_told` waits so long, and says whether to end. A cluster that does not answer is asked
-    again."""
-    is_away = False
+    again. `when_alive` is called each time, once the first look has succeeded."""
+    is_away, is_first = False, True
     while True:
         try:
             guard.look()
@@ -256,6 +270,8 @@ def watch(guard: Guard, every_sec: float, when_seen: Callable[[], None], is_told
             if is_away:
                 log("GUARD", "the cluster answers again")
             is_away = False
-            when_seen()
+            is_first = False
+        if not is_first:
+            when_alive()
         if is_told(every_sec):
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from llmtrain.errors import ClusterError, LlmtrainError
 from llmtrain.launch.cluster import Cluster, Object
-from llmtrain.launch.guard import AFTER_NOTE, LABELS, LOGS_NOTE, NAME, WEBHOOK
+from llmtrain.launch.guard import AFTER_NOTE, INSTALLED_NOTE, LABELS, LOGS_NOTE, NAME, WEBHOOK
 from llmtrain.operate.trouble import IMAGE_REASONS
 
 START_SEC = 120.0
@@ -20,6 +20,8 @@ class GuardStatus:
     after_sec: float
     with_logs: bool
     webhook: bool
+    image_pull_policy: str
+    image_pull_secrets: list[str]
     reason: str | None
     """Why its pod is not ready, in the cluster's word."""
     message: str
@@ -46,6 +48,9 @@ def guard_status(cluster: Cluster, namespace: str) -> GuardStatus | None:
     notes = found["metadata"].get("annotations") or {}
     [container] = found["spec"]["template"]["spec"]["containers"]
     pods = cluster.find("v1", "Pod", namespace, dict(LABELS))
+    pods = [
+        pod for pod in pods if _installed_at(pod) == _installed_at(found["spec"]["template"])
+    ]  # not of the one before
     reason, message = _problem(pods)
     return GuardStatus(
         watching=_is_watching(found),
@@ -53,6 +58,8 @@ def guard_status(cluster: Cluster, namespace: str) -> GuardStatus | None:
         after_sec=float(notes.get(AFTER_NOTE, 0)),
         with_logs=notes.get(LOGS_NOTE) == "true",
         webhook=any(row["name"] == WEBHOOK for row in container["env"]),
+        image_pull_policy=container.get("imagePullPolicy", ""),
+        image_pull_secrets=[row["name"] for row in found["spec"]["template"]["spec"].get("imagePullSecrets") or []],
         reason=reason,
         message=message,
         log=_last_words(cluster, namespace, pods),
@@ -79,6 +86,11 @@ def _is_watching(deployment: Object) -> bool:
     status = deployment.get("status") or {}
     is_seen = status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0)
     return is_seen and bool(status.get("updatedReplicas")) and bool(status.get("availableReplicas"))
+
+
+def _installed_at(pod: Object) -> str | None:
+    notes = (pod.get("metadata") or {}).get("annotations") or {}
+    return notes.get(INSTALLED_NOTE)
 
 
 def _problem(pods: list[Object]) -> tuple[str | None, str]:

@@ -9,7 +9,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,12 +121,18 @@ def push(cluster: Cluster, record: Record, parcel: Parcel) -> list[PodStatus]:
     words = ["take", str(len(parcel.data)), hashlib.sha256(parcel.data).hexdigest()]
 
     def send(pod: PodStatus) -> None:
-        complaint = b""
+        complaint, broken = b"", None
         with closing(_start(cluster, record, pod, [*HELD_COMMAND, *words])) as process:
-            for at in range(0, len(parcel.data), BLOCK):
-                process.write(parcel.data[at : at + BLOCK])
-            for channel, data in process.output():
-                complaint += data if channel == STDERR else b""
+            try:
+                for at in range(0, len(parcel.data), BLOCK):
+                    process.write(parcel.data[at : at + BLOCK])
+            except ClusterError as problem:  # it has ended before it took everything: it says why
+                broken = problem
+            with suppress(ClusterError) if broken else nullcontext():
+                for channel, data in process.output():
+                    complaint += data if channel == STDERR else b""
+        if broken and not complaint:
+            raise broken
         process.check(complaint)
 
     _in_all(pods, send, PUSHES_AT_ONCE)
@@ -155,7 +161,7 @@ def run_in_all(cluster: Cluster, record: Record, words: Sequence[str], say: Say)
         ends = [threads.submit(one, pod) for pod in pods]
         try:
             return [end.result() for end in ends]
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, and a reader of ours that has seen enough (`| head`)
             is_leaving.set()
             for process in processes:
                 process.close()
@@ -245,11 +251,15 @@ def _in_all(pods: Sequence[PodStatus], act: Callable[[PodStatus], object], at_on
     problems: list[tuple[int, str, LlmtrainError]] = []
     with ThreadPoolExecutor(min(len(pods), at_once)) as threads:
         waiting = {threads.submit(act, pod): pod for pod in pods}
-        for done in as_completed(waiting):
-            try:
-                done.result()
-            except LlmtrainError as problem:
-                problems.append((waiting[done].index, waiting[done].name, problem))
+        try:
+            for done in as_completed(waiting):
+                try:
+                    done.result()
+                except LlmtrainError as problem:
+                    problems.append((waiting[done].index, waiting[done].name, problem))
+        except BaseException:  # Ctrl-C: those that have not begun do not
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
     if problems:
         _, name, first = min(problems, key=lambda row: row[0])
         others = f" (and in {len(problems) - 1} other pods)" if len(problems) > 1 else ""

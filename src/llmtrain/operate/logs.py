@@ -3,7 +3,6 @@
 import heapq
 import json
 import re
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -59,22 +58,17 @@ def node_of(record: Record, rank: int | None) -> int | None:
 def _written(
     cluster: Cluster, record: Record, index: int | None, pods: list[Object], tail: int | None, previous: bool
 ) -> Iterator[LogLine]:
-    """What is there by now, merged by time. A pod that cannot be read (its machine is lost) is told; where none can be,
-    that is the error."""
+    """What is there by now, merged by time. A pod that cannot be read (its machine is lost) is the error, after all
+    that can be."""
     problems: list[LlmtrainError] = []
     nodes = {node: own for node, own in by_index(record, pods).items() if index in (None, node)}
     streams = [
         _last(_node_lines(cluster, record, node, own if previous else own[-1:], tail, previous, problems), tail)
         for node, own in nodes.items()
     ]
-    has_lines = False
-    for line in heapq.merge(*streams, key=lambda line: line.time):
-        has_lines = True
-        yield line
-    if problems and not has_lines:
+    yield from heapq.merge(*streams, key=lambda line: line.time)
+    if problems:
         raise problems[0]
-    for problem in problems:
-        print(f"warning: {problem.what}", file=sys.stderr)
 
 
 def _last(lines: Iterable[LogLine], count: int | None) -> Iterable[LogLine]:

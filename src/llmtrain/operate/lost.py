@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from llmtrain.launch.apply import is_overdue
-from llmtrain.launch.cluster import Object
+from llmtrain.launch.cluster import NODE_LOST, Object
 
 
 @dataclass(frozen=True)
 class LostPod:
     name: str
     machine: str
+    uid: str
+    """A pod of the same name may have taken its place by the time something is done about it."""
     since_sec: float
     """For how long its machine has not answered."""
 
@@ -22,21 +24,23 @@ class LostPod:
 def lost_pod(pod: Object) -> LostPod | None:
     """A pod whose machine does not answer, or that should be gone and is not."""
     status = pod.get("status") or {}
-    if status.get("phase") in ("Succeeded", "Failed"):
+    is_given_up = status.get("reason") == NODE_LOST  # and was not removed: whoever did that was cut off half-way
+    if status.get("phase") in ("Succeeded", "Failed") and not is_given_up:
         return None
-    silent = machine_is_silent(pod)
-    if silent is None and not is_overdue(pod):
+    meta, silent = pod["metadata"], machine_is_silent(pod)
+    if silent is None and not is_overdue(pod) and not is_given_up:
         return None
-    since = pod["metadata"]["deletionTimestamp"] if silent is None else silent.get("lastTransitionTime")
+    since = meta.get("deletionTimestamp") if silent is None else silent.get("lastTransitionTime")
     age = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() if since else 0.0
-    return LostPod(pod["metadata"]["name"], pod["spec"].get("nodeName") or "its machine", max(0.0, age))
+    machine = pod["spec"].get("nodeName") or "its machine"
+    return LostPod(meta["name"], machine, str(meta.get("uid", "")), max(0.0, age))
 
 
 def machine_is_silent(pod: Object) -> Object | None:
     """The condition that says so. Our pods have no probes, so one whose containers are ready and who is not was marked
     so for its machine."""
     ready = find_condition(pod, "Ready", "False")
-    if ready is None:
+    if ready is None or ready.get("reason") == "ReadinessGatesNotReady":
         return None
     is_marked = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
     return ready if is_marked else None

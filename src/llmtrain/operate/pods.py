@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmtrain.distributed.endings import NO_RESTART_CODES, TOLD
-from llmtrain.distributed.platform_codes import RETRIED_FROM
+from llmtrain.distributed.platform_codes import from_pytorchjob_code
 from llmtrain.launch.apply import is_overdue
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import one_line
@@ -21,7 +21,6 @@ INDEX_LABELS = (
 )
 ROLE_LABEL = "training.kubeflow.org/replica-type"
 _ON_THE_WAY = ("ContainerCreating", "PodInitializing")
-_HIGHEST_SIGNAL = 64
 
 
 @dataclass(frozen=True)
@@ -156,11 +155,9 @@ def _exit_code(record: Record, pod: Object) -> int | None:
 
 
 def our_code(record: Record, code: int) -> int:
-    """Exit codes as the contract has them: under a PyTorchJob, `llmtrain node` adds 128 to those worth a retry. Codes
-    from 130 to 192 are left: a signal is the likelier cause."""
-    was_added = code == RETRIED_FROM + 1 or code > RETRIED_FROM + _HIGHEST_SIGNAL
+    """Exit codes as the contract has them: under a PyTorchJob, `llmtrain node` adds 128 to those worth a retry."""
     is_translated = record.config.launch.kind == "pytorch_job" and record.work.launcher == "llmtrain"
-    return code - RETRIED_FROM if is_translated and was_added else code
+    return from_pytorchjob_code(code) if is_translated else code
 
 
 def worst_code(codes: Iterable[int | None]) -> int | None:

@@ -17,8 +17,6 @@ def find_lost(pods: Iterable[Object], after_sec: float) -> tuple[list[LostPod], 
     return [pod for pod in lost if pod.since_sec >= after_sec], [pod for pod in lost if pod.since_sec < after_sec]
 
 
-def recover(cluster: Cluster, namespace: str, pods: Iterable[LostPod]) -> None:
-    """Give these pods up, so that the platform makes new ones elsewhere."""
-    for pod in pods:
-        cluster.fail_pod(pod.name, namespace, pod.text)
-        cluster.delete("v1", "Pod", pod.name, namespace, grace_sec=0)
+def recover(cluster: Cluster, namespace: str, pods: Iterable[LostPod]) -> list[LostPod]:
+    """Give these pods up, so that the platform makes new ones elsewhere. Returns those that were still there."""
+    return [pod for pod in pods if cluster.give_up_pod(pod.name, namespace, pod.uid, pod.text)]

@@ -59,24 +59,30 @@ def announce_start(folder: Path, node: int) -> str:
     not there yet nothing is written: nobody can be in an earlier start of it."""
     if not folder.parent.is_dir():
         return "- 0"
-    folder.mkdir(exist_ok=True)
-    word = secrets.token_hex(8)
-    write_json(folder / _LAST_START, {"node": node, "start": word})
-    return f"{word} {(folder / _LAST_START).stat().st_mtime_ns}"
+    word, path = secrets.token_hex(8), folder / _LAST_START
+    temporary = path.with_name(f".{path.name}.{word}")
+    written_at = 0
+    with contextlib.suppress(OSError):  # then the others wait for their timeout
+        folder.mkdir(exist_ok=True)
+        temporary.write_text(json.dumps({"node": node, "start": word}), encoding="utf-8")
+        temporary.replace(path)
+        written_at = path.stat().st_mtime_ns
+    return f"{word} {written_at}"
 
 
-def started_again(folder: Path, starts: Iterable[str]) -> int | None:
-    """The node that has started since, where it is none of these starts. One file for all nodes, as every process looks
-    at it every few seconds; a file system that shows an older one for a while changes nothing."""
+def started_again(folder: Path, starts: Iterable[str]) -> tuple[int, str] | None:
+    """The node that has started since, and its word, where it is none of these starts. One file for all nodes, as every
+    process looks at it every few seconds; a file system that shows an older one for a while changes nothing."""
     words, times = zip(*(start.split() for start in starts), strict=True)
     try:
         is_newer = (folder / _LAST_START).stat().st_mtime_ns > max(int(time_ns) for time_ns in times)
     except OSError:
         return None
     found = read_json(folder / _LAST_START) if is_newer else None
-    if not isinstance(found, dict) or found.get("start") in (None, *words):
+    node, word = (found.get("node"), found.get("start")) if isinstance(found, dict) else (None, None)
+    if not isinstance(node, int) or not isinstance(word, str) or word in words:
         return None
-    return int(found["node"])
+    return node, word
 
 
 def clear_heartbeats(folder: Path, generation: int) -> None:

@@ -17,6 +17,7 @@ from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats, started_a
 
 BEAT_SEC = 2.0
 CHECK_SEC = 0.25
+STILL_SEC = 5.0  # without a move, after a node was started anew
 
 
 class Watchdog:
@@ -28,6 +29,10 @@ class Watchdog:
         self._heartbeat = Heartbeat(folder, world.rank, generation)
         self._step = self._progress = 0
         self._moved_at = time.monotonic()
+        self._gap = 0.0  # the longest wait between two moves, of late
+        self._successor: tuple[int, str] | None = None
+        self._foreign: tuple[int, str] | None = None
+        self._seen_at, self._seen_step = 0.0, 0
         self._before: dict[int, Beat] = {}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -37,7 +42,9 @@ class Watchdog:
         if step is not None:
             self._step = step
         self._progress += 1
-        self._moved_at = time.monotonic()
+        now = time.monotonic()
+        self._gap = max(now - self._moved_at, 0.9 * self._gap)
+        self._moved_at = now
 
     def __enter__(self) -> "Watchdog":
         self.tick()
@@ -60,7 +67,7 @@ class Watchdog:
             if now - written >= beat_sec:
                 self._heartbeat.write(self._step, self._progress)
                 written = now
-                self._look_for_successors()
+                self._look_for_successors(now)
             waiting = now - self._moved_at
             if self._world.world_size == 1:
                 continue
@@ -71,14 +78,21 @@ class Watchdog:
             else:
                 self._before = {}
 
-    def _look_for_successors(self) -> None:
+    def _look_for_successors(self, now: float) -> None:
         """A machine that went without a word (no power, no network) leaves its connections open: nobody would notice
-        until timeout_sec."""
-        node = started_again(self._folder, self._starts) if self._starts else None
-        if node is not None:
+        until timeout_sec. But a start alone proves nothing (a pod that was given up may be started again where it is):
+        while all ranks still take steps together, none of them was replaced."""
+        found = started_again(self._folder, self._starts) if self._starts else None
+        if found is None or found == self._foreign:
+            return
+        if found != self._successor:
+            self._successor, self._seen_at, self._seen_step = found, now, self._step
+        elif self._step > self._seen_step + 1:
+            self._foreign = found
+        elif now - max(self._seen_at, self._moved_at) > max(STILL_SEC, 2 * self._gap):
             exit_now(
                 PeerLost(
-                    f"Node {node} was started anew, so this start of the run is over, at step {self._step}.",
+                    f"Node {found[0]} was started anew, so this start of the run is over, at step {self._step}.",
                     remedy="Nothing is to be done: the platform starts this one again too, and the run goes on from "
                     "its newest checkpoint.",
                 )
