@@ -210,20 +210,33 @@ class _Handler(BaseHTTPRequestHandler):
         if key not in self.kube.objects:
             self._refuse(404, f'{place.plural} "{place.name}" not found')
             return
+        if self._is_another(key, (change.get("metadata") or {}).get("uid")):
+            return
         with self.kube.lock:
             self.kube.objects[key] = merge(self.kube.objects[key], change)
         self._answer(200, self.kube.objects[key])
 
     def do_DELETE(self) -> None:
         place, _ = self._read()
-        self._body()
+        options = self._body()
         assert place is not None
+        key = (place.plural, place.namespace or "", place.name)
+        if self._is_another(key, (options.get("preconditions") or {}).get("uid")):
+            return
         with self.kube.lock:
-            found = self.kube.objects.pop((place.plural, place.namespace or "", place.name), None)
+            found = self.kube.objects.pop(key, None)
         if found is None:
             self._refuse(404, f'{place.plural} "{place.name}" not found')
         else:
             self._answer(200, found)
+
+    def _is_another(self, key: Key, uid: str | None) -> bool:
+        """Whether the object that is meant has gone, and another has its name."""
+        there = self.kube.objects.get(key)
+        if there is None or uid in (None, there["metadata"].get("uid")):
+            return False
+        self._refuse(409, f"Precondition failed: UID in precondition: {uid}")
+        return True
 
     def _read(self) -> "tuple[_Place | None, dict[str, str]]":
         url = urlsplit(self.path)

@@ -369,6 +369,17 @@ def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) 
     frozen.wait()
 
 
+def test_a_foreign_start_ends_nobody_who_moves(tmp_path: Path, cache: Path) -> None:
+    """A pod that was given up may be started again where it is: while all take steps together, it is none of theirs."""
+    path = config_file(tmp_path, cache, trainer__max_steps=400)
+    meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    nodes = [node(tmp_path, "", *meeting, "--node-rank", r, "--config", path, LLMTRAIN_LAUNCH="1") for r in (0, 1)]
+    folder = tmp_path / "runs" / "tiny" / "heartbeats"
+    nodes[1].wait_for(lambda: (read_heartbeats(folder).get(1) or {"step": 0})["step"] >= 1)
+    announce_start(folder, 0)
+    assert [one.wait(120) for one in nodes] == [0, 0], nodes[1].err
+
+
 def test_two_nodes_of_a_launch_that_finished(tmp_path: Path, cache: Path) -> None:
     path = config_file(tmp_path, cache)
     meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]

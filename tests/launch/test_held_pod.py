@@ -364,6 +364,15 @@ class TestRun:
         assert close_stdin(process) == 143
         wait_for((pod.work / "saved").exists, "it was killed before its grace was over")
 
+    def test_what_is_the_pods_own_is_not_the_commands(self, pod: Pod) -> None:
+        """`llmtrain node` in it would take itself for the pod's, and wait to be removed."""
+        code = "import os; print(sorted(name for name in os.environ if name.startswith('LLMTRAIN_')))"
+        own = {"LLMTRAIN_EXIT_CODES": "statefulset", "LLMTRAIN_LAUNCH": "1", "LLMTRAIN_RUN_DIR": "/out/demo"}
+        process = pod.start("run", "{}", *pod.python(code), **own)
+        assert "LLMTRAIN_RUN_DIR" in (line := first_line(process))
+        assert "EXIT_CODES" not in line
+        assert "LAUNCH" not in line
+
 
 class TestHold:
     def test_what_it_runs_goes_to_the_log_of_the_pod_and_to_a_file(self, pod: Pod) -> None:

@@ -1,11 +1,14 @@
 """Which pods are on a lost machine: told from the pods themselves."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from kube_server import KubeServer
 from llmtrain.operate.lost import lost_pod
+from llmtrain.operate.recover import find_lost, recover
 
 
 def pod(phase: str = "Running", **conditions: tuple[str, str]) -> dict[str, Any]:
@@ -38,9 +41,31 @@ def test_a_machine_that_does_not_answer(conditions: dict[str, tuple[str, str]]) 
         ("Running", {"Ready": ("True", ""), "ContainersReady": ("True", "")}),
         ("Running", {"Ready": ("False", "ContainersNotReady"), "ContainersReady": ("False", "ContainersNotReady")}),
         ("Pending", {"PodScheduled": ("False", "Unschedulable")}),
+        ("Running", {"Ready": ("False", "ReadinessGatesNotReady"), "ContainersReady": ("True", "")}),
         ("Succeeded", {"Ready": ("False", "NodeNotReady")}),
         ("Failed", {"Ready": ("False", "NodeNotReady")}),
     ],
 )
 def test_what_is_not_lost(phase: str, conditions: dict[str, tuple[str, str]]) -> None:
     assert lost_pod(pod(phase, **conditions)) is None
+
+
+def test_one_that_was_given_up_and_not_removed() -> None:
+    """Whoever did that was cut off in between; a StatefulSet waits for its name."""
+    given_up = pod("Failed", Ready=("False", "NodeNotReady"))
+    given_up["status"]["reason"] = "NodeLost"
+    found = lost_pod(given_up)
+    assert found is not None
+    assert found.since_sec >= 39
+
+
+def test_it_acts_on_the_pod_that_was_seen(kube: KubeServer) -> None:
+    """Another one has its name by now: a StatefulSet's pods keep theirs."""
+    seen = pod(Ready=("False", "NodeNotReady"))
+    kube.add({"apiVersion": "v1", "kind": "Pod", **seen})
+    lost, _ = find_lost(kube.cluster().find("v1", "Pod", "team"), 10)
+    assert recover(kube.cluster(), "team", [replace(lost[0], uid="of-the-one-before")]) == []
+    assert kube.objects["pods", "team", "demo-1"]["status"]["phase"] == "Running"
+    assert recover(kube.cluster(), "team", lost) == lost
+    assert kube.objects == {}
+    assert recover(kube.cluster(), "team", lost) == []
