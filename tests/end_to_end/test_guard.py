@@ -3,6 +3,7 @@ test_lost_node.py."""
 
 import json
 
+import pytest
 from breaking import wait_for
 from kube import Kube
 from webhook import webhook
@@ -36,6 +37,7 @@ def test_it_watches_tells_and_goes(kube: Kube) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_watch(kube: Kube) -> None:
     refused = kube.llmtrain("guard", "install", "--image", "no/such:image", expect=69)
     assert "ErrImagePull" in refused.err or "ImagePullBackOff" in refused.err

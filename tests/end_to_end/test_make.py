@@ -37,6 +37,7 @@ def make(kube: Kube, target: str, **variables: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
     trained = make(kube, "k8s-train")
     assert trained.code == 0, trained.out[-3000:] + trained.err[-3000:]

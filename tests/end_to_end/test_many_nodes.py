@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 from kube import HOME, TOOLS, Done, Kube
 
+pytestmark = pytest.mark.slow
 NODES = 64
 RUN = "big"
 

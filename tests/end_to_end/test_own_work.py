@@ -26,6 +26,7 @@ def test_own_script(kube: Kube) -> None:
     run_script(kube, "indexed_job", "llmtrain")
 
 
+@pytest.mark.slow
 def test_own_script_by_torchrun(kube: Kube) -> None:
     run_script(kube, "pytorch_job", "torchrun")
 

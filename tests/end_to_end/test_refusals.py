@@ -52,6 +52,7 @@ def test_a_claim_that_is_not_there(kube: Kube) -> None:
     assert left(kube, "no-claim") == []
 
 
+@pytest.mark.slow
 def test_a_secret_that_is_not_there(kube: Kube) -> None:
     more = ["--set", "launch.hf_token_secret.name=nothing"]
     err = refused(kube, "no-secret", *more)
@@ -59,6 +60,7 @@ def test_a_secret_that_is_not_there(kube: Kube) -> None:
     assert left(kube, "no-secret") == []
 
 
+@pytest.mark.slow
 def test_a_quota(kube: Kube) -> None:
     quota: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
     kube.apply({**quota, "spec": {"hard": {"pods": "0"}}})

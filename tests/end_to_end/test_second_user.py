@@ -205,6 +205,7 @@ class TestOneWhoHasTheRightsOfTheGuide:
     def test_recover(self, member: Kube, lost_pod: str) -> None:
         assert [pod["name"] for pod in member.llmtrain("recover", RUN, "--json").json["recovered"]] == [lost_pod]
 
+    @pytest.mark.slow
     def test_looking(self, member: Kube) -> None:
         status = member.llmtrain("status", RUN, "--json").json
         assert (status["state"], status["step"]) == ("finished", 30)
@@ -245,6 +246,7 @@ class TestOneWhoHasTheRightsOfTheGuide:
         almost = user(kube, f"cannot-{command}", rules, tmp_path)
         refused(kube, almost, LATE[command], words_of(almost, command))
 
+    @pytest.mark.slow
     def test_from_stop_to_delete(self, kube: Kube, member: Kube) -> None:
         member.llmtrain("resume", RUN, "--set", "trainer.max_steps=100000", "--detach")
         member.wait(RUN, lambda status: (status["step"] or 0) > 30)

@@ -190,6 +190,7 @@ def test_as_a_person_reads_it(kube: Kube) -> None:
     assert remedy.startswith("Remedy: Make it: ")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("never_run", "ended")  # which start meanwhile
 def test_what_the_remedy_says_mends_it(kube: Kube) -> None:
     """The command as it stands there, with a file of our own."""
@@ -217,6 +218,7 @@ def test_runs_that_end_badly(kube: Kube, run: str) -> None:
     check(ask(kube, run), ENDED[run])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("waiting")
 def test_a_master_that_nobody_finds(kube: Kube) -> None:
     check(ask(kube, "no-master"), NO_MASTER)
@@ -270,6 +272,7 @@ def test_a_rank_that_hangs(kube: Kube) -> None:
     kube.kubectl("delete", "job", "hung", "--wait=false")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("waiting")
 def test_ranks_that_are_silent(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is left to name them: only their heartbeats, which another pod reads from the volume, tell."""
