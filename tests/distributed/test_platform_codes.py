@@ -371,7 +371,7 @@ def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) 
 
 def test_a_foreign_start_ends_nobody_who_moves(tmp_path: Path, cache: Path) -> None:
     """A pod that was given up may be started again where it is: while all take steps together, it is none of theirs."""
-    path = config_file(tmp_path, cache, trainer__max_steps=400)
+    path = config_file(tmp_path, cache, trainer__max_steps=150)
     meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     nodes = [node(tmp_path, "", *meeting, "--node-rank", r, "--config", path, LLMTRAIN_LAUNCH="1") for r in (0, 1)]
     folder = tmp_path / "runs" / "tiny" / "heartbeats"
