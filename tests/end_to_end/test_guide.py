@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from breaking import wait_for
 from kube import ROOT, Kube
 
 USER = "reader-of-the-guide"
@@ -56,4 +57,4 @@ def test_every_command_of_the_guide_works(kube: Kube) -> None:
     assert result["steps"] == 600
     assert (kube.folder / "again" / "second" / "finished.json").is_file()
     assert kube.objects("configmaps", "-l", "app=llmtrain") == []
-    assert kube.objects("pods") == []
+    wait_for(lambda: kube.objects("pods") == [], 30, "the last reader to go")

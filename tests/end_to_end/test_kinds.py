@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from breaking import wait_for
 from kube import Kube
 
 from llmtrain.registry import LAUNCHERS
@@ -33,7 +34,7 @@ def test_from_launch_to_generate(kube: Kube, kind: str, reference: str) -> None:
     kube.llmtrain("fetch", run)  # every pod has gone
     result = json.loads((kube.folder / "runs" / run / "finished.json").read_text())
     assert result["state_sha256"] == reference
-    assert kube.objects("pods") == []  # nor does the reader stay
+    wait_for(lambda: kube.objects("pods") == [], 30, "the reader to go, too")
     text = kube.local("generate", "--run", run, "--prompt", "the ", "--max-new-tokens", "8", "--json").json
     assert text["text"]
 
