@@ -53,6 +53,7 @@ def test_checks_on_the_same_pods(kube: Kube, what: str) -> None:
     kube.llmtrain("delete", run)
 
 
+@pytest.mark.slow
 def test_a_volume_of_its_own(kube: Kube) -> None:
     run = "own-volume"
     words = kube.launch_words("indexed_job", run, claim=None)

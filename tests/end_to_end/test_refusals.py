@@ -39,6 +39,7 @@ def test_a_cluster_that_does_not_answer(kube: Kube, tmp_path: Path) -> None:
     assert "does not answer" in err
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_pulled(kube: Kube) -> None:
     err = refused(replace(kube, image="nobody/has-this:1"), "no-image")
     assert "nobody/has-this:1" in err
