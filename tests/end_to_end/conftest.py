@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kube import RESTRICTED, Kube, running_cluster
+from kube import RESTRICTED, Kube, free_volumes, running_cluster
 
 
 @pytest.fixture(scope="session")
@@ -26,6 +26,7 @@ def kube(
     kube = Kube(kubeconfig, image, name, tmp_path_factory.mktemp(name))
     kube.kubectl("delete", "namespace", name, "--ignore-not-found")
     kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": RESTRICTED}})
+    free_volumes(kubeconfig)
     kube.claim("runs")
     yield kube
     kube.kubectl("delete", "namespace", name, "--wait=false")

@@ -151,7 +151,6 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
         _run(folder, str(TOOLS / "cluster"), "up", "--nodes", "2")
     try:
         _run(folder, str(TOOLS / "cluster"), "operators")
-        _free_volumes()
         image = os.environ.get("LLMTRAIN_E2E_IMAGE")
         if image is None:
             image = IMAGE
@@ -164,8 +163,11 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
             _run(folder, str(TOOLS / "cluster"), "down")
 
 
-def _free_volumes() -> None:
-    """Volumes whose claim was deleted keep its files, and serve nobody else: eight are all there are."""
+def free_volumes(kubeconfig: Path) -> None:
+    """Of the test cluster: volumes whose claim was deleted keep its files, and serve nobody else. Eight are all there
+    are, and each file of tests takes one."""
+    if kubeconfig != HOME / "run" / "admin.kubeconfig":
+        return
     kubectl = [str(HOME / "bin" / "kubectl"), "--kubeconfig", str(HOME / "run" / "admin.kubeconfig")]
     found = json.loads(subprocess.run([*kubectl, "get", "pv", "-o", "json"], capture_output=True, check=True).stdout)
     for volume in found["items"]:
