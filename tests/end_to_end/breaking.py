@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube import HOME, TOOLS, Kube
-from test_interrupted import SET
+from kube import HOME, SET, TOOLS, Kube
 
 SAVE_STEP = 30
 SAVE_EVERY = 10

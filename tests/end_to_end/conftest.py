@@ -8,13 +8,20 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kube import RESTRICTED, Kube, free_volumes, running_cluster
+from kube import RESTRICTED, SET, Kube, free_volumes, running_cluster
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     with running_cluster(tmp_path_factory.mktemp("cluster")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The hash that the run of SET ends with when nothing disturbs it: on this machine, with two processes."""
+    here = Kube(Path(), "", "", tmp_path_factory.mktemp("reference"))
+    return str(here.local("train", "--config", "ddp_smoke", "--processes", "2", *SET, "--json").json["state_sha256"])
 
 
 @pytest.fixture(scope="module")

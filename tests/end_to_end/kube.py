@@ -24,6 +24,9 @@ TOOLS = Path(os.environ.get("LLMTRAIN_KUBE", ROOT.parent / "shared" / "kube"))
 HOME = Path(os.environ.get("LT_KUBE_HOME", "/opt/lt-kube"))
 IMAGE = "llmtrain:e2e"
 SMALL = ["cpu=900m", "memory=1536Mi", "shm_size=64Mi"]
+# A run slow enough to be caught in the middle: the sums are the same, only more of them.
+SLOWER = ["trainer.max_steps=120", "model.d_model=128", "model.block_size=128", "trainer.save_every_steps=10"]
+SET = [word for setting in SLOWER for word in ("--set", setting)]
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 
 
@@ -127,6 +130,11 @@ class Kube:
 
     def apply(self, manifest: dict[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", input_=json.dumps(manifest))
+
+
+def finished_hash(kube: Kube, run: str) -> str:
+    kube.llmtrain("fetch", run)
+    return str(json.loads((kube.folder / "runs" / run / "finished.json").read_text())["state_sha256"])
 
 
 def environment(folder: Path) -> dict[str, str]:

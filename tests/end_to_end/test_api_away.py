@@ -4,8 +4,7 @@ import time
 
 import pytest
 from breaking import tool, wait_for
-from kube import TOOLS, Kube
-from test_interrupted import SET, finished_hash
+from kube import SET, TOOLS, Kube, finished_hash
 
 from llmtrain.registry import LAUNCHERS
 
@@ -14,11 +13,6 @@ pytestmark = [
     pytest.mark.skipif(not (TOOLS / "cluster").exists(), reason="needs ../shared/kube: its API server is killed"),
 ]
 AWAY_SEC = 10
-
-
-@pytest.fixture(scope="module")
-def reference(kube: Kube) -> str:
-    return str(kube.local("train", "--config", "ddp_smoke", "--processes", "2", *SET, "--json").json["state_sha256"])
 
 
 @pytest.mark.parametrize("kind", sorted(LAUNCHERS))

@@ -1,29 +1,12 @@
 """What happens to runs on a cluster: a pod is deleted, a run is stopped and goes on with another number of nodes."""
 
-import json
 import re
 import signal
 
 import pytest
-from kube import Kube
+from kube import SET, Kube, finished_hash
 
 from llmtrain.registry import LAUNCHERS
-
-STEPS = 120
-# Slow enough to be caught in the middle: the sums are the same, only more of them.
-SLOWER = ["trainer.max_steps=120", "model.d_model=128", "model.block_size=128", "trainer.save_every_steps=10"]
-SET = [word for setting in SLOWER for word in ("--set", setting)]
-
-
-@pytest.fixture(scope="module")
-def reference(kube: Kube) -> str:
-    result = kube.local("train", "--config", "ddp_smoke", "--processes", "2", *SET, "--json").json
-    return str(result["state_sha256"])
-
-
-def finished_hash(kube: Kube, run: str) -> str:
-    kube.llmtrain("fetch", run)
-    return str(json.loads((kube.folder / "runs" / run / "finished.json").read_text())["state_sha256"])
 
 
 def deleted_pod(kube: Kube, kind: str, reference: str, index: int) -> None:

@@ -8,18 +8,12 @@ from contextlib import contextmanager
 
 import pytest
 from breaking import SAVE_EVERY, SAVE_STEP, Caught, broken, freeze, thaw, wait_for
-from kube import TOOLS, Kube
-from test_interrupted import SET, finished_hash
+from kube import TOOLS, Kube, finished_hash
 from webhook import Webhook, webhook
 
 pytestmark = pytest.mark.skipif(not (TOOLS / "cluster").exists(), reason="needs ../shared/kube: machines are killed")
 slow = pytest.mark.slow
 AFTER = "3"
-
-
-@pytest.fixture(scope="module")
-def reference(kube: Kube) -> str:
-    return str(kube.local("train", "--config", "ddp_smoke", "--processes", "2", *SET, "--json").json["state_sha256"])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from held_pods import held_pods
 from kube_runs import STEP, FakeRun, launch, running, waiting
-from why_runs import CRASH, GONE, end, fail, no_room, say
+from why_runs import CRASH, GONE, NO_GPU, QUOTA, end, fail, no_room, say
 
 from kube_server import KubeServer, kube_server, now
 from llmtrain.cli import main
@@ -56,15 +56,6 @@ MASTER = "The master demo-0.demo:29500 could not be reached within 600.0 s:"
 PULL = (
     f'Back-off pulling image "{IMAGE}": ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack '
     f'image "{IMAGE}": {IMAGE}: not found'
-)
-NO_GPU = (
-    "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 "
-    "Insufficient nvidia.com/gpu. preemption: 0/3 nodes are available: 1 Preemption is not helpful for scheduling, 2 "
-    "No preemption victims found for incoming pod."
-)
-QUOTA = (
-    'Error creating: pods "demo-0-x7k2p" is forbidden: exceeded quota: compute, requested: requests.cpu=2, used: '
-    "requests.cpu=7, limited: requests.cpu=8"
 )
 SECURITY = (
     'Error creating: pods "demo-worker-1" is forbidden: violates PodSecurity "restricted:latest": '

@@ -1,66 +1,18 @@
 """Watching a run: what is shown, once and in order, whatever happens meanwhile."""
 
 import io
-import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from kube_runs import STEP, FakeRun, ended, launch, running, waiting
+from kube_runs import STEP, ended, launch, running, waiting
+from watcher import Watcher, wait_for
 
 from kube_server import KubeServer
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.launch.record import STOPPED_AT
 from llmtrain.operate import display, follow
-from llmtrain.operate.status import RunStatus
 
 pytestmark = pytest.mark.usefixtures("hurry")
-
-
-class Watcher(threading.Thread):
-    """follow, in a thread; the test plays the cluster meanwhile."""
-
-    def __init__(self, run: FakeRun, *, is_terminal: bool = False, tail: int | None = None, **more: object) -> None:
-        super().__init__(daemon=True)
-        self.out = io.StringIO()
-        self.status: RunStatus | None = None
-        self.error: Exception | None = None
-        self._call: Callable[[], RunStatus] = lambda: follow.follow(
-            run.cluster, run.record, is_terminal=is_terminal, out=self.out, tail=tail, **more
-        )
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.status = self._call()
-        except Exception as error:
-            self.error = error
-
-    def until(self, text: str, count: int = 1) -> None:
-        wait_for(lambda: self.out.getvalue().count(text) >= count, lambda: self.out.getvalue())
-
-    def end(self) -> RunStatus:
-        self.join(10)
-        assert not self.is_alive(), self.out.getvalue()
-        if self.error is not None:
-            raise self.error
-        assert self.status is not None
-        return self.status
-
-    @property
-    def lines(self) -> list[str]:
-        return self.out.getvalue().splitlines()
-
-    @property
-    def log(self) -> list[str]:
-        return [line for line in self.lines if not line.startswith("[K8S]")]
-
-
-def wait_for(is_true: Callable[[], bool], what: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.01)
 
 
 def test_from_launch_to_end(kube: KubeServer) -> None:

@@ -3,19 +3,18 @@
 import io
 import json
 import threading
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from kube_runs import STEP, FakeRun, launch, running
+from watcher import Watcher, wait_for
 
 from kube_server import KubeServer
 from llmtrain.errors import ClusterError
-from llmtrain.operate import follow
 from llmtrain.operate.display import LiveView, PlainLines
-from llmtrain.operate.status import RunStatus, run_status
+from llmtrain.operate.status import run_status
 from llmtrain.operate.tables import run_text
 
 pytestmark = pytest.mark.usefixtures("hurry")
@@ -34,40 +33,6 @@ def two(kube: KubeServer, kind: str = "indexed_job") -> FakeRun:
     run.pod(1)
     run.say(0, STEP.format(5))
     return run
-
-
-def wait_for(is_true: Callable[[], object], what: Callable[[], str] = str) -> None:
-    deadline = time.monotonic() + 10
-    while not is_true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.01)
-
-
-class Watcher(threading.Thread):
-    """follow, in a thread; the test plays the cluster meanwhile."""
-
-    def __init__(self, run: FakeRun, is_terminal: bool = False, **more: Any) -> None:
-        super().__init__(daemon=True)
-        self.out, self.status, self.error = io.StringIO(), None, None
-        self._run, self._more = run, {"is_terminal": is_terminal, **more}
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.status = follow.follow(self._run.cluster, self._run.record, out=self.out, **self._more)
-        except Exception as error:
-            self.error = error
-
-    def until(self, text: str, count: int = 1) -> None:
-        wait_for(lambda: self.out.getvalue().count(text) >= count, self.out.getvalue)
-
-    def end(self) -> RunStatus:
-        self.join(10)
-        assert not self.is_alive(), self.out.getvalue()
-        if self.error is not None:
-            raise self.error
-        assert self.status is not None
-        return self.status
 
 
 def finish(run: FakeRun) -> None:

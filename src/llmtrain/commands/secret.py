@@ -117,6 +117,7 @@ def _is_for_git(file: Path) -> bool:
 
 def _put(cluster: "Cluster", namespace: str, name: str, key: str, token: str) -> str:
     from llmtrain.launch.plan import APP_LABEL
+    from llmtrain.launch.record import has_labels
 
     data = {key: _encoded(token)}
     found = cluster.get("v1", "Secret", name, namespace)
@@ -125,8 +126,7 @@ def _put(cluster: "Cluster", namespace: str, name: str, key: str, token: str) ->
         meta = {"name": name, "namespace": namespace, "labels": labels}
         cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": data})
         return "made"
-    labels = found["metadata"].get("labels") or {}
-    if any(labels.get(label) != value for label, value in APP_LABEL.items()):
+    if not has_labels(found, APP_LABEL):
         raise UsageError(
             f"Secret {name} in namespace {namespace} is there already, and llmtrain did not make it.",
             remedy="Choose another name with --name, or refer to that one in the config if it holds the token.",

@@ -60,7 +60,9 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
     """Make all objects of a new run. Refused where anything of that name is there already; `keep_data`: volumes of an
     earlier run of that name are taken over."""
     _check_claims(cluster, plan)
-    found = {index: there for index, each in enumerate(render(plan)) if (there := _find(cluster, each)) is not None}
+    found = {
+        index: there for index, each in enumerate(render(plan)) if (there := find_object(cluster, each)) is not None
+    }
     for there in found.values():
         is_kept = keep_data and there["kind"] == "PersistentVolumeClaim" and is_ours(there, plan.run_id)
         if not is_kept or _is_leaving(there):
@@ -80,7 +82,7 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
     manifests = render(plan)
     _check_claims(cluster, plan)
     for manifest in manifests:
-        found = _find(cluster, manifest)
+        found = find_object(cluster, manifest)
         if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
             raise _taken(found, plan)
         if found is None or manifest["kind"] not in KEPT:
@@ -120,7 +122,7 @@ def _find_settled(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object
     """An object of ours; one that is on its way out, by itself or with the old job, is waited for."""
     deadline = time.monotonic() + LEAVE_SEC
     while True:
-        found = _find(cluster, manifest)
+        found = find_object(cluster, manifest)
         if found is None or (is_ours(found, plan.run_id) and not _is_leaving(found)):
             return found
         if not _is_leaving(found) and not _is_made_for(found, plan.run_id):
@@ -217,7 +219,7 @@ def is_overdue(pod: Object) -> bool:
 
 def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str) -> None:
     try:
-        found = _find(cluster, manifest)
+        found = find_object(cluster, manifest)
     except Missing:  # its operator was removed, and all of its objects with it
         return
     if found is not None and is_ours(found, run_id):
@@ -225,7 +227,7 @@ def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str) -> None:
         cluster.delete(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
 
 
-def _find(cluster: Cluster, manifest: Manifest) -> Object | None:
+def find_object(cluster: Cluster, manifest: Manifest) -> Object | None:
     meta = manifest["metadata"]
     return cluster.get(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
 
@@ -255,7 +257,7 @@ def take_back(cluster: Cluster, plan: JobPlan) -> list[str]:
     )
     for manifest in reversed(render(plan)):
         if manifest["kind"] == "PersistentVolumeClaim":
-            found = _find(cluster, manifest)
+            found = find_object(cluster, manifest)
             notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
             if has_run or notes.get(LAUNCH_NOTE) != plan.launch_id:
                 kept += [manifest["metadata"]["name"]] if found else []

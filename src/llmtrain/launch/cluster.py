@@ -162,28 +162,37 @@ class Cluster:
         """Mark a pod as failed in place of its machine, which cannot any more, then remove it. False where it is gone,
         or another has its name by now."""
         status = {"phase": "Failed", "reason": NODE_LOST, "message": why}
-        options: Object = {"gracePeriodSeconds": 0, "propagationPolicy": "Background", "preconditions": {"uid": uid}}
         try:
             marked = self._json(
                 Request("patch", "v1", "Pod", namespace, name, "status"),
                 body={"metadata": {"uid": uid}, "status": status},
             )
-            removed = self._json(Request("delete", "v1", "Pod", namespace, name), body=options)
+            was_there = self.delete("v1", "Pod", name, namespace, grace_sec=0, uid=uid)
         except LlmtrainError as problem:
             if problem.details.get("status") == "HTTP 409":
                 return False
             raise
-        return marked is not None or removed is not None
+        return marked is not None or was_there
 
     def note_on_pod(self, name: str, namespace: str, uid: str, notes: dict[str, str]) -> None:
         """Annotations, by way of the status: the right to that cannot change what a pod runs."""
         request = Request("patch", "v1", "Pod", namespace, name, "status")
         self._json(request, body={"metadata": {"uid": uid, "annotations": notes}})
 
-    def delete(self, api_version: str, kind: str, name: str, namespace: str, grace_sec: int | None = None) -> bool:
-        """Remove an object and, in the background, what belongs to it. False where there was none."""
+    def delete(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        namespace: str,
+        grace_sec: int | None = None,
+        uid: str | None = None,
+    ) -> bool:
+        """Remove an object and, in the background, what belongs to it. False where there was none. `uid`: only that
+        very one."""
         options: Object = {"propagationPolicy": "Background"}
         options |= {"gracePeriodSeconds": grace_sec} if grace_sec is not None else {}
+        options |= {"preconditions": {"uid": uid}} if uid is not None else {}
         return self._json(Request("delete", api_version, kind, namespace, name), body=options) is not None
 
     def log(

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from llmtrain.errors import UsageError
-from llmtrain.launch.apply import undoing
-from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.apply import find_object, undoing
+from llmtrain.launch.cluster import Cluster
 from llmtrain.launch.plan import APP_LABEL, Manifest
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
+from llmtrain.launch.record import has_labels
 
 NAME = "llmtrain-guard"
 LABELS = {**APP_LABEL, "llmtrain/guard": "true"}
@@ -143,9 +144,9 @@ def _container(plan: GuardPlan) -> Manifest:
 def install(cluster: Cluster, plan: GuardPlan) -> str:
     """Make what is missing and change what is there: `installed`, or `changed`. Objects of others are left alone."""
     manifests = render_guard(plan)
-    there = [_find(cluster, manifest) for manifest in manifests]
+    there = [find_object(cluster, manifest) for manifest in manifests]
     for found in there:
-        if found is not None and not _is_ours(found):
+        if found is not None and not has_labels(found, LABELS):
             raise UsageError(
                 f"{found['kind']} {NAME} in namespace {plan.namespace} is there already, and llmtrain did not make it.",
                 remedy="Nothing was changed. Remove it if it is yours.",
@@ -173,13 +174,4 @@ def remove(cluster: Cluster, namespace: str) -> bool:
 
 def _remove(cluster: Cluster, namespace: str, api_version: str, kind: str) -> bool:
     found = cluster.get(api_version, kind, NAME, namespace)
-    return found is not None and _is_ours(found) and cluster.delete(api_version, kind, NAME, namespace)
-
-
-def _find(cluster: Cluster, manifest: Manifest) -> Object | None:
-    return cluster.get(manifest["apiVersion"], manifest["kind"], NAME, manifest["metadata"]["namespace"])
-
-
-def _is_ours(found: Object) -> bool:
-    labels = found["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in LABELS.items())
+    return found is not None and has_labels(found, LABELS) and cluster.delete(api_version, kind, NAME, namespace)

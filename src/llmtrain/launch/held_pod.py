@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def finish(child: "subprocess.Popen[bytes]") -> None:
     family = descendants(child.pid)
     tell(os.killpg, child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SEC
-    while time.monotonic() < deadline and (child.poll() is None or is_any_left(family) or is_group(child.pid)):
+    while time.monotonic() < deadline and (child.poll() is None or is_any_left(child.pid, family)):
         time.sleep(0.05)
     for process in family | descendants(child.pid):
         tell(os.kill, process, signal.SIGKILL)
@@ -144,13 +144,9 @@ def descendants(process: int) -> "set[int]":
     return found - {process}
 
 
-def is_any_left(family: "set[int]") -> bool:
-    return any(state != "Z" and process in family for process, (state, _, _) in processes().items())
-
-
-def is_group(group: int) -> bool:
-    """Whether anybody is left in it but zombies."""
-    return any(state != "Z" and own == group for state, _, own in processes().values())
+def is_any_left(group: int, family: "Iterable[int]" = ()) -> bool:
+    """Of a group of processes, or of these, but for zombies."""
+    return any(state != "Z" and (own == group or process in family) for process, (state, _, own) in processes().items())
 
 
 def tell(how: "Callable[[int, int], None]", who: int, number: int) -> None:
@@ -252,7 +248,8 @@ class Holder:
     def look(self) -> None:
         """See off whoever has ended."""
         child = self.child
-        if child and child.poll() is not None and not is_group(child.pid):  # what it left in the background is its too
+        # What it left in the background is its too.
+        if child and child.poll() is not None and not is_any_left(child.pid):
             if self.copier:
                 self.copier.join(5.0)
             say(f"process {child.pid} ended with exit code {as_code(child.returncode)}")

@@ -22,14 +22,6 @@ Manifest = dict[str, Any]
 
 WORK_DIR = "/work"  # of pods that are held: files that were pushed, and commands run there
 HELD_CODE = "LLMTRAIN_HELD"
-# -I -S: whatever else is installed in the image has no say in it.
-HELD_COMMAND = [
-    "python3",
-    "-I",
-    "-S",
-    "-c",
-    f"import os; exec(compile(os.environ['{HELD_CODE}'], 'held_pod.py', 'exec'))",
-]
 CONFIG_DIR = "/config"
 CONFIG_FILE = "train.yaml"
 JOB_FILE = "job.json"
@@ -42,6 +34,15 @@ HTTPS_PORT = 443
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 # What the config may say about one process's place; in a cluster each pod finds out for itself.
 PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
+
+
+def sent_along(variable: str, file: str) -> list[str]:
+    """The command that runs a program whose text the pod gets in a variable: its image need not have it. -I -S:
+    whatever else is installed there has no say in it."""
+    return ["python3", "-I", "-S", "-c", f"import os; exec(compile(os.environ['{variable}'], '{file}', 'exec'))"]
+
+
+HELD_COMMAND = sent_along(HELD_CODE, "held_pod.py")
 
 
 @dataclass(frozen=True)

@@ -139,5 +139,9 @@ def _known(values: dict[str, Any], fields: Mapping[str, Any], path: str, unknown
 
 def is_ours(found: Object, run_id: str) -> bool:
     """Whether an object belongs to this run, and not to somebody else who uses the same name."""
+    return has_labels(found, {**APP_LABEL, RUN_LABEL: run_id})
+
+
+def has_labels(found: Object, wanted: Mapping[str, str]) -> bool:
     labels = found["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in {**APP_LABEL, RUN_LABEL: run_id}.items())
+    return all(labels.get(key) == value for key, value in wanted.items())

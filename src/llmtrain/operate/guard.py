@@ -42,13 +42,12 @@ class End:
     exit_code: int | None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Letter:
     """An event, and what to do once it is told."""
 
     event: dict[str, Any]
     when_sent: Callable[[], None]
-    is_sent: bool = False
 
 
 class Guard:
@@ -131,7 +130,7 @@ class Guard:
     def _send(self) -> None:
         while self._outbox:
             letter = self._outbox[0]
-            if self._webhook and not letter.is_sent:
+            if self._webhook:
                 try:
                     post(self._webhook, letter.event)
                 except (OSError, HTTPException, ValueError) as problem:  # also what is no HTTP, or no address
@@ -140,7 +139,6 @@ class Guard:
                     self._is_silent = True
                     return
                 self._is_silent = False
-                letter.is_sent = True
             letter.when_sent()
             self._outbox.pop(0)
 

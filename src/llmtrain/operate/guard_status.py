@@ -47,10 +47,9 @@ def guard_status(cluster: Cluster, namespace: str) -> GuardStatus | None:
         return None
     notes = found["metadata"].get("annotations") or {}
     [container] = found["spec"]["template"]["spec"]["containers"]
+    newest = _installed_at(found["spec"]["template"])
     pods = cluster.find("v1", "Pod", namespace, dict(LABELS))
-    pods = [
-        pod for pod in pods if _installed_at(pod) == _installed_at(found["spec"]["template"])
-    ]  # not of the one before
+    pods = [pod for pod in pods if _installed_at(pod) == newest]  # one of the install before may still be going
     reason, message = _problem(pods)
     return GuardStatus(
         watching=_is_watching(found),

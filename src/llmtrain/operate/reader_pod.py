@@ -8,7 +8,7 @@ from typing import Any
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
-from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL
+from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL, sent_along
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY, without_empty
 from llmtrain.launch.record import Record
 
@@ -19,8 +19,7 @@ LIFE_SEC = 3600  # should nobody remove it: the volume is free again then,
 GRACE_SEC = 1  # not 0, which takes a pod from its kubelet while that is still at it (one of v1.34 crashed)
 IDLE_SEC = 600  # or earlier, when nobody reads any more
 CODE = "LLMTRAIN_READER"
-# -I -S: whatever else is installed in the image has no say in it.
-COMMAND = ["python3", "-I", "-S", "-c", f"import os; exec(compile(os.environ['{CODE}'], 'remote.py', 'exec'))"]
+COMMAND = sent_along(CODE, "remote.py")
 NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 NOT_STARTED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 

@@ -37,11 +37,9 @@ class Heartbeat:
             return
         self._beat += 1
         beat = {**self._fixed, "beat": self._beat, "step": step, "progress": progress, "time": round(time.time(), 3)}
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(beat), encoding="utf-8")
-            temporary.replace(self._path)
+            _write(self._path, beat)
 
 
 def read_heartbeats(folder: Path) -> dict[int, Beat]:
@@ -60,12 +58,10 @@ def announce_start(folder: Path, node: int) -> str:
     if not folder.parent.is_dir():
         return "- 0"
     word, path = secrets.token_hex(8), folder / _LAST_START
-    temporary = path.with_name(f".{path.name}.{word}")
     written_at = 0
     with contextlib.suppress(OSError):  # then the others wait for their timeout
         folder.mkdir(exist_ok=True)
-        temporary.write_text(json.dumps({"node": node, "start": word}), encoding="utf-8")
-        temporary.replace(path)
+        _write(path, {"node": node, "start": word})
         written_at = path.stat().st_mtime_ns
     return f"{word} {written_at}"
 
@@ -91,6 +87,13 @@ def clear_heartbeats(folder: Path, generation: int) -> None:
     write_json(folder / _GENERATION, {"generation": generation})
     for path in folder.glob("rank-*.json"):
         path.unlink(missing_ok=True)
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    """Whole or not at all, but not synced."""
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
+    temporary.write_text(json.dumps(value), encoding="utf-8")
+    temporary.replace(path)
 
 
 def _current(folder: Path) -> int:
