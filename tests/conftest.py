@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -46,6 +47,19 @@ class Result:
 Cli = Callable[..., Result]
 
 
+_threads_at_forks: list[int] = []
+if sys.platform == "linux":
+    os.register_at_fork(before=lambda: _threads_at_forks.append(len(list(Path("/proc/self/task").iterdir()))))
+
+
+@pytest.fixture(autouse=True)
+def _no_fork_with_threads() -> Iterator[None]:
+    """A child of a process with threads may wait for ever for a lock that one of them held: see fork_server.py."""
+    yield
+    found, _threads_at_forks[:] = max(_threads_at_forks, default=0), []
+    assert found <= 1, f"the test process forked while it had {found} threads"
+
+
 @pytest.fixture(scope="session")
 def repo() -> Path:
     return ROOT
@@ -76,12 +90,15 @@ def cli(workdir: Path, capfd: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG00
         capfd.readouterr()
         crash = ""
         code: object = None
+        sigterm = signal.getsignal(signal.SIGTERM)
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as ended:
             code = ended.code
         except BaseException:
             code, crash = 1, traceback.format_exc()
+        finally:
+            signal.signal(signal.SIGTERM, sigterm)  # main ignores it once it has ended, and children would too
         out, err = capfd.readouterr()
         assert isinstance(code, int)
         return Result(code, out, err + crash)

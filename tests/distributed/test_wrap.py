@@ -87,7 +87,7 @@ def test_fsdp_without_clipping(make: MakeConfig) -> None:
 def test_bf16_with_fsdp(make: MakeConfig, alone: Curve) -> None:
     """Weights compute in bfloat16 and are kept in float32."""
     config = make(distributed__strategy="fsdp", trainer__precision="bf16")
-    found = curve(config, 2)
+    found = curve(config, 2, before=harness.emulate_bf16)
     assert found["loss"] == pytest.approx(alone["loss"], rel=0.02)
     assert found["loss"] != pytest.approx(alone["loss"], rel=1e-6), "it was not bf16 at all"
     tensors = Checkpoint(Path(config.output.root_dir) / harness.RUN_ID / "checkpoints" / "step_8").tensors("model")
@@ -96,8 +96,9 @@ def test_bf16_with_fsdp(make: MakeConfig, alone: Curve) -> None:
 
 @pytest.mark.slow
 def test_bf16_with_ddp_is_bf16_alone(make: MakeConfig) -> None:
-    found = curve(make(distributed__strategy="ddp", trainer__precision="bf16"), 2)
-    none = curve(make(distributed__strategy="none", trainer__precision="bf16"), 1)
+    emulated = {"before": harness.emulate_bf16}
+    found = curve(make(distributed__strategy="ddp", trainer__precision="bf16"), 2, **emulated)
+    none = curve(make(distributed__strategy="none", trainer__precision="bf16"), 1, **emulated)
     assert found["loss"] == pytest.approx(none["loss"], rel=2e-3)
 
 

@@ -86,14 +86,7 @@ def world_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outco
 
 
 @pytest.fixture(scope="session")
-def _fsdp_imported() -> None:
-    """Once here rather than in every child."""
-    import torch.distributed.fsdp
-    import torch.distributed.tensor  # noqa: F401
-
-
-@pytest.fixture(scope="session")
-def fsdp_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path, _fsdp_imported: None) -> Outcome:
+def fsdp_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
     """The undisturbed run of two processes with a slice of the model each."""
     root = tmp_path_factory.mktemp("fsdp-golden") / "runs"
     ends = harness.run_world(harness.world_config(root, cache, distributed__strategy="fsdp"), 2)

@@ -1,12 +1,10 @@
-"""Runs training in forked children, so that it can be killed, stopped and starved while torch is imported once.
+"""Runs training in children of the fork server, so that it can be killed, stopped and starved.
 
-    child = start(config, fault="after_optimizer:3:0:kill")
-    ended = child.wait()        # ended.code is what `llmtrain train` would end with; -9 for SIGKILL
+child = start(config, fault="after_optimizer:3:0:kill")
+ended = child.wait()        # ended.code is what `llmtrain train` would end with; -9 for SIGKILL
 
-    world = start_world(config, 2, fault="after_backward:3:1:kill")
-    ends = world.wait()         # one Ended a rank
-
-The parent never trains: a child forked from it has one thread, and torch uses one (run.threads is 1 everywhere).
+world = start_world(config, 2, fault="after_backward:3:1:kill")
+ends = world.wait()         # one Ended per rank
 """
 
 import functools
@@ -20,29 +18,28 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import fork_server
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.runs.metrics import read_metrics
+from llmtrain.training import assemble
 from llmtrain.training import run as run_module
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from llmtrain.training.run import run_training
-
-torch.set_num_threads(1)
-torch.use_deterministic_algorithms(False)  # imports the compiler, which each child would do again
 
 RUN_ID = "tiny"
 STEPS = 8
 SAVE_EVERY = 2
 SAVE_STEPS = (2, 4, 6, 8)
 EVAL_STEPS = (4, 8)
-CRASHED = 1
 TIMEOUT_SEC = 60.0
 
 
@@ -104,22 +101,28 @@ class Ended:
 
 @dataclass
 class Child:
-    pid: int
+    process: BaseProcess
     folder: Path
     started: float
-    ended: bool = False
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     def wait(self, timeout: float = TIMEOUT_SEC) -> Ended:
-        return self._ended(self._await(timeout, options=0))
+        self.process.join(timeout)
+        ended = self.poll()
+        if ended is None:
+            self.end()
+            raise AssertionError(f"the child did not end within {timeout} s:\n{self.output()}")
+        return ended
 
     def poll(self) -> Ended | None:
         """How it ended, once it has."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
-        return self._ended(status) if pid else None
-
-    def _ended(self, status: int) -> Ended:
-        self.ended = True
-        code = os.waitstatus_to_exitcode(status)
+        code = self.process.exitcode
+        if code is None:
+            return None
         result = self.folder / "result.json"
         return Ended(
             code,
@@ -130,37 +133,25 @@ class Child:
 
     def wait_stopped(self, timeout: float = TIMEOUT_SEC) -> None:
         """Until the child has stopped itself with SIGSTOP."""
-        status = self._await(timeout, options=os.WUNTRACED)
-        if not os.WIFSTOPPED(status):
-            self.ended = True
-            raise AssertionError(f"the child ended with {os.waitstatus_to_exitcode(status)}:\n{self.output()}")
+        self.wait_for(lambda: fork_server.is_stopped(self.pid), timeout)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = TIMEOUT_SEC) -> None:
         """Until something is true while the child lives."""
         deadline = time.monotonic() + timeout
         while not condition():
-            assert os.waitpid(self.pid, os.WNOHANG) == (0, 0), f"the child ended:\n{self.output()}"
+            assert self.process.exitcode is None, f"the child ended with {self.process.exitcode}:\n{self.output()}"
             assert time.monotonic() < deadline, f"waited {timeout} s:\n{self.output()}"
             time.sleep(0.01)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+
     def output(self) -> str:
         return (self.folder / "output").read_text(errors="replace")
-
-    def _await(self, timeout: float, options: int) -> int:
-        deadline = time.monotonic() + timeout
-        while True:
-            pid, status = os.waitpid(self.pid, options | os.WNOHANG)
-            if pid:
-                return status
-            if time.monotonic() > deadline:
-                self.send(signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                self.ended = True
-                raise AssertionError(f"the child did not end within {timeout} s:\n{self.output()}")
-            time.sleep(0.005)
 
 
 _children: list[Child] = []
@@ -181,24 +172,8 @@ def start(
     folder = root.parent / f"child-{len(_children)}"
     folder.mkdir(parents=True)
     (folder / "output").touch()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        code = CRASHED
-        try:
-            os.setpgrp()  # so that the parent can see whether anything is left of it
-            _redirect(folder / "output")
-            for name in ("LLMTRAIN_FAULT", "LLMTRAIN_NODE", "TORCHELASTIC_RESTART_COUNT"):
-                os.environ.pop(name, None)
-            os.environ.update(env or {})
-            if fault:
-                os.environ["LLMTRAIN_FAULT"] = fault
-            code = _train(config, resume, allow_config_change, folder, before, after)
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    child = Child(pid, folder, time.monotonic())
+    body = functools.partial(_child, config, resume, allow_config_change, folder, fault, env or {}, before, after)
+    child = Child(fork_server.start(body), folder, time.monotonic())
     _children.append(child)
     return child
 
@@ -273,19 +248,20 @@ def start_world(
             "MASTER_PORT": port,
             "GLOO_SOCKET_IFNAME": "lo",
         }
-        first = functools.partial(_begin_rank, before, rank)
+        first = functools.partial(before, rank) if before else None
         ranks.append(start(config, resume, fault=fault, env={**seat, **(env or {})}, before=first))
     return StartedWorld(ranks)
 
 
-def _begin_rank(before: Callable[[int], None] | None, rank: int) -> None:
-    run_module.SAMPLE_TOKENS = 4  # ranks talk to each other for every token, and nobody reads the sample
-    if before:
-        before(rank)
-
-
 def run_world(config: Config, size: int, resume: str | None = None, **options: Any) -> list[Ended]:
     return start_world(config, size, resume, **options).wait()
+
+
+def emulate_bf16() -> None:
+    """In a process: bf16 also on a CPU that has no instructions for it, slowly and without torch's warnings."""
+    if not assemble.has_bf16(torch.device("cpu")):
+        assemble.has_bf16 = lambda _: True
+        torch.backends.mkldnn.set_flags(_enabled=False)
 
 
 def free_port() -> int:
@@ -309,30 +285,26 @@ def is_group_alive(leader: int, within: float = 10.0) -> bool:
 def end_all() -> None:
     """Kill what a failed test left behind."""
     for child in _children:
-        if not child.ended:
-            child.send(signal.SIGKILL)
-            os.waitpid(child.pid, 0)
-            child.ended = True
+        child.end()
 
 
-def _redirect(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    # The objects of pytest's capture must not be flushed here: what they hold is the parent's.
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-
-
-def _train(
+def _child(
     config: Config,
     resume: str | None,
     allow_config_change: bool,
     folder: Path,
+    fault: str | None,
+    env: dict[str, str],
     before: Callable[[], None] | None,
     after: Callable[[], dict[str, Any]] | None,
 ) -> int:
-    """Exit codes as cli.main gives them."""
+    """Train and write the result down; exit codes as cli.main gives them."""
+    os.setpgrp()  # so that the parent can see whether anything is left of it
+    fork_server.redirect(folder / "output", folder / "output")
+    for name in ("LLMTRAIN_FAULT", "LLMTRAIN_NODE", "TORCHELASTIC_RESTART_COUNT"):
+        os.environ.pop(name, None)
+    os.environ.update(env, **({"LLMTRAIN_FAULT": fault} if fault else {}))
+    run_module.SAMPLE_TOKENS = 4  # half of the time of a run this small, and nobody reads the sample
     try:
         if before:
             before()
@@ -346,7 +318,7 @@ def _train(
         return error.exit_code
     except BaseException:
         traceback.print_exc()
-        return CRASHED
+        return fork_server.CRASHED
 
 
 # What a run left behind, in a form that can be compared.

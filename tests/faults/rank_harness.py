@@ -1,4 +1,4 @@
-"""Ranks of one run as forked children: torch is imported once, a launch costs a fraction of a second.
+"""Ranks of one run as children of the fork server: a launch costs a fraction of a second.
 
 values(run_ranks(2, lambda world: world.control.sum(world.rank)))   # inside a joined world
 trained(config, 2)                                                 # the result of a run
@@ -6,6 +6,7 @@ start_cli("node", "--", "true").wait()                             # llmtrain's 
 """
 
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -13,16 +14,15 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import fault_harness as harness
-import torch.distributed.fsdp
-import torch.nn.parallel  # noqa: F401 (before the fork: each child would import it again)
 from fault_harness import free_port
 
+import fork_server
 from llmtrain.config.schema import Config, DistributedSection, RunSection
 from llmtrain.distributed.world import World, join_world
 from llmtrain.errors import LlmtrainError
@@ -48,79 +48,64 @@ class RankEnd:
 
 @dataclass
 class Ranks:
-    pids: list[int]
+    processes: list[BaseProcess]
     folder: Path
     started: float
-    status: dict[int, int] = field(default_factory=dict)
-    seconds: dict[int, float] = field(default_factory=dict)
 
     def wait(self, timeout: float = 90.0) -> list[RankEnd]:
-        deadline = time.monotonic() + timeout
-        while len(self.status) < len(self.pids):
-            for rank, pid in enumerate(self.pids):
-                if rank not in self.status:
-                    found, status = os.waitpid(pid, os.WNOHANG)
-                    if found:
-                        self.status[rank], self.seconds[rank] = status, time.monotonic() - self.started
-            if time.monotonic() > deadline:
+        seconds: dict[int, float] = {}
+        while len(seconds) < len(self.processes):
+            for rank, process in enumerate(self.processes):
+                if rank not in seconds and process.exitcode is not None:
+                    seconds[rank] = time.monotonic() - self.started
+            if time.monotonic() > self.started + timeout:
                 self.end_all()
-                said = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(len(self.pids)))
+                said = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(len(self.processes)))
                 raise AssertionError(f"the ranks did not end within {timeout} s:\n{said}")
             time.sleep(0.005)
-        return [self._ended(rank) for rank in range(len(self.pids))]
+        return [self._ended(rank, seconds[rank]) for rank in range(len(self.processes))]
 
     def output(self, rank: int) -> str:
         return (self.folder / f"output-{rank}").read_text(errors="replace")
 
     def end_all(self) -> None:
-        for rank, pid in enumerate(self.pids):
-            if rank not in self.status:
-                os.kill(pid, signal.SIGKILL)
-                self.status[rank], self.seconds[rank] = os.waitpid(pid, 0)[1], 0.0
+        for process in self.processes:
+            process.kill()
+            process.join()
 
-    def _ended(self, rank: int) -> RankEnd:
+    def _ended(self, rank: int, seconds: float) -> RankEnd:
         path = self.folder / f"value-{rank}"
         value, error = pickle.loads(path.read_bytes()) if path.exists() else (None, None)
-        code = os.waitstatus_to_exitcode(self.status[rank])
-        return RankEnd(rank, code, value, error, self.output(rank), self.seconds[rank])
+        code = self.processes[rank].exitcode
+        assert code is not None
+        return RankEnd(rank, code, value, error, self.output(rank), seconds)
 
 
 def start_ranks(count: int, body: Callable[[int], Any], env: dict[str, str] | None = None) -> Ranks:
     """Every rank calls body(rank), with a launcher's environment; what it returns must be picklable."""
     folder, port = Path(mkdtemp(prefix="ranks-")), free_port()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pids = []
+    started = time.monotonic()
+    processes = []
     for rank in range(count):
         (folder / f"output-{rank}").touch()
-        pid = os.fork()
-        if pid == 0:
-            code = harness.CRASHED
-            try:
-                harness._redirect(folder / f"output-{rank}")
-                for name in LAUNCHER_NAMES:
-                    os.environ.pop(name, None)
-                if count > 1:
-                    os.environ.update(
-                        RANK=str(rank),
-                        WORLD_SIZE=str(count),
-                        LOCAL_RANK=str(rank),
-                        LOCAL_WORLD_SIZE=str(count),
-                        MASTER_ADDR="127.0.0.1",
-                        MASTER_PORT=str(port),
-                    )
-                os.environ.update(env or {})
-                code = _live(folder / f"value-{rank}", body, rank)
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        pids.append(pid)
-    return Ranks(pids, folder, time.monotonic())
+        launcher = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(count),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        variables = {**(launcher if count > 1 else {}), **(env or {})}
+        processes.append(fork_server.start(functools.partial(_rank, folder, body, rank, variables)))
+    return Ranks(processes, folder, started)
 
 
-def _live(to: Path, body: Callable[[int], Any], rank: int) -> int:
+def _rank(folder: Path, body: Callable[[int], Any], rank: int, variables: dict[str, str]) -> int:
     """Exit codes as cli.main gives them."""
+    fork_server.redirect(folder / f"output-{rank}", folder / f"output-{rank}")
+    _set_launcher(variables)
+    to = folder / f"value-{rank}"
     try:
         to.write_bytes(pickle.dumps((body(rank), None)))
         return 0
@@ -130,7 +115,7 @@ def _live(to: Path, body: Callable[[int], Any], rank: int) -> int:
         return error.exit_code
     except BaseException:
         traceback.print_exc()
-        return harness.CRASHED
+        return fork_server.CRASHED
 
 
 def in_world(body: Callable[[World], Any], **distributed: Any) -> Callable[[int], Any]:
@@ -184,14 +169,24 @@ def trained(config: Config, count: int, resume: str | None = None, **options: An
     return result
 
 
-# llmtrain's command line in a forked child: `llmtrain node` without the seconds that importing torch takes.
+def _set_launcher(variables: dict[str, str]) -> None:
+    for name in LAUNCHER_NAMES:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+
+
+# llmtrain's command line in a child: `llmtrain node` without the seconds that importing torch takes.
 
 
 @dataclass
 class Cli:
-    pid: int
+    process: BaseProcess
     folder: Path
-    status: int | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process.pid is not None
+        return self.process.pid
 
     @property
     def out(self) -> str:
@@ -205,21 +200,16 @@ class Cli:
         os.kill(self.pid, number)
 
     def is_over(self) -> bool:
-        if self.status is None:
-            found, status = os.waitpid(self.pid, os.WNOHANG)
-            self.status = status if found else None
-        return self.status is not None
+        return self.process.exitcode is not None
 
     def wait(self, timeout: float = 90.0) -> int:
         """Exit code, or minus the signal that ended it."""
-        deadline = time.monotonic() + timeout
-        while not self.is_over():
-            if time.monotonic() > deadline:
-                self.end()
-                raise AssertionError(f"it did not end within {timeout} s:\n{self.out}\n{self.err}")
-            time.sleep(0.01)
-        assert self.status is not None
-        return os.waitstatus_to_exitcode(self.status)
+        self.process.join(timeout)
+        code = self.process.exitcode
+        if code is None:
+            self.end()
+            raise AssertionError(f"it did not end within {timeout} s:\n{self.out}\n{self.err}")
+        return code
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = 60.0) -> None:
         deadline = time.monotonic() + timeout
@@ -232,7 +222,7 @@ class Cli:
         if not self.is_over():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            self.status = os.waitpid(self.pid, 0)[1]
+            self.process.join()
 
 
 _clis: list[Cli] = []
@@ -240,41 +230,30 @@ _clis: list[Cli] = []
 
 def start_cli(*words: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Cli:
     """llmtrain with these words, in a process (and process group) of its own."""
-    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401 (before the fork)
-
-    from llmtrain.cli import main
-
     folder = Path(mkdtemp(prefix="cli-"))
     for name in ("out", "err"):
         (folder / name).touch()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if pid == 0:
-        code: Any = harness.CRASHED
-        try:
-            os.setpgid(0, 0)
-            for descriptor, name in ((1, "out"), (2, "err")):
-                os.dup2(os.open(folder / name, os.O_WRONLY | os.O_APPEND), descriptor)
-            sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-            sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-            for name in LAUNCHER_NAMES:
-                os.environ.pop(name, None)
-            os.environ.update(env or {})
-            if cwd:
-                os.chdir(cwd)
-            main([str(word) for word in words])
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else 1
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    started = Cli(pid, folder)
+    body = functools.partial(_main, folder, [str(word) for word in words], env or {}, cwd)
+    started = Cli(fork_server.start(body), folder)
     _clis.append(started)
     return started
+
+
+def _main(folder: Path, words: list[str], variables: dict[str, str], cwd: Path | None) -> int:
+    from llmtrain.cli import main
+
+    os.setpgid(0, 0)
+    fork_server.redirect(folder / "out", folder / "err")
+    _set_launcher(variables)
+    if cwd:
+        os.chdir(cwd)
+    try:
+        main(words)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    return fork_server.CRASHED
 
 
 def end_clis() -> None:

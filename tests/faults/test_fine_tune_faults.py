@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -23,7 +23,9 @@ from fault_harness import RUN_ID, Ended, Outcome
 from llmtrain.config.schema import Config
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.training import faults
-from llmtrain.training import run as run_module
+from llmtrain.training import trainer as trainer_module
+from llmtrain.training.evaluate import EvalResult
+from llmtrain.training.trainer import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -56,18 +58,10 @@ class Material:
 
 @functools.cache
 def make_material(base: Path) -> Material:
-    """Made once a session (`base` is its directory). Whatever a child would import or warm up is done here, too."""
-    import torch.distributed.fsdp
-    import torch.distributed.tensor
-    import torch.nn.parallel  # noqa: F401
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
+    """Made once a session (`base` is its directory)."""
     folder = Path(mkdtemp(prefix="material-", dir=base))
-    model = tiny_llama.make_model(folder / "model")
-    get_peft_model(AutoModelForCausalLM.from_pretrained(model), LoraConfig(target_modules="all-linear"))
     return Material(
-        model,
+        tiny_llama.make_model(folder / "model"),
         tiny_llama.make_rows(folder / "train.jsonl", 30),
         tiny_llama.make_rows(folder / "val.jsonl", 6, first=100),
         tiny_llama.make_chats(folder / "chats.jsonl", 24),
@@ -120,14 +114,9 @@ def train(
 ) -> list[Ended]:
     """So many processes; one Ended each."""
 
-    def first(*_: int) -> None:
-        run_module.SAMPLE_TOKENS = 4
-        if before:
-            before()
-
     if size == 1:
-        return [harness.run(config, resume, before=first, **options)]
-    return harness.run_world(config, size, resume, before=first, **options)
+        return [harness.run(config, resume, before=before, **options)]
+    return harness.run_world(config, size, resume, before=before and (lambda _: before()), **options)
 
 
 def trained(config: Config, size: int = 1, resume: str | None = None, **options: Any) -> dict[str, Any]:
@@ -136,6 +125,28 @@ def trained(config: Config, size: int = 1, resume: str | None = None, **options:
     assert [ended.code for ended in ends] == [0] * size, "\n".join(ended.output for ended in ends)
     assert ends[0].result is not None
     return ends[0].result
+
+
+def val_losses(*losses: float) -> Before:
+    """In a process: the validation loss after step 1, 2, ... is the next of these, and the last one ever after. Whether
+    a run gets better or worse then depends on no machine's rounding."""
+
+    def before() -> None:
+        evaluate, evaluate_and_log = trainer_module.evaluate, Trainer._evaluate
+
+        def scripted(self: Trainer) -> None:
+            loss = losses[min(self.progress.step, len(losses)) - 1]
+
+            def replaced(*arguments: Any, **options: Any) -> EvalResult | None:
+                found = evaluate(*arguments, **options)
+                return found and replace(found, loss=loss)
+
+            trainer_module.evaluate = replaced
+            evaluate_and_log(self)
+
+        Trainer._evaluate = scripted  # type: ignore[method-assign]
+
+    return before
 
 
 def rows(folder: Path, name: str) -> list[tuple[int, dict[str, str]]]:
@@ -185,9 +196,9 @@ def fine_tuned(config: Config, result: dict[str, Any]) -> FineTuned:
     )
 
 
-def go_on(config: Config, golden: FineTuned, size: int = 1, resume: str = RUN_ID) -> int:
+def go_on(config: Config, golden: FineTuned, size: int = 1, resume: str = RUN_ID, before: Before | None = None) -> int:
     """Go on to the end, which must be that of the undisturbed run; the step gone on from."""
-    result = trained(config, size, resume)
+    result = trained(config, size, resume, before=before)
     assert fine_tuned(config, result) == golden
     harness.verify_all(Path(config.output.root_dir))
     left = [path.name for path in (run_dir(config) / "checkpoints").iterdir() if path.name.startswith(".")]

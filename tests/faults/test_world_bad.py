@@ -20,7 +20,7 @@ MakeConfig = Callable[..., Config]
 
 
 @pytest.fixture(scope="session")
-def _sharded_root(tmp_path_factory: pytest.TempPathFactory, cache: Path, _fsdp_imported: None) -> Path:
+def _sharded_root(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     root = tmp_path_factory.mktemp("sharded") / "runs"
     config = harness.world_config(root, cache, distributed__strategy="fsdp")
     ends = harness.run_world(config, 2, fault="forward:8:0:kill")

@@ -59,11 +59,6 @@ def source(**changes: str) -> str:
     return text
 
 
-def hear_signals() -> None:
-    """Whatever tests before this one left behind."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 class Pod:
     """One work folder, and the processes that were started for it."""
 
@@ -78,7 +73,7 @@ class Pod:
         env = {**os.environ, HELD_CODE: text or source(), "LLMTRAIN_WORK": str(self.work), **variables}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = subprocess.Popen(  # type: ignore[call-overload]
-            command, env=env, start_new_session=True, preexec_fn=hear_signals, **pipes
+            command, env=env, start_new_session=True, **pipes
         )
         self.processes.append(process)
         return process  # type: ignore[no-any-return]

@@ -30,11 +30,6 @@ FASTER = {"GRACE_SEC = 10.0": "GRACE_SEC = 0.5", "POLL_SEC = 0.2": "POLL_SEC = 0
 PATH = f"{Path(sys.base_prefix) / 'bin'}:{os.environ['PATH']}"
 
 
-def hear_signals() -> None:
-    """Our own command line ignores SIGTERM once it has ended, and a test's processes would too."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 class HeldPods:
     def __init__(self, kube: kube_server.KubeServer, folder: Path, mode: str, nodes: int, *sets: str) -> None:
         self.folder = folder
@@ -75,9 +70,7 @@ class HeldPods:
         volume = self.run.plan.launch.runs_volume.mount_path
         words = [word.replace(f"{volume}/demo/", f"{self.folder}/runs/demo/") for word in words]
         pipe = subprocess.PIPE
-        made = subprocess.Popen(
-            words, env=env, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True, preexec_fn=hear_signals
-        )
+        made = subprocess.Popen(words, env=env, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
         self.left.append(made)
         return made
 

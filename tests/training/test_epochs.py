@@ -31,6 +31,7 @@ from test_fine_tune_faults import (
     some,
     train,
     trained,
+    val_losses,
 )
 
 from llmtrain.config.schema import Config
@@ -148,18 +149,16 @@ def test_the_schedule_spans_the_epochs(make: MakeConfig) -> None:
 
 
 def test_the_best_is_the_lowest_validation_loss(make: MakeConfig) -> None:
-    """In a run that gets worse again."""
-    config = make(**CONSTANT, trainer__lr=1.0, trainer__max_epochs=3, trainer__eval_every_steps=1)
-    result = trained(config)
-    losses = {row["step"]: row["val/loss"] for row in metric_rows(config) if "val/loss" in row}
-    best = min(losses, key=losses.__getitem__)
-    assert 1 < best < 12, "it was meant to get better, then worse"
-    assert (result["best_step"], result["best_val_loss"]) == (best, losses[best])
-    assert result["final_val_loss"] == losses[12]
-    assert (run_dir(config) / "checkpoints" / "best").read_text().strip() == f"step_{best}"
-    so_far = [min(value for step, value in losses.items() if step <= k) for k in losses]
+    """In a run that gets better, then worse again."""
+    config = make(trainer__eval_every_steps=1)
+    result = trained(config, before=val_losses(5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.25))
+    assert [row["val/loss"] for row in metric_rows(config) if "val/loss" in row] == [
+        *(5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.25, 3.25)
+    ]
+    assert (result["best_step"], result["best_val_loss"], result["final_val_loss"]) == (4, 3.0, 3.25)
+    assert (run_dir(config) / "checkpoints" / "best").read_text().strip() == "step_4"
     is_best = [row["val/is_best"] for row in metric_rows(config) if "val/is_best" in row]
-    assert is_best == [float(losses[k] == least) for k, least in zip(losses, so_far, strict=True)]
+    assert is_best == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "an equal loss is not better"
 
 
 def test_the_epoch_is_in_the_metrics(make: MakeConfig) -> None:
@@ -410,81 +409,74 @@ def test_a_warm_up_longer_than_the_epochs(make: MakeConfig, changes: dict[str, A
 
 # Stopping early.
 
-WORSE: dict[str, Any] = {
-    **CONSTANT,
-    "trainer__lr": 1.0,
-    "trainer__max_epochs": 4,
-    "trainer__eval_every_steps": 1,
-    "trainer__early_stopping": 2,
-}
+PATIENT: dict[str, Any] = {"trainer__max_epochs": 4, "trainer__eval_every_steps": 1, "trainer__early_stopping": 2}
+# One worse evaluation is forgiven; steps 5 and 6 are two in a row.
+WORSE = val_losses(5.0, 4.0, 4.5, 3.0, 3.5, 3.25, 2.5, 4.0)
+STOPPED_AT, BEST = 6, 4
 
 
 @pytest.fixture(scope="module")
-def stopped(make: MakeConfig) -> tuple[Config, FineTuned]:
-    config = make(**WORSE)
-    return config, fine_tuned(config, trained(config))
+def stopped(make: MakeConfig) -> FineTuned:
+    config = make(**PATIENT)
+    return fine_tuned(config, trained(config, before=WORSE))
 
 
-def test_early_stopping_ends_the_run(stopped: tuple[Config, FineTuned]) -> None:
-    config, found = stopped
-    result = json.loads((run_dir(config) / "finished.json").read_text())
-    losses = {step: float.fromhex(row["val/loss"]) for step, row in found.val}
-    best = min(losses, key=losses.__getitem__)
-    assert result["stopped_early"] is True
-    assert result["steps"] == max(losses) == best + 2 < 16
-    assert (result["best_step"], result["best_val_loss"]) == (best, losses[best])
-    assert found.plain.best == f"step_{best}"
-    assert found.plain.latest == f"step_{best + 2}"
-    worse_at = [step for step in losses if losses[step] > min(losses[k] for k in losses if k <= step)]
-    assert not any(step + 1 in worse_at for step in worse_at if step < best), "never two in a row before"
+def test_early_stopping_ends_the_run(make: MakeConfig, stopped: FineTuned) -> None:
+    config = make(**PATIENT)
+    result = trained(config, before=WORSE)
+    assert fine_tuned(config, result) == stopped
+    assert (result["stopped_early"], result["steps"], result["best_step"]) == (True, STOPPED_AT, BEST)
+    assert (result["best_val_loss"], result["final_val_loss"]) == (3.0, 3.25)
+    assert (stopped.plain.best, stopped.plain.latest) == (f"step_{BEST}", f"step_{STOPPED_AT}")
     before = harness.tree(run_dir(config))
-    assert trained(config, resume=RUN_ID) == result
+    assert trained(config, resume=RUN_ID, before=WORSE) == result
     assert harness.tree(run_dir(config)) == before
 
 
 @pytest.mark.slow
-def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
+def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: FineTuned) -> None:
     """More patience: the same run, and more of it."""
-    config = make(**{**WORSE, "trainer__early_stopping": 3})
-    result = trained(config)
-    assert result["steps"] > stopped[1].plain.steps
-    assert rows(run_dir(config), "train/loss")[: stopped[1].plain.steps] == stopped[1].train
+    config = make(**{**PATIENT, "trainer__early_stopping": 3})
+    result = trained(config, before=WORSE)
+    assert (result["steps"], result["best_step"]) == (10, 7)
+    assert rows(run_dir(config), "train/loss")[:STOPPED_AT] == stopped.train
 
 
 FAULTS = [f"{back}-{action}" for back in range(4) for action in ("term", "kill")]
 
 
 @pytest.mark.parametrize("fault", some(FAULTS, "0-term", "1-kill"))
-def test_a_fault_around_it_changes_no_decision(make: MakeConfig, stopped: tuple[Config, FineTuned], fault: str) -> None:
+def test_a_fault_around_it_changes_no_decision(make: MakeConfig, stopped: FineTuned, fault: str) -> None:
     """Stopped before, or killed in, one of the evaluations that decide: the last one or some steps back."""
-    config = make(**WORSE)
+    config = make(**PATIENT)
     back, action = fault.split("-")
     point = "evaluate" if action == "kill" else "after_optimizer"
-    (ended,) = train(config, fault=f"{point}:{stopped[1].plain.steps - int(back)}:0:{action}")
+    (ended,) = train(config, fault=f"{point}:{STOPPED_AT - int(back)}:0:{action}", before=WORSE)
     assert ended.code == {"term": 75, "kill": -9}[action], ended.output
-    go_on(config, stopped[1])
+    go_on(config, stopped, before=WORSE)
 
 
-def test_killed_after_the_decision(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
-    config = make(**WORSE)
-    assert train(config, fault=f"after_final_save:{stopped[1].plain.steps}:0:kill")[0].code == -signal.SIGKILL
-    assert go_on(config, stopped[1]) == stopped[1].plain.steps
+def test_killed_after_the_decision(make: MakeConfig, stopped: FineTuned) -> None:
+    config = make(**PATIENT)
+    (ended,) = train(config, fault=f"after_final_save:{STOPPED_AT}:0:kill", before=WORSE)
+    assert ended.code == -signal.SIGKILL
+    assert go_on(config, stopped, before=WORSE) == STOPPED_AT
 
 
 @pytest.mark.slow
-def test_two_processes_decide_the_same(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
-    config = make(**WORSE)
-    assert fine_tuned(config, trained(config, 2)) == stopped[1]
+def test_two_processes_decide_the_same(make: MakeConfig, stopped: FineTuned) -> None:
+    config = make(**PATIENT)
+    assert fine_tuned(config, trained(config, 2, before=WORSE)) == stopped
 
 
-def test_without_early_stopping_it_goes_on(make: MakeConfig, stopped: tuple[Config, FineTuned]) -> None:
+def test_without_early_stopping_it_goes_on(make: MakeConfig) -> None:
     """Resumed without the limit: to the end of the epochs."""
-    config = make(**WORSE)
-    assert trained(config)["stopped_early"] is True
-    result = trained(config.with_values("trainer", early_stopping=None), resume=RUN_ID)
-    assert (result["steps"], result["stopped_early"], result["resumed_from"]) == (16, False, stopped[1].plain.steps)
+    config = make(**PATIENT)
+    assert trained(config, before=WORSE)["stopped_early"] is True
+    result = trained(config.with_values("trainer", early_stopping=None), resume=RUN_ID, before=WORSE)
+    assert (result["steps"], result["stopped_early"], result["resumed_from"]) == (16, False, STOPPED_AT)
 
 
 def test_a_run_that_gets_better_is_not_stopped(make: MakeConfig) -> None:
-    result = trained(make(trainer__early_stopping=1, trainer__lr=1e-2))
+    result = trained(make(trainer__early_stopping=1), before=val_losses(*(5.0 - step / 10 for step in range(STEPS))))
     assert (result["steps"], result["stopped_early"]) == (STEPS, False)

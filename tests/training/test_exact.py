@@ -96,14 +96,31 @@ def test_losses_fall(make_config: MakeConfig) -> None:
 
 
 def test_bf16_trains(make_config: MakeConfig) -> None:
-    changes = {"trainer__max_steps": 30, "trainer__lr": 1e-2, "trainer__save_every_steps": None}
+    changes = {"trainer__lr": 1e-2, "trainer__save_every_steps": None, "trainer__eval_batches": 1}
     config = make_config(trainer__precision="bf16", **changes)
-    result = trained(config)
-    assert result["final_train_loss"] < 0.8 * result["first_train_loss"]
+    result = trained(config, before=harness.emulate_bf16)
+    assert result["final_train_loss"] < 0.95 * result["first_train_loss"]
     plain = trained(make_config(**changes))
     assert result["state_sha256"] != plain["state_sha256"]
     assert result["final_val_loss"] == pytest.approx(plain["final_val_loss"], rel=0.05)
     assert {tensor.dtype for tensor in final_model(config).values()} == {torch.float32}
+
+
+def test_bf16_computes_in_float32_where_the_cpu_has_none(make_config: MakeConfig) -> None:
+    def without() -> None:
+        from llmtrain.training import assemble
+
+        assemble.has_bf16 = lambda _: False
+
+    config = make_config(trainer__precision="bf16")
+    ended = harness.run(config, before=without)
+    assert ended.result, ended.output
+    assert ended.result["state_sha256"] == trained(make_config())["state_sha256"]
+    assert ended.output.count("bfloat16") == 1, "said once"
+    assert "mkldnn" not in ended.output
+    assert config.trainer.precision == "bf16"
+    recorded = harness.checkpoints(Path(config.output.root_dir))[-1].state()["config"]
+    assert recorded["trainer"]["precision"] == "bf16", "a machine with bf16 resumes it"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +164,11 @@ def test_deterministic_sets_what_it_says(make_config: MakeConfig) -> None:
     def settings() -> dict[str, Any]:
         import os
 
+        from torch.backends import cudnn
+
         return {
             "algorithms": torch.are_deterministic_algorithms_enabled(),
-            "benchmark": torch.backends.cudnn.benchmark,
+            "benchmark": cudnn.benchmark,
             "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
             "torch_threads": torch.get_num_threads(),
         }

@@ -63,11 +63,11 @@ def run_processes(
     is_ours: bool = True,
 ) -> None:
     """Run a command in every process of the node, to the end. Raises what stands for them all if one fails."""
-    from llmtrain.distributed.node import NodeJob, run_node, share_cores
+    from llmtrain.distributed.node import NodeJob, run_node
     from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec
-    from llmtrain.distributed.sources import usable_cores
+    from llmtrain.distributed.sources import share_cores
 
-    share_cores(place.processes_per_node, usable_cores())
+    share_cores(place.processes_per_node)
     if is_ours:
         os.environ["LLMTRAIN_WORKER"] = "1"  # errors are told to us, and we print them once
     try:

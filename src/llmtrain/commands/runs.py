@@ -61,6 +61,12 @@ def compare_command(
         lines.append(f"The training losses are equal at all {value['compared_steps']} steps that both logged.")
     if value["same_state"] is not None:
         lines.append(f"The final states are {'identical' if value['same_state'] else 'different'}.")
+    architectures = value["architectures"]
+    if all(architectures) and architectures[0] != architectures[1]:
+        lines.append(
+            f"The first run was trained on {architectures[0]}, the second on {architectures[1]}. Results are "
+            "bit-identical only on one CPU architecture: expect small differences."
+        )
     show(json_, value, "\n".join(lines))
 
 

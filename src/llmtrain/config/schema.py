@@ -81,8 +81,8 @@ class RunSection(Section):
     deterministic: bool = False
     """Only deterministic kernels. CPU runs are bit-exact without it; on a GPU it costs some speed."""
     threads: PositiveInt | None = None
-    """CPU threads of a process. Empty: the cores this process may use, chosen once at the first start and
-    recorded, so that a resumed run uses the same number (sums depend on it)."""
+    """CPU threads per process. Empty: OMP_NUM_THREADS, else the cores divided by the processes, chosen at the first
+    start and recorded, so that a resumed run uses the same number (sums depend on it)."""
     notes: str | None = None
     """Free text, kept with the run."""
 
@@ -302,7 +302,8 @@ class TrainerSection(Section):
     max_grad_norm: Positive | None = 1.0
     """Gradients longer than this are scaled down. Empty: never."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16`: forward and backward in bfloat16 autocast; weights and optimizer stay float32."""
+    """`bf16`: forward and backward in bfloat16 autocast; weights and optimizer stay float32. A CPU without bfloat16
+    instructions computes in float32."""
     compile: bool = False
     """Use torch.compile: slower start, faster steps on a GPU."""
     log_every_steps: PositiveInt = 10

@@ -3,6 +3,8 @@
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from llmtrain.errors import DataError
 
+_LEFT_TO_THE_TRAINER = (signal.SIGINT, signal.SIGTERM)
 IGNORE = -100
 """Target of a position that carries no loss (what torch's cross-entropy leaves out)."""
 
@@ -65,17 +68,21 @@ class TrainBatches(Dataset[Batch], ABC):
 
     def stream(self, numbers: Sequence[int], workers: int, pin_memory: bool) -> Generator[Batch]:
         """The micro-batches with these numbers, in this order, prepared ahead when there are workers. Close it: workers
-        that are left to the end of the interpreter would be ended with SIGTERM, to which they are deaf."""
+        that are left to the end of the interpreter would be ended with SIGTERM, which they ignore."""
         loader: DataLoader[Batch] = DataLoader(
             self,
             batch_size=None,
             sampler=numbers,
             num_workers=workers,
             pin_memory=pin_memory,
+            # Not fork: the trainer has threads by now, and a lock that one of them holds stays locked in the worker.
+            multiprocessing_context="spawn" if workers else None,
             worker_init_fn=_leave_signals_to_the_trainer,
             generator=torch.Generator(),  # the loader draws a seed nobody uses: not from the global generator
         )
-        yield from loader
+        with _signals_blocked() if workers else nullcontext():
+            batches = iter(loader)  # starts the workers
+        yield from batches
 
 
 class EvalBatches(ABC):
@@ -125,7 +132,19 @@ def check_vocabulary(highest: int, vocab_size: int, path: object) -> None:
         )
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Workers inherit the mask, so that no signal ends one while it still imports torch; the trainer gets what came in
+    the meantime afterwards."""
+    resource_tracker.ensure_running()  # the first worker would start it, and it unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_TRAINER)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_signals_to_the_trainer(_: int) -> None:
     """Ctrl-C reaches every process of the terminal; a worker that died of it would take the trainer's save along."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _LEFT_TO_THE_TRAINER:
         signal.signal(number, signal.SIG_IGN)

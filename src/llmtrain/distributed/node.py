@@ -220,9 +220,3 @@ def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
     )
     error.details = {"host": place.master_addr, "port": place.master_port, "node": socket.gethostname()}
     return error
-
-
-def share_cores(processes: int, cores: int) -> None:
-    """Before workers start: without a word each would use all cores."""
-    if processes > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))

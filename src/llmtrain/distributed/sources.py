@@ -17,6 +17,8 @@ from llmtrain.errors import UsageError
 T = TypeVar("T")
 
 DEFAULT_PORT = 29500
+SHARED_CORES = "LLMTRAIN_SHARED_CORES"
+"""Environment variable: OMP_NUM_THREADS was set by `llmtrain node`, not by the user."""
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 # Where the driver lists the GPUs of this machine or container, first existing one counts.
 GPU_LISTS = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
@@ -268,3 +270,19 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass
     return cores
+
+
+def omp_threads(environment: Mapping[str, str]) -> int | None:
+    """The number in OMP_NUM_THREADS, which may be a list for nested loops; None where `node` set it by itself, or where
+    it is not a number (OpenMP then ignores it too)."""
+    first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if SHARED_CORES in environment or not first.isdecimal():
+        return None
+    return int(first) or None
+
+
+def share_cores(processes: int) -> None:
+    """Before workers start: by default each of them would use all cores."""
+    if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
+        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes))
+        os.environ[SHARED_CORES] = "1"

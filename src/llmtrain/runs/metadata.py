@@ -36,12 +36,32 @@ def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
         "machine": {
             "host": platform.node(),
             "platform": platform.platform(),
+            "architecture": cpu_architecture(),
             "python": platform.python_version(),
             "cpus": os.cpu_count(),
             "device": device,
         },
         "environment": allowed_environment(),
     }
+
+
+def cpu_architecture() -> str:
+    """x86_64 or aarch64, whatever the operating system calls it. Bits are promised per architecture."""
+    name = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+def architecture_of(meta: dict[str, Any]) -> str | None:
+    """Of a run, by its meta.json; None where that does not say."""
+    machine = meta.get("machine")
+    if not isinstance(machine, dict):
+        return None
+    recorded = machine.get("architecture")
+    if isinstance(recorded, str):
+        return recorded
+    # Runs of earlier versions have only platform.platform(), which contains it.
+    found = (name for name in ("x86_64", "aarch64", "arm64") if name in str(machine.get("platform")))
+    return next(found, None)
 
 
 def versions() -> dict[str, str]:

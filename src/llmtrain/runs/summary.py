@@ -11,6 +11,7 @@ from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.lock import is_held
+from llmtrain.runs.metadata import architecture_of
 from llmtrain.runs.metrics import read_metrics
 
 
@@ -75,6 +76,7 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
         "compared_steps": len(common),
         "first_different_step": next((step for step in common if losses[0][step] != losses[1][step]), None),
         "same_state": hashes[0] == hashes[1] if all(hashes) else None,
+        "architectures": [architecture_of(read_json(run.meta) or {}) for run in (first, second)],
     }
 
 

@@ -17,17 +17,17 @@ from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.micro_batches import adafactor_with_fsdp, micro_batches_in_step
-from llmtrain.distributed.sources import usable_cores
+from llmtrain.distributed.sources import omp_threads, usable_cores
 from llmtrain.distributed.world import World
 from llmtrain.distributed.wrap import Wrapped, is_sharding, wrap_model
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
 from llmtrain.runs.content_hash import files_sha256
-from llmtrain.runs.metadata import versions
+from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, TrackedRun, Trackers
-from llmtrain.training.resume import Resumption
+from llmtrain.training.resume import Resumption, recorded_threads
 from llmtrain.training.step import Stepper
 
 GPU_ATTENTION = ("flash_attention_2", "flex_attention")
@@ -58,7 +58,7 @@ def make_parts(config: Config, world: World) -> Parts:
     prepared = build_data(config).prepare(config.run.threads)
     for prompt in config.trainer.eval_prompts:
         prepared.tokenizer.encode(prompt)  # a character it does not know shows now
-    adapter = build_adapter(config, prepared.tokenizer.vocab_size)
+    adapter = build_adapter(as_computed(config, world.device), prepared.tokenizer.vocab_size)
     train_batches, eval_batches = make_batches(
         prepared,
         config.data,
@@ -99,6 +99,8 @@ def check_combination(config: Config, world: World) -> None:
         )
     if attention in GPU_ATTENTION and world.device.type == "cpu":
         raise UsageError(f"model.attention {attention} needs a GPU.", remedy="Set model.attention to sdpa or eager.")
+    if as_computed(config, world.device) != config and world.is_first:
+        warn("TRAIN", "this CPU has no bfloat16 instructions: computing in float32, which is faster here")
 
 
 def base_sha256(config: Config, adapter: ModelAdapter) -> str | None:
@@ -129,18 +131,22 @@ def settle_steps(config: Config, train_batches: TrainBatches) -> Config:
     return settled
 
 
-def settle_threads(config: Config, resumption: Resumption | None, world: World) -> Config:
-    """A number of threads: the config's, else the one the run began with, else this process's share of the cores."""
-    recorded = None
-    if resumption and resumption.checkpoint:
-        recorded = resumption.checkpoint.state().get("config", {}).get("run", {}).get("threads")
-        if config.run.threads and recorded and config.run.threads != recorded:
-            warn(
-                "TRAIN",
-                f"run.threads was {recorded} and is {config.run.threads} now: sums may round differently",
-            )
-    own_share = max(1, usable_cores() // world.local_world_size)
-    return config.with_values("run", threads=config.run.threads or recorded or own_share)
+def settle_threads(config: Config, resumption: Resumption | None, world: World) -> tuple[Config, str]:
+    """The config with a number of threads, and where that came from: the config, else the first start of the run, else
+    OMP_NUM_THREADS, else this process's share of the cores."""
+    recorded, from_environment = recorded_threads(resumption), omp_threads(os.environ)
+    if config.run.threads:
+        threads, source = config.run.threads, "run.threads"
+        if recorded and recorded != threads:
+            warn("TRAIN", f"run.threads was {recorded} and is {threads} now: sums may round differently")
+    elif recorded:
+        threads, source = recorded, "recorded at the first start"
+    elif from_environment:
+        threads, source = from_environment, "OMP_NUM_THREADS"
+    else:
+        cores, processes = usable_cores(), world.local_world_size
+        threads, source = max(1, cores // processes), f"cores: {cores}, processes: {processes}"
+    return config.with_values("run", threads=threads), source
 
 
 def set_up_torch(config: Config) -> None:
@@ -208,7 +214,7 @@ def wrap(config: Config, world: World, parts: Parts) -> tuple[Wrapped, LossFunct
         parts.adapter.blocks,
         config.distributed,
         world,
-        config.trainer.precision,
+        as_computed(config, world.device).trainer.precision,
         parts.micro_batches,
     )
     return wrapped, loss
@@ -237,8 +243,20 @@ def build_stepper(
     )
 
 
+def as_computed(config: Config, device: torch.device) -> Config:
+    """The config with the precision that this device computes in. A CPU without bfloat16 instructions would emulate
+    them, an order of magnitude slower than float32; what is recorded stays as it was given."""
+    if has_bf16(device):
+        return config
+    return config.with_values("trainer", precision="fp32").with_values("model", dtype="float32")
+
+
+def has_bf16(device: torch.device) -> bool:
+    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 def autocast_for(config: Config, world: World) -> Callable[[], AbstractContextManager[None]]:
-    if config.trainer.precision == "fp32":
+    if as_computed(config, world.device).trainer.precision == "fp32":
         return nullcontext
     return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
 
@@ -254,5 +272,6 @@ def what_decides(
         "micro_batches": micro_batches,
         "world_size": world.world_size,
         "device": world.device.type,
+        "architecture": cpu_architecture(),
         "versions": versions(),
     }

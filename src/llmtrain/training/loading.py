@@ -16,7 +16,7 @@ from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.training.assemble import GPU_ATTENTION, base_sha256, build_adapter
+from llmtrain.training.assemble import GPU_ATTENTION, as_computed, base_sha256, build_adapter
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 
 
@@ -103,7 +103,7 @@ def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: t
         model = model.model_copy(update={"attention": "sdpa"})
     if model.lora and model.lora.quantize and device.type != "cuda":
         model = model.model_copy(update={"lora": model.lora.model_copy(update={"quantize": False})})
-    return config.model_copy(update={"model": model})
+    return as_computed(config.model_copy(update={"model": model}), device)
 
 
 def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:

@@ -67,6 +67,16 @@ def find_resumption(run: RunDirectory, resume: str) -> Resumption:
     return Resumption(run, newest, False)
 
 
+def recorded_threads(resumption: Resumption | None) -> int | None:
+    """The number of threads that the run has used so far: sums depend on it."""
+    if not resumption:
+        return None
+    checkpoint = resumption.checkpoint
+    values = checkpoint.state().get("config", {}) if checkpoint else config_values(resumption.run)
+    threads = values.get("run", {}).get("threads")
+    return threads if isinstance(threads, int) else None
+
+
 def _is_checkpoint_path(resume: str) -> bool:
     path = Path(resume).expanduser()
     return path.parent.name == "checkpoints" or path.suffix == ".pt"
@@ -160,6 +170,12 @@ def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bo
     refuse_changes(checkpoint, changed, allow_change)
     if then.get("device") not in (None, now["device"]):
         warn("TRAIN", f"the run goes from {then['device']} to {now['device']}: not bit-exact across the two")
+    if then.get("architecture") not in (None, now["architecture"]):
+        warn(
+            "TRAIN",
+            f"this run was trained on {then['architecture']} and continues on {now['architecture']}: from here on it "
+            "is not bit-exact with an uninterrupted run (docs/guarantees.md)",
+        )
 
 
 def refuse_changes(checkpoint: Checkpoint, rows: list[tuple[str, Any, Any]], allow_change: bool) -> None:

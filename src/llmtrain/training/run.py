@@ -95,7 +95,7 @@ def run_training(
         if existing:
             lock = take_lock(stack, run, world)  # first: the checkpoint chosen next must not be pruned by its owner
             resumption = rank0(lambda: find_resumption(run, "auto" if is_restart() else wanted or "auto"))
-        config = rank0(lambda: settle_threads(config, resumption, world))
+        config, threads_source = rank0(lambda: settle_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
             done = rank0(lambda: already_finished(config, resumption, allow_config_change))
@@ -117,6 +117,10 @@ def run_training(
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
         generation = begin(stack, run, resumption, world, lock, settled.trainer.steps)
+        log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
+        setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
+        threads = f"CPU threads: {config.run.threads} ({threads_source})"
+        log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
         result = _train(settled, config, world, run, resumption, parts, lock, stop, generation)
         if result and config.output.sync_uri:  # rank 0 of a run that has finished
             sync_finished(run, config.output.sync_uri)
@@ -220,8 +224,6 @@ def _train(
     stop: StopFlag,
     generation: int,
 ) -> TrainResult | None:
-    log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
-    setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
     store = CheckpointStore(run.checkpoints)
     wrapped, loss = wrap(config, world, parts)
     optimizer = build_optimizer(parts.module, config.trainer)
@@ -229,7 +231,6 @@ def _train(
     world.control.from_first(lambda: describe_start(as_given, run, parts, world, generation))
     parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
     tokens_per_step = round(parts.train_batches.tokens_in_step)
-    log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {config.run.threads} threads")
     of_them = f" ({trained:,} of them trained, {trained / parameters:.2%})" if trained < parameters else ""
     log(
         "TRAIN",
@@ -448,7 +449,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     setup_logging(config.logging)
     world = World(device=pick_device(config.run.device))
     micro_batches_in_step(config, seat_here(config.distributed).world_size)
-    config = settle_threads(config, None, world)
+    config, _ = settle_threads(config, None, world)
     set_up_torch(config)
     parts = make_parts(config, world)
     batch = parts.train_batches[0].to(world.device)
