@@ -3,6 +3,7 @@ against DDP and FSDP over nccl (a world of one process), and whether runs stoppe
 state.
 
     python benchmarks/gpt2_gpu.py --files train.txt [--steps 60]
+    python benchmarks/gpt2_gpu.py --files train.txt --tiny      the same commands with a tiny model on a CPU
 
 Prints one table; the tokens/s are those of the step loop after its warm-up, as `llmtrain train --json` reports them.
 """
@@ -39,9 +40,10 @@ def main() -> None:
     parser.add_argument("--files", nargs="+")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--micro-batch-size", type=int, default=64)
+    parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
-    if not arguments.files or not torch.cuda.is_available():
-        print("needs a GPU and --files: nothing measured")
+    if not arguments.files or not (arguments.tiny or torch.cuda.is_available()):
+        print("skipped: needs a GPU and --files")
         return
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -56,6 +58,10 @@ def main() -> None:
             trainer__eval_batches=5,
             trainer__save_every_steps=arguments.steps,
         )
+        if arguments.tiny:
+            base += settings(run__device="cpu", run__threads=1, model__n_layers=1, model__d_model=32, model__n_heads=2)
+            base += settings(model__block_size=16, data__tokenizer="byte", model__vocab_size="null")
+            base += settings(trainer__compile="false")
         rows = {
             "compile, bf16": train(root, *base),
             "eager, bf16": train(root, *base, *settings(trainer__compile="false")),

@@ -1,10 +1,11 @@
 """Seconds from `llmtrain launch` to the first training step on a cluster, against `llmtrain train --processes 2` here.
 
-python benchmarks/launch.py KUBECONFIG IMAGE [NAMESPACE [CLAIM]]
+python benchmarks/launch.py --kubeconfig FILE --image IMAGE [--namespace NAME --claim NAME --rounds 3]
 
 Both train the preset ddp_smoke; the image must be on the nodes. A claim is made for each run unless one is named.
 """
 
+import argparse
 import os
 import re
 import subprocess
@@ -13,7 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-ROUNDS = 3
 STEP = re.compile(r"\[TRAIN\] step ")
 EARLY = ["--config", "ddp_smoke", "--set", "trainer.log_every_steps=1"]
 
@@ -35,17 +35,24 @@ def seconds_to_first_step(words: list[str], folder: str) -> float:
 
 
 def main() -> None:
-    if len(sys.argv) < 3:
-        print(f"skipped: needs a cluster.\n{__doc__}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kubeconfig")
+    parser.add_argument("--image")
+    parser.add_argument("--namespace", default="default")
+    parser.add_argument("--claim")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    if not given.kubeconfig or not given.image:
+        print("skipped: needs a cluster (--kubeconfig and --image)")
         return
-    kubeconfig, image, *rest = sys.argv[1:]
-    place = ["--kubeconfig", str(Path(kubeconfig).resolve()), "--namespace", rest[0] if rest else "default"]
+    image = given.image
+    place = ["--kubeconfig", str(Path(given.kubeconfig).resolve()), "--namespace", given.namespace]
     small = ["cpu=900m", "memory=1536Mi", "shm_size=64Mi"]
     settings = [word for setting in small for word in ("--set", f"launch.resources.{setting}")]
-    settings += ["--set", f"launch.runs_volume.{f'claim={rest[1]}' if len(rest) > 1 else 'size=1Gi'}"]
+    settings += ["--set", f"launch.runs_volume.{f'claim={given.claim}' if given.claim else 'size=1Gi'}"]
     more = []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(ROUNDS):
+        for number in range(given.rounds):
             name = f"bench-{os.getpid()}-{number}"
             here = seconds_to_first_step(["train", *EARLY, "--processes", "2"], folder)
             there = seconds_to_first_step(
@@ -55,7 +62,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "llmtrain", *delete], check=True, capture_output=True)
             more.append(there - here)
             print(f"here {here:.1f} s, on the cluster {there:.1f} s: {there - here:.1f} s more, {there / here:.2f} x")
-    print(f"median: {sorted(more)[ROUNDS // 2]:.1f} s more")
+    print(f"median: {sorted(more)[given.rounds // 2]:.1f} s more")
 
 
 if __name__ == "__main__":

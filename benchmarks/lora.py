@@ -1,6 +1,6 @@
 """LoRA through llmtrain and through peft with the Hugging Face Trainer: same model, rows, rank and threads, in turn.
 
-    python benchmarks/lora.py --model DIR [--rows 48 --rounds 3]     a real model on two cores
+    python benchmarks/lora.py --model DIR [--rows 48 --rounds 3 --data rows.jsonl]     a real model on two cores
     python benchmarks/lora.py --h200                                 Llama 1.2 B on a GPU, against figures seen there
 
 Each side is a process of its own, which trains on the same rows of ../shared/data/instruct and counts tokens that are
@@ -57,6 +57,7 @@ def theirs(model: str, rows: str, folder: str) -> dict[str, float]:
 
     torch.set_num_threads(THREADS)
     tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     examples = [encode(tokenizer, json.loads(line)) for line in Path(rows).read_text().splitlines()]
     collator = DataCollatorForSeq2Seq(tokenizer, padding=True)
     seen: list[tuple[float, int]] = []
@@ -114,13 +115,13 @@ def encode(tokenizer: Any, row: dict[str, str]) -> dict[str, list[int]]:
     }
 
 
-def choose_rows(model: str, count: int, path: Path) -> None:
+def choose_rows(model: str, data: Path, count: int, path: Path) -> None:
     """The first rows whose answer begins within the context: both sides train on all of them."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     kept = []
-    for line in ROWS.read_text().splitlines():
+    for line in data.read_text().splitlines():
         if any(label >= 0 for label in encode(tokenizer, json.loads(line))["labels"]):
             kept.append(line)
         if len(kept) == count:
@@ -134,11 +135,11 @@ def measure(side: str, model: str, rows: Path) -> dict[str, float]:
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def compare(model: str, count: int, rounds: int) -> None:
+def compare(model: str, data: Path, count: int, rounds: int) -> None:
     ratios, memory = [], []
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
-        choose_rows(model, count, rows)
+        choose_rows(model, data, count, rows)
         for number in range(rounds):
             hf, own = measure("theirs", model, rows), measure("ours", model, rows)
             ratios.append(own["tokens_per_second"] / hf["tokens_per_second"])
@@ -210,6 +211,7 @@ def on_h200(steps: int, packed: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default=os.environ.get("LLMTRAIN_SMOLLM2", "models/SmolLM2-135M-Instruct"))
+    parser.add_argument("--data", type=Path, default=ROWS)
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--h200", action="store_true")
@@ -226,10 +228,10 @@ def main() -> None:
             result = {"ours": ours, "theirs": theirs}[arguments.side](arguments.model, arguments.rows_file, folder)
         result["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(json.dumps(result))
-    elif not Path(arguments.model).is_dir() or not ROWS.is_file():
-        print(f"left out: no model at {arguments.model}, or no {ROWS}; ../shared/data/README.md says how to make one")
+    elif not Path(arguments.model).is_dir() or not arguments.data.is_file():
+        print(f"skipped: no model at {arguments.model}, or no {arguments.data}; ../shared/data/README.md has both")
     else:
-        compare(arguments.model, arguments.rows, arguments.rounds)
+        compare(arguments.model, arguments.data, arguments.rows, arguments.rounds)
 
 
 if __name__ == "__main__":

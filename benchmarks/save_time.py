@@ -1,8 +1,8 @@
 """How long the loop waits for a save: llmtrain, blocking and in the background, against torch.save of the same state.
 
-    python benchmarks/save_time.py [--rounds 5]
+    python benchmarks/save_time.py [--rounds 5 --d-model 512]
 
-A GPT of 30 M parameters with AdamW's averages (360 MB). Wanted: in the background at most 0.3 of torch.save.
+A GPT of 30 M parameters with AdamW's averages (360 MB). Target: in the background at most 0.3 of torch.save.
 """
 
 import argparse
@@ -26,8 +26,10 @@ from llmtrain.training.saver import Saver
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
-    module = GPT(ModelSection(d_model=512, n_layers=8, n_heads=8, block_size=256), 8192)
+    parser.add_argument("--d-model", type=int, default=512)
+    arguments = parser.parse_args()
+    rounds = arguments.rounds
+    module = GPT(ModelSection(d_model=arguments.d_model, n_layers=8, n_heads=8, block_size=256), 8192)
     optimizer = build_optimizer(module, load_config("gpt_smoke").trainer)
     module(torch.zeros(1, 8, dtype=torch.int64)).sum().backward()
     optimizer.step()

@@ -1,8 +1,8 @@
 """Tokens a second of 2 processes with 1 thread each against 1 process with 1 thread, the same step, DDP and FSDP.
 
-    python benchmarks/scaling.py [--rounds 3]
+    python benchmarks/scaling.py [--rounds 3 --steps 12]
 
-The variants take turns; the median of each is compared. Wanted: 1.8 for DDP. Two lone processes at the same time, which
+The variants take turns; the median of each is compared. Target: 1.8 for DDP. Two lone processes at the same time, which
 share nothing, show what the machine can give: cores share caches, memory and power.
 """
 
@@ -22,7 +22,6 @@ SHAPE = {
     "model.d_model": "256",
     "model.n_layers": "4",
     "model.n_heads": "4",
-    "trainer.max_steps": "12",
     "trainer.micro_batch_size": "8",
     "trainer.grad_accum_steps": "4",
     "trainer.warmup_steps": "0",
@@ -37,13 +36,12 @@ VARIANTS = {
     "2 processes, ddp, reproducible_reduce": ("ddp", 2, "true"),
     "2 processes, fsdp": ("fsdp", 2, "false"),
 }
-
-
 LONE = "2 lone processes at once"
 
 
-def measure(folder: Path, strategy: str, processes: int, reproducible: str) -> float:
+def measure(folder: Path, steps: int, strategy: str, processes: int, reproducible: str) -> float:
     own = {"distributed.strategy": strategy, "distributed.reproducible_reduce": reproducible}
+    own["trainer.max_steps"] = str(steps)
     sets = {**SHAPE, **own, "output.root_dir": str(folder), "data.cache_dir": str(folder / "cache")}
     command = [sys.executable, "-m", "llmtrain", "train", "--config", "gpt_smoke", "--json"]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
@@ -55,15 +53,19 @@ def measure(folder: Path, strategy: str, processes: int, reproducible: str) -> f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    rounds = parser.parse_args().rounds
-    found: dict[str, list[float]] = {name: [] for name in [*VARIANTS, LONE]}
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--variant", choices=[*VARIANTS, LONE], action="append", help="beside 1 process; all of them")
+    arguments = parser.parse_args()
+    chosen = ["1 process", *arguments.variant] if arguments.variant else [*VARIANTS, LONE]
+    found: dict[str, list[float]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(rounds):
-            for name, variant in VARIANTS.items():
-                found[name].append(measure(Path(folder), *variant))
-            with ThreadPoolExecutor(2) as pool:
-                both = [pool.submit(measure, Path(folder), *VARIANTS["1 process"]) for _ in range(2)]
-                found[LONE].append(sum(each.result() for each in both))
+        for _ in range(arguments.rounds):
+            for name in chosen:
+                copies = 2 if name == LONE else 1
+                variant = VARIANTS["1 process" if name == LONE else name]
+                with ThreadPoolExecutor(copies) as pool:
+                    each = [pool.submit(measure, Path(folder), arguments.steps, *variant) for _ in range(copies)]
+                    found[name].append(sum(rate.result() for rate in each))
     base = statistics.median(found["1 process"])
     print(f"{'variant':40} {'tokens/s':>10} {'ratio':>6}")
     for name, rates in found.items():

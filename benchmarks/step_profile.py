@@ -27,6 +27,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"output.root_dir={folder}", f"trainer.max_steps={arguments.steps}", "trainer.log_every_steps=1"]
         settings += ["trainer.eval_every_steps=null", "trainer.save_every_steps=null", "trainer.eval_batches=1"]
+        settings += ["trainer.warmup_steps=0"]
         run_training(load_config(arguments.config, [*settings, "logging.level=WARNING"]))
     loop, work = spent["loop"], spent["work"]
     print(f"{arguments.steps} steps, every one logged: {loop:.2f} s in the loop, {work:.2f} s in model and optimizer")

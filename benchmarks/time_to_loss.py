@@ -1,7 +1,7 @@
 """Tiny Shakespeare, characters, 4 layers, 4 heads, width 128, context 64, batch 12: seconds and steps to a
 validation loss of 1.886.
 
-    python benchmarks/time_to_loss.py [--data ../shared/data/tinyshakespeare/input.txt]
+    python benchmarks/time_to_loss.py [--data ../shared/data/tinyshakespeare/input.txt --steps 2000]
 
 Uses the preset shakespeare_char as it is. The time is that of the whole training loop: steps, evaluations over the
 whole validation split, and saves. As a yardstick a bare PyTorch loop does the same number of the same steps, with
@@ -18,25 +18,22 @@ import torch
 
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
-from llmtrain.data.text_files import TextFiles
 from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training.run import build_adapter, build_module, make_batches, run_training
+from llmtrain.training.assemble import make_parts
+from llmtrain.training.run import run_training
 
 TARGET = 1.886
 
 
 def bare_loop(config: Config, steps: int) -> float:
     """Seconds for the same steps with nothing around them."""
-    prepared = TextFiles(config.data, config.run.seed).prepare(2)
-    adapter = build_adapter(config, prepared.tokenizer.vocab_size)
-    batches, _ = make_batches(config, prepared, adapter)
-    module = build_module(config, adapter, World(0, 1, torch.device("cpu")))
-    optimizer = torch.optim.AdamW(module.parameters(), lr=config.trainer.lr, fused=True)
-    ready = [batches[i] for i in range(steps)]
+    parts = make_parts(config, World(device=torch.device("cpu")))
+    optimizer = torch.optim.AdamW(parts.module.parameters(), lr=config.trainer.lr, fused=True)
+    ready = [parts.train_batches[i] for i in range(steps)]
     started = time.perf_counter()
     for batch in ready:
-        loss = adapter.loss(module, batch.inputs, batch.targets) / batch.target_count
+        loss = parts.adapter.loss(parts.module, batch.inputs, batch.targets) / batch.target_count
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -47,10 +44,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", default=str(Path(__file__).parents[2] / "shared/data/tinyshakespeare/input.txt"))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, help="instead of the preset's")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"data.files=[{arguments.data}]", f"output.root_dir={folder}", f"data.cache_dir={folder}"]
         settings += [f"run.threads={arguments.threads}", "logging.level=WARNING"]
+        if arguments.steps:
+            settings += [f"trainer.max_steps={arguments.steps}", "trainer.warmup_steps=0"]
         config = load_config("shakespeare_char", settings)
         result = run_training(config)
         rows = [row for row in read_metrics(Path(result["run_dir"]) / "metrics.jsonl") if "val/loss" in row]

@@ -1,6 +1,6 @@
 """Tokenising WikiText-2 into the token store against datasets.map with the same tokenizer on the same cores.
 
-    python benchmarks/tokenise.py [--data ../shared/data] [--rounds 3]
+    python benchmarks/tokenise.py [--data ../shared/data/wikitext-2/train.txt --rounds 3 --tokenizer bpe]
 
 Both start from the text files and end with token ids on disk, for GPT-2's tokens (tiktoken) and for a tokenizer of
 the tokenizers library; datasets.map is given both cores (num_proc=2) and batches of 1,000 rows. Set
@@ -49,10 +49,11 @@ def theirs(encode: Callable[[dict[str, Any]], dict[str, Any]], rows: Any, folder
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--data", default=str(Path(__file__).parents[2] / "shared/data"))
+    parser.add_argument("--data", default=str(Path(__file__).parents[2] / "shared/data/wikitext-2/train.txt"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokenizer", choices=("gpt2", "bpe"), action="append", help="both of them")
     arguments = parser.parse_args()
-    source = Path(arguments.data) / "wikitext-2" / "train.txt"
+    source = Path(arguments.data)
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -61,13 +62,13 @@ def main() -> None:
         )
         train_bpe((piece.text for piece in read_pieces(source)), 8192, folder / "bpe")
         kinds: dict[str, Callable[[], Tokenizer]] = {
-            "gpt2 (tiktoken)": GPT2Tokenizer,
-            "BPE (tokenizers)": lambda: HFTokenizer(folder / "bpe"),
+            "gpt2": GPT2Tokenizer,
+            "bpe": lambda: HFTokenizer(folder / "bpe"),
         }
-        for label, make in kinds.items():
+        for label in arguments.tokenizer or kinds:
             ratios = []
             for _ in range(arguments.rounds):
-                tokenizer = make()  # anew each round: ours remembers words
+                tokenizer = kinds[label]()  # a new one per round: ours remembers words
                 their_seconds, their_count = theirs(partial(encode, tokenizer), rows, folder)
                 our_seconds, our_count = ours(tokenizer, source, folder)
                 ratios.append(their_seconds / our_seconds)

@@ -60,6 +60,12 @@ def _no_fork_with_threads() -> Iterator[None]:
     assert found <= 1, f"the test process forked while it had {found} threads"
 
 
+@pytest.fixture(autouse=True)
+def _sigterm_is_heard() -> None:
+    """llmtrain's main, called in this process, ignores SIGTERM once it has ended, and children inherit that."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @pytest.fixture(scope="session")
 def repo() -> Path:
     return ROOT
@@ -90,15 +96,12 @@ def cli(workdir: Path, capfd: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG00
         capfd.readouterr()
         crash = ""
         code: object = None
-        sigterm = signal.getsignal(signal.SIGTERM)
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as ended:
             code = ended.code
         except BaseException:
             code, crash = 1, traceback.format_exc()
-        finally:
-            signal.signal(signal.SIGTERM, sigterm)  # main ignores it once it has ended, and children would too
         out, err = capfd.readouterr()
         assert isinstance(code, int)
         return Result(code, out, err + crash)

@@ -21,14 +21,6 @@ time.sleep(60)
 """
 
 
-@pytest.fixture(autouse=True)
-def _signals_as_in_a_container() -> Iterator[None]:
-    """Children inherit what is ignored, and llmtrain's main, called inside this process, leaves SIGTERM so."""
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
 @contextmanager
 def starting(folder: Path, *before: str, **env: str) -> Iterator["subprocess.Popen[bytes]"]:
     """llmtrain in the middle of its imports."""
