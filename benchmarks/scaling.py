@@ -60,7 +60,7 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(arguments.rounds):
-            for name in chosen:
+            for name in found:
                 copies = 2 if name == LONE else 1
                 variant = VARIANTS["1 process" if name == LONE else name]
                 with ThreadPoolExecutor(copies) as pool:

@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
+# Helpers that tests share: tiny_llama, hub_server, and the harness that trains in children of the fork server.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "faults")]
+
+from hung_tests import pytest_runtest_makereport  # noqa: E402, F401
+
 if TYPE_CHECKING:
     from kube_server import KubeServer
 
@@ -165,10 +170,6 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is not here (LLMTRAIN_SHARED names another place)")
     return folder
-
-
-# Helpers that tests share: tiny_llama, hub_server, and the harness that trains in forked children.
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "faults")]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "launch": (),
     "lora": ("--model", "{folder}/model", "--data", "{folder}/rows.jsonl", "--rows", "16", "--rounds", "1"),
     "save_time": ("--rounds", "1", "--d-model", "64"),
-    "scaling": ("--rounds", "1", "--steps", "2", "--variant", "2 processes, ddp"),
+    "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),
     "startup": ("--rounds", "1"),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
@@ -36,7 +36,7 @@ def run(name: str, folder: Path, *words: str) -> str:
 
 
 def write_text(folder: Path) -> None:
-    lines = [f"{number} times {number} is {number * number}, as every child knows.\n" for number in range(4000)]
+    lines = [f"{number} times {number} is {number * number}, as every child knows.\n" for number in range(1000)]
     (folder / "text.txt").write_text("".join(lines))
 
 

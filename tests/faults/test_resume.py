@@ -208,7 +208,7 @@ def chain_of_kills(config: Config, golden: Outcome, seed: int) -> None:
 
 
 def test_sigterm_with_worker_processes(make_config: Callable[..., Config], golden: Outcome) -> None:
-    config = make_config(data__num_workers=2)
+    config = make_config(data__num_workers=1)
     ended = harness.run(config, fault="after_optimizer:3:0:term")
     assert ended.code == 75, ended.output
     assert resume_and_compare(config, golden) == 3

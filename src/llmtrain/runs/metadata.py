@@ -23,6 +23,7 @@ _PACKAGES = (
     "peft",
     "mlflow",
 )
+_SAME_ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}
 
 
 def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
 def cpu_architecture() -> str:
     """x86_64 or aarch64, whatever the operating system calls it. Bits are promised per architecture."""
     name = platform.machine().lower()
-    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+    return _SAME_ARCHITECTURE.get(name, name)
 
 
 def architecture_of(meta: dict[str, Any]) -> str | None:
@@ -60,8 +61,9 @@ def architecture_of(meta: dict[str, Any]) -> str | None:
     if isinstance(recorded, str):
         return recorded
     # Runs of earlier versions have only platform.platform(), which contains it.
-    found = (name for name in ("x86_64", "aarch64", "arm64") if name in str(machine.get("platform")))
-    return next(found, None)
+    found = (name for name in ("x86_64", "aarch64", *_SAME_ARCHITECTURE) if name in str(machine.get("platform")))
+    name = next(found, None)
+    return _SAME_ARCHITECTURE.get(name, name) if name else None
 
 
 def versions() -> dict[str, str]:
