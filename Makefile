@@ -70,10 +70,10 @@ k8s-full: setup  ## k8s-cluster, k8s-build, k8s-train and k8s-logs
 	$(MAKE) k8s-logs
 
 test: setup  ## the tests, without the slow ones
-	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore tests/end_to_end
+	$(BIN)/python -m pytest -n 2 -m "not slow" --durations 20 --ignore tests/end_to_end
 
 test-slow: setup  ## the slow tests: real text, long fault sweeps
-	$(BIN)/python -m pytest -m slow --timeout 1800 --ignore tests/end_to_end
+	$(BIN)/python -m pytest -n 2 -m slow --timeout 600 --durations 20 --ignore tests/end_to_end
 
 lint: setup  ## ruff, format check, mypy --strict
 	$(BIN)/ruff check .
