@@ -1,7 +1,7 @@
 """Stops a run of the tests when three of them hung: each costs minutes, and the next ones would hang as well.
 
-A test hung if it failed after HUNG_SEC or more, which is how long the harness and pytest-timeout wait at least. Runs with
-a --timeout of their own (slow and end-to-end tests) are left alone: there a minute is not long.
+A test hung if it failed after HUNG_SEC or more, which is how long the harness and pytest-timeout wait at least. Runs
+with a --timeout of their own (slow and end-to-end tests) are left alone: there a minute is not long.
 """
 
 import os

@@ -133,14 +133,14 @@ def settle_steps(config: Config, train_batches: TrainBatches) -> Config:
 
 def settle_threads(config: Config, resumption: Resumption | None, world: World) -> tuple[Config, str]:
     """The config with a number of threads, and where that came from: the config, else the first start of the run, else
-    OMP_NUM_THREADS, else this process's share of the cores."""
+    OMP_NUM_THREADS, else this process's share of the cores. A resumed run's own config has the recorded number."""
     recorded, from_environment = recorded_threads(resumption), omp_threads(os.environ)
-    if config.run.threads:
-        threads, source = config.run.threads, "run.threads"
-        if recorded and recorded != threads:
-            warn("TRAIN", f"run.threads was {recorded} and is {threads} now: sums may round differently")
-    elif recorded:
+    if recorded and config.run.threads in (None, recorded):
         threads, source = recorded, "recorded at the first start"
+    elif config.run.threads:
+        threads, source = config.run.threads, "run.threads"
+        if recorded:
+            warn("TRAIN", f"run.threads was {recorded} and is {threads} now: sums may round differently")
     elif from_environment:
         threads, source = from_environment, "OMP_NUM_THREADS"
     else:
