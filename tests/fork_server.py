@@ -12,6 +12,7 @@ import functools
 import multiprocessing
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -44,7 +45,14 @@ def start(body: Callable[[], int]) -> BaseProcess:
 def _end_all() -> None:
     """multiprocessing waits for its children at the end of the interpreter: not for those of a failed test."""
     for process in _started:
+        end(process)
+
+
+def end(process: BaseProcess) -> None:
+    """Kill it, unless it has ended: the server has waited for it then, and its number may be another process's."""
+    if process.exitcode is None:
         process.kill()
+        process.join()
 
 
 def is_stopped(pid: int) -> bool:
@@ -71,6 +79,8 @@ def _child(environment: dict[str, str], pickled: bytes) -> None:
         os.environ.clear()
         os.environ.update(environment)
         code = cloudpickle.loads(pickled)()
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -147,8 +147,7 @@ class Child:
         os.kill(self.pid, number)
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.join()
+        fork_server.end(self.process)
 
     def output(self) -> str:
         return (self.folder / "output").read_text(errors="replace")

@@ -70,8 +70,7 @@ class Ranks:
 
     def end_all(self) -> None:
         for process in self.processes:
-            process.kill()
-            process.join()
+            fork_server.end(process)
 
     def _ended(self, rank: int, seconds: float) -> RankEnd:
         path = self.folder / f"value-{rank}"

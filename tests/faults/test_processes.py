@@ -1,5 +1,6 @@
 """The same promises through the real command: python -m llmtrain train, signals from outside, exit codes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -107,6 +108,39 @@ def test_a_bad_reference(file: Path, tmp_path: Path, reference: str) -> None:
     code, _, stderr = finish(start("--config", str(file), "--resume", reference, cwd=tmp_path))
     assert code in (64, 65), stderr
     assert "Traceback" not in stderr
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_data_workers_end_with_a_trainer_that_ends_while_they_start(
+    tmp_path: Path, make_config: MakeConfig, number: signal.Signals
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_config(make_config(data__num_workers=1)))
+    trainer = start("--config", str(path))
+
+    def workers() -> list[int]:
+        with contextlib.suppress(OSError):
+            return [
+                pid for pid in children_of(trainer.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
+        return []
+
+    deadline = time.monotonic() + 60
+    while not (started := workers()):
+        assert trainer.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    trainer.send_signal(number)
+    code, _, stderr = finish(trainer)
+    assert code == (-9 if number == signal.SIGKILL else 75), stderr
+    deadline = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in started):
+        assert time.monotonic() < deadline, "a worker is left"
+        time.sleep(0.05)
 
 
 CRASHING = """

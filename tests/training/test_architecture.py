@@ -53,9 +53,17 @@ def test_runs_compare_names_two_architectures(
     values["machine"]["architecture"] = OTHER
     meta.write_text(json.dumps(values))
     assert cli("runs", "compare", "here", "there", "--json").json["architectures"] == [cpu_architecture(), OTHER]
+    assert OTHER not in cli("runs", "compare", "here", "there").out, (
+        "the states are identical: there is nothing to explain"
+    )
+    finished = workdir / "runs" / "there" / "finished.json"
+    finished.write_text(finished.read_text().replace('"state_sha256": "', '"state_sha256": "0'))
     said = cli("runs", "compare", "here", "there").out
     assert cpu_architecture() in said
     assert OTHER in said
+    meta.write_text("[1, 2]")
+    assert cli("runs", "compare", "here", "there", "--json").json["architectures"] == [cpu_architecture(), None]
+    assert cli("runs", "list").code == 0
 
 
 def test_resuming_on_another_architecture_warns(make_config: MakeConfig) -> None:

@@ -11,6 +11,8 @@ from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
 from llmtrain.distributed.sources import SHARED_CORES, omp_threads, share_cores, usable_cores
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.training.resume import Resumption, recorded_threads
 
 MakeConfig = Callable[..., Config]
 
@@ -52,6 +54,16 @@ def test_a_resumed_run_keeps_its_number(make_config: MakeConfig, fault: str) -> 
     assert "first start" in source
 
 
+@pytest.mark.parametrize(
+    "run", ["null", "[1]", "abc", "{threads: -3}", "{threads: true}", "{threads: 99999999}", "\xff"]
+)
+def test_a_damaged_record_counts_for_nothing(tmp_path: Path, run: str) -> None:
+    folder = RunDirectory(tmp_path / "runs" / RUN_ID)
+    folder.path.mkdir(parents=True)
+    folder.config.write_bytes(f"run: {run}\n".encode("latin-1"))
+    assert recorded_threads(Resumption(folder, None, False)) is None
+
+
 def test_one_process_ends_as_two_with_the_same_number(tmp_path: Path, cache: Path) -> None:
     """OMP_NUM_THREADS=1 and no word of threads in the config: what people do under torchrun."""
     hashes = set()
@@ -76,6 +88,9 @@ def test_one_process_ends_as_two_with_the_same_number(tmp_path: Path, cache: Pat
         ({"OMP_NUM_THREADS": "0"}, None),
         ({"OMP_NUM_THREADS": "-1"}, None),
         ({"OMP_NUM_THREADS": "many"}, None),
+        ({"OMP_NUM_THREADS": "100000"}, None),
+        ({"OMP_NUM_THREADS": "9" * 5000}, None),
+        ({"OMP_NUM_THREADS": "\u0663"}, None),
     ],
 )
 def test_what_omp_num_threads_may_hold(environment: dict[str, str], threads: int | None) -> None:

@@ -62,7 +62,7 @@ def compare_command(
     if value["same_state"] is not None:
         lines.append(f"The final states are {'identical' if value['same_state'] else 'different'}.")
     architectures = value["architectures"]
-    if all(architectures) and architectures[0] != architectures[1]:
+    if all(architectures) and architectures[0] != architectures[1] and not value["same_state"]:
         lines.append(
             f"The first run was trained on {architectures[0]}, the second on {architectures[1]}. Results are "
             "bit-identical only on one CPU architecture: expect small differences."

@@ -20,6 +20,7 @@ from llmtrain.config.section import Section as Section
 
 SCHEMA_VERSION = 2
 DEFAULT_STEPS = 1000
+MAX_THREADS = 1024
 S3_URI_PATTERN = r"s3://(?P<bucket>[A-Za-z0-9._-]{1,255})(?:/(?P<prefix>[^\s?#@]*))?"
 ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
 
@@ -80,7 +81,7 @@ class RunSection(Section):
     """Where to train; `auto` takes a GPU when there is one."""
     deterministic: bool = False
     """Only deterministic kernels. CPU runs are bit-exact without it; on a GPU it costs some speed."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Field(gt=0, le=MAX_THREADS)] | None = None
     """CPU threads per process. Empty: OMP_NUM_THREADS, else the cores divided by the processes, chosen at the first
     start and recorded, so that a resumed run uses the same number (sums depend on it)."""
     notes: str | None = None
@@ -230,7 +231,8 @@ class DataSection(Section):
     """Where tokenised text is kept; it is reused while source and tokenizer are unchanged."""
     num_workers: CountOrZero = 0
     """Processes that prepare batches ahead of the trainer. 0: the trainer does it, which is fast enough
-    unless the token store is on slow storage."""
+    unless the token store is on slow storage. They start as new processes that import the main module, so a script of
+    your own that trains needs `if __name__ == "__main__":`."""
 
     def problems(self) -> Iterator[Problem]:
         problem = registry.check_name("data.name", self.name, registry.DATA)

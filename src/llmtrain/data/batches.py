@@ -1,5 +1,7 @@
 """Batches of token ids for the model: which samples number n holds is decided by its number alone."""
 
+import multiprocessing
+import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
@@ -77,7 +79,7 @@ class TrainBatches(Dataset[Batch], ABC):
             pin_memory=pin_memory,
             # Not fork: the trainer has threads by now, and a lock that one of them holds stays locked in the worker.
             multiprocessing_context="spawn" if workers else None,
-            worker_init_fn=_leave_signals_to_the_trainer,
+            worker_init_fn=_begin_worker,
             generator=torch.Generator(),  # the loader draws a seed nobody uses: not from the global generator
         )
         with _signals_blocked() if workers else nullcontext():
@@ -144,7 +146,12 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _leave_signals_to_the_trainer(_: int) -> None:
-    """Ctrl-C reaches every process of the terminal; a worker that died of it would take the trainer's save along."""
+def _begin_worker(_: int) -> None:
+    """Leave signals to the trainer: Ctrl-C reaches every process of the terminal, and a worker that died of it would
+    take the trainer's save along. torch's own watch over the trainer begins only after this: one that was killed while
+    the worker imported torch would never be missed."""
+    trainer = multiprocessing.parent_process()
+    if trainer is not None and not trainer.is_alive():
+        os._exit(1)
     for number in _LEFT_TO_THE_TRAINER:
         signal.signal(number, signal.SIG_IGN)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from llmtrain.config.schema import MAX_THREADS
 from llmtrain.errors import UsageError
 
 T = TypeVar("T")
@@ -274,11 +275,11 @@ def usable_cores() -> int:
 
 def omp_threads(environment: Mapping[str, str]) -> int | None:
     """The number in OMP_NUM_THREADS, which may be a list for nested loops; None where `node` set it by itself, or where
-    it is not a number (OpenMP then ignores it too)."""
+    it is not a usable number."""
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    if SHARED_CORES in environment or not first.isdecimal():
+    if SHARED_CORES in environment or not re.fullmatch("[0-9]{1,6}", first):
         return None
-    return int(first) or None
+    return int(first) if 0 < int(first) <= MAX_THREADS else None
 
 
 def share_cores(processes: int) -> None:

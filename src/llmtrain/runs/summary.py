@@ -23,7 +23,7 @@ def summarise(run: RunDirectory) -> dict[str, Any]:
     val_losses = [row["val/loss"] for row in rows if row.get("val/loss") is not None]
     return {
         "run_id": run.run_id,
-        "name": (read_json(run.meta) or {}).get("name"),
+        "name": read_meta(run).get("name"),
         "status": _status(run),
         "step": max((row["step"] for row in rows), default=0),
         "max_steps": _max_steps(run),
@@ -76,15 +76,21 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
         "compared_steps": len(common),
         "first_different_step": next((step for step in common if losses[0][step] != losses[1][step]), None),
         "same_state": hashes[0] == hashes[1] if all(hashes) else None,
-        "architectures": [architecture_of(read_json(run.meta) or {}) for run in (first, second)],
+        "architectures": [architecture_of(read_meta(run)) for run in (first, second)],
     }
 
 
 def config_values(run: RunDirectory) -> dict[str, Any]:
     try:
         values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
+    return values if isinstance(values, dict) else {}
+
+
+def read_meta(run: RunDirectory) -> dict[str, Any]:
+    """meta.json; empty where it is missing or damaged."""
+    values = read_json(run.meta)
     return values if isinstance(values, dict) else {}
 
 

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmtrain.config.schema import Config, TrainerSection, differences, may_change
+from llmtrain.config.schema import MAX_THREADS, Config, TrainerSection, differences, may_change
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.redact import redact_values
-from llmtrain.runs.summary import config_values
+from llmtrain.runs.summary import config_values, read_meta
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.state import Progress, load_tensors
 
@@ -73,8 +73,10 @@ def recorded_threads(resumption: Resumption | None) -> int | None:
         return None
     checkpoint = resumption.checkpoint
     values = checkpoint.state().get("config", {}) if checkpoint else config_values(resumption.run)
-    threads = values.get("run", {}).get("threads")
-    return threads if isinstance(threads, int) else None
+    section = values.get("run")
+    threads = section.get("threads") if isinstance(section, dict) else None
+    is_usable = isinstance(threads, int) and not isinstance(threads, bool) and 0 < threads <= MAX_THREADS
+    return threads if is_usable else None
 
 
 def _is_checkpoint_path(resume: str) -> bool:
@@ -89,8 +91,7 @@ def _newest_run(config: Config) -> RunDirectory | None:
         run = RunDirectory(Path(root).expanduser() / config.output.run_id)
         return run if run.exists() else None
     for run in reversed(list_runs(root)):
-        meta = read_json(run.meta) or {}
-        if meta.get("name") == config.run.name and not run.finished.exists():
+        if read_meta(run).get("name") == config.run.name and not run.finished.exists():
             return run
     return None
 
