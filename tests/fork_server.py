@@ -92,7 +92,8 @@ def _server_environment() -> Iterator[None]:
     """The first child starts the server, which inherits this."""
     changed = dict(os.environ)
     os.environ.clear()
-    os.environ.update(_environment, **ONE_THREAD, PYTHONPATH=str(TESTS))
+    path = os.pathsep.join(filter(None, (str(TESTS), _environment.get("PYTHONPATH"))))
+    os.environ.update(_environment, **ONE_THREAD, PYTHONPATH=path)
     try:
         yield
     finally:

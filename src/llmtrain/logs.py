@@ -31,6 +31,11 @@ def log(tag: str, text: str, level: int = logging.INFO, fields: dict[str, Any] |
     logger.log(level, text, extra={"tag": tag, "fields": fields or {}})
 
 
+def log_on_every_rank(tag: str, text: str) -> None:
+    """A line that also ranks other than 0 show."""
+    logger.log(logging.INFO, text, extra={"tag": tag, "fields": {}, "on_every_rank": True})
+
+
 def warn(tag: str, text: str) -> None:
     log(tag, f"warning: {text}", logging.WARNING)
 
@@ -71,8 +76,13 @@ class _JsonFormatter(logging.Formatter):
 class _Stderr(logging.StreamHandler[Any]):
     """Standard error as it is now (tests and terminals swap it), with the progress bar moved out of the way."""
 
+    def __init__(self, all_ranks: bool) -> None:
+        super().__init__()
+        self._all_ranks = all_ranks
+
     def emit(self, record: logging.LogRecord) -> None:
-        if _rank and record.levelno == logging.INFO:
+        is_left_to_rank0 = not self._all_ranks and not getattr(record, "on_every_rank", False)
+        if _rank and record.levelno == logging.INFO and is_left_to_rank0:
             return
         self.stream = sys.stderr
         super().emit(record)
@@ -83,7 +93,7 @@ def setup_logging(config: "LoggingSection", file: Path | None = None) -> None:
     close_logging()
     logger.setLevel(logging.DEBUG if is_debugging() else config.level)
     logger.propagate = False
-    console = _Stderr()
+    console = _Stderr(config.all_ranks)
     console.setFormatter(_JsonFormatter() if config.json_output else _TaggedFormatter())
     logger.addHandler(console)
     if file is not None:

@@ -12,14 +12,14 @@ from typing import Any
 import fault_harness as harness
 import pytest
 import torch
-from fault_harness import RUN_ID, Outcome
+from fault_harness import RUN_ID, STEPS, Outcome
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
 from llmtrain.runs.directory import find_run, new_run
 from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import checkpoint as checkpoint_module
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
+from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 
 FILES = ("index.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MakeConfig = Callable[..., Config]
@@ -166,6 +166,22 @@ def test_at_least_two_are_kept_and_the_best(make_config: MakeConfig, root: Path)
     ended = harness.run(make_config(trainer__keep_checkpoints=2, trainer__eval_every_steps=None))
     assert ended.code == 0, ended.output
     assert harness.steps_saved(root) == [6, 8]
+    folder = root / RUN_ID / "checkpoints"
+    removed = [CheckpointStore(folder).removal(step) for step in (2, 4, 6, 8)]
+    assert [row and row["keep_checkpoints"] for row in removed] == [2, 2, None, None]
+    with pytest.raises(CheckpointError) as told:
+        find_checkpoint(folder / "step_2.pt")
+    assert removed[0]
+    assert removed[0]["removed_at"] in str(told.value)
+    (folder / "removed.jsonl").write_text("damaged")
+    with pytest.raises(CheckpointError):
+        find_checkpoint(folder / "step_2")
+
+
+def test_all_are_kept(make_config: MakeConfig, root: Path) -> None:
+    ended = harness.run(make_config(trainer__keep_checkpoints="all", trainer__save_every_steps=1))
+    assert ended.code == 0, ended.output
+    assert harness.steps_saved(root) == list(range(1, STEPS + 1))
 
 
 # Checkpoints made by somebody else.

@@ -1,6 +1,8 @@
 """load_config: a file or preset, plus overrides, to one frozen Config; every problem is reported at once."""
 
 import copy
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from llmtrain.config.document import Document, dump_document, parse_value, read_document
 from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection, takes_any_name
+from llmtrain.config.upgrade import upgrade_v1
 from llmtrain.errors import ConfigError, UsageError, nearest
 
 DEFAULT_PRESET = "gpt_stdlib"
@@ -19,10 +22,15 @@ DEFAULT_PRESET = "gpt_stdlib"
 def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides."""
     document = read_document(find_config(source if source is not None else DEFAULT_PRESET))
-    return build_config(document, overrides)
+    notes: list[str] = []
+    config = build_config(document, overrides, notes)
+    if notes and os.environ.get("RANK", "0") == "0" and os.environ.get("LLMTRAIN_WORKER") != "1":  # one voice
+        print(f"note: {document.source} is read as schema_version 1: {', '.join(notes)}.", file=sys.stderr)
+    return config
 
 
-def build_config(document: Document, overrides: Sequence[str] = ()) -> Config:
+def build_config(document: Document, overrides: Sequence[str] = (), notes: list[str] | None = None) -> Config:
+    """The config of a parsed document; what an upgrade of an older one filled in is added to `notes`."""
     values = copy.deepcopy(document.values)
     problems: list[str] = []
     version = values.get("schema_version", SCHEMA_VERSION)
@@ -35,7 +43,12 @@ def build_config(document: Document, overrides: Sequence[str] = ()) -> Config:
         given = [pair for pair in given if not pair[0].startswith("ddp.")]
         if "distributed" in values and "ddp" in values:
             problems.append("ddp and distributed are the same section; a version-1 document has ddp only.")
-        values = upgrade_v1(values)
+        data_name = dict(given).get("data.name")
+        values, filled = upgrade_v1(values, data_name if isinstance(data_name, str) else None)
+        values["schema_version"] = SCHEMA_VERSION
+        if notes is not None:
+            set_fields = {key for key, _ in given}
+            notes += [note for note in filled if note.split()[0] not in set_fields]
         document = document.renamed("ddp", "distributed")
     elif version != SCHEMA_VERSION:
         problems.append(f"schema_version {version!r} is unknown. Known: 1, {SCHEMA_VERSION}.")
@@ -71,24 +84,6 @@ def list_presets() -> dict[str, Path]:
 def dump_config(config: Config) -> str:
     """The resolved config as YAML, sections in the schema's order."""
     return dump_document(config.as_dict())
-
-
-def upgrade_v1(values: dict[str, Any]) -> dict[str, Any]:
-    """A version-1 document with the names of version 2: section ddp -> distributed, enabled -> strategy."""
-    upgraded = {key: value for key, value in values.items() if key != "ddp"}
-    upgraded["schema_version"] = SCHEMA_VERSION
-    if isinstance(values.get("ddp"), dict):
-        old = dict(values["ddp"])
-        if "enabled" in old:
-            enabled = old.pop("enabled")
-            # Anything but a boolean is left for the schema to refuse.
-            old["strategy"] = (
-                {True: "ddp", False: "none"}.get(enabled, enabled) if isinstance(enabled, bool) else enabled
-            )
-        upgraded["distributed"] = old
-    elif "ddp" in values:
-        upgraded["distributed"] = values["ddp"]
-    return upgraded
 
 
 def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:

@@ -15,7 +15,7 @@ from pydantic import Field
 from llmtrain import registry
 from llmtrain.config.launch import LaunchSection as LaunchSection
 from llmtrain.config.section import RUN_ID_PATTERN as RUN_ID_PATTERN
-from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem
+from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem, TwoOrMoreOrAll
 from llmtrain.config.section import Section as Section
 
 SCHEMA_VERSION = 2
@@ -322,8 +322,8 @@ class TrainerSection(Section):
     """Steps between two checkpoints. Empty: only at the end and for a new best."""
     async_save: bool = False
     """Write checkpoints in the background, from a copy in memory: the loop waits for the copy only."""
-    keep_checkpoints: Annotated[int, Field(ge=2)] = 3
-    """Newest checkpoints kept, at least two; the best one is kept besides."""
+    keep_checkpoints: TwoOrMoreOrAll = 3
+    """Number of newest checkpoints to keep, at least two, or `all`. The best one is kept besides."""
 
     @property
     def steps(self) -> int:
@@ -420,6 +420,8 @@ class LoggingSection(Section):
     """Keep the lines in the run directory's logs/ too."""
     file_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "train.log"
     """Name of that file."""
+    all_ranks: bool = False
+    """Show the log lines of every rank. false: rank 0's, and warnings of all; each rank has a log file in any case."""
     tensorboard: bool = False
     """Write TensorBoard event files to the run directory (extra `tensorboard`)."""
 

@@ -118,7 +118,11 @@ def volumes(config: Config, checkpoint_bytes: int | None, time_writing: bool) ->
     root = Path(config.output.root_dir).expanduser()
     run = root / config.output.run_id if config.output.run_id else root
     folder = run if is_there(run) else root
-    keeps = config.trainer.keep_checkpoints + 2  # the best one besides, and the next before an old one goes
+    trainer = config.trainer
+    if trainer.keep_checkpoints == "all":
+        keeps = trainer.steps // (trainer.save_every_steps or trainer.steps) + 1
+    else:
+        keeps = trainer.keep_checkpoints + 2  # the best one besides, and the next before an old one goes
     yield room("output room", root, GIB if checkpoint_bytes is None else max(GIB, keeps * checkpoint_bytes))
     finding = writable("output", folder, "Set output.root_dir to a directory you may write to.")
     yield finding

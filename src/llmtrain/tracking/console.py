@@ -10,11 +10,13 @@ from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
 
 class ConsoleTracker(NullTracker):
-    def __init__(self, run: TrackedRun) -> None:
+    def __init__(self, run: TrackedRun, may_show_bar: bool = True) -> None:
         self._max_steps = run.config.trainer.steps
         self._max_epochs = run.config.trainer.max_epochs
         self._bar: Any = None
-        if sys.stderr.isatty() and not run.config.logging.json_output and run.config.logging.level in ("DEBUG", "INFO"):
+        logging_ = run.config.logging
+        is_shown = may_show_bar and sys.stderr.isatty()
+        if is_shown and not logging_.json_output and logging_.level in ("DEBUG", "INFO"):
             self._start_bar(run.resumed_from)
 
     def log(self, step: int, metrics: Metrics) -> None:

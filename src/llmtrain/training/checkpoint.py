@@ -14,7 +14,9 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ from llmtrain.training.state import Tensors
 FORMAT_VERSION = 2
 STATE = "state.json"
 INDEX = "index.json"
+REMOVED = "removed.jsonl"
+"""In checkpoints/: what keep_checkpoints has removed, and when."""
 _FILES = {INDEX, STATE}
 _GROUPS = ("model", "optimizer")
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
@@ -233,6 +237,7 @@ class CheckpointStore:
         for step in self.steps()[:-keep]:
             if step != best_step:
                 self._discard(self.at(step).path)
+                self._note_removal(step, keep)
 
     def set_aside_after(self, step: int) -> None:
         """Going back to an older checkpoint: the newer ones keep their content but are no checkpoints any more."""
@@ -256,6 +261,21 @@ class CheckpointStore:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
+
+    def _note_removal(self, step: int, keep: int) -> None:
+        """For whoever asks for it later."""
+        row = {"step": step, "removed_at": time.strftime("%Y-%m-%d %H:%M:%S %z"), "keep_checkpoints": keep}
+        with suppress(OSError), (self.folder / REMOVED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def removal(self, step: int) -> dict[str, Any] | None:
+        """When and why a checkpoint was removed by `prune`; None if it was not."""
+        try:
+            lines = (self.folder / REMOVED).read_text(encoding="utf-8").splitlines()
+            rows = [json.loads(line) for line in lines]
+        except (OSError, ValueError):
+            return None
+        return next((row for row in reversed(rows) if isinstance(row, dict) and row.get("step") == step), None)
 
     def _discard(self, path: Path) -> None:
         """First out of sight, then away: a half-deleted directory must not look like a checkpoint."""
@@ -301,6 +321,15 @@ def find_checkpoint(path: Path) -> Checkpoint:
             remedy="Give a checkpoint directory, such as runs/<run_id>/checkpoints/step_20.",
         )
     if step_of(plain.name) is None or not plain.is_dir():
+        step = step_of(plain.name)
+        removed = CheckpointStore(plain.parent).removal(step) if step is not None else None
+        if removed:
+            raise CheckpointError(
+                f"{path} was removed on {removed.get('removed_at')}: trainer.keep_checkpoints was "
+                f"{removed.get('keep_checkpoints')}.",
+                remedy="Resume from one that is there (`llmtrain runs show` lists them). To keep every checkpoint of a "
+                "run, set trainer.keep_checkpoints to all.",
+            )
         raise CheckpointError(
             f"{path} is not a checkpoint.", remedy="Give runs/<run_id>/checkpoints/step_<N>, or a run id."
         )

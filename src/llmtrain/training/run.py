@@ -16,7 +16,7 @@ from llmtrain.distributed.micro_batches import micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
-from llmtrain.logs import log, set_rank, setup_logging, warn
+from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
@@ -27,7 +27,8 @@ from llmtrain.runs.metadata import collect_metadata
 from llmtrain.runs.redact import redact, redact_values
 from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_run
-from llmtrain.tracking.base import NullTracker, Status, TrackedRun
+from llmtrain.tracking.base import Status, TrackedRun
+from llmtrain.tracking.console import ConsoleTracker
 from llmtrain.training import faults
 from llmtrain.training.assemble import (
     Parts,
@@ -119,6 +120,9 @@ def run_training(
         generation = begin(stack, run, resumption, world, lock, settled.trainer.steps)
         log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
         setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
+        if not world.is_first and world.local_rank == 0 and not config.logging.all_ranks:  # else a pod's log is empty
+            where = f"{run.logs / log_name}" if config.logging.log_to_file else "kept nowhere (logging.log_to_file)"
+            log_on_every_rank("DDP", f"the log of rank {world.rank} is {where}; logging.all_ranks shows it here too")
         threads = f"CPU threads: {config.run.threads} ({threads_source})"
         log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
         result = _train(settled, config, world, run, resumption, parts, lock, stop, generation)
@@ -246,7 +250,8 @@ def _train(
         "world_size": world.world_size,
     }
     tracked = TrackedRun(run, config, progress.step, progress.evaluated_step, facts)
-    tracker = open_trackers(tracked) if world.is_first else NullTracker()
+    # The lines of other ranks go to their own log files (and, with logging.all_ranks, to standard error).
+    tracker = open_trackers(tracked) if world.is_first else ConsoleTracker(tracked, may_show_bar=False)
     throughput = Throughput(world.device, parts.adapter.flops_per_token(parts.module), world.world_size)
     starts = [start for start in set(world.control.gather(os.environ.get(START, ""))) if start]
     watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec, starts)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,7 +21,9 @@ from llmtrain.training.state import model_tensors, optimizer_tensors
 class Saver:
     """One save at a time. Every rank calls the same methods at the same steps, so all agree on how a save ended."""
 
-    def __init__(self, store: CheckpointStore, lock: NullLock, world: World, keep: int, in_background: bool) -> None:
+    def __init__(
+        self, store: CheckpointStore, lock: NullLock, world: World, keep: int | Literal["all"], in_background: bool
+    ) -> None:
         self._store, self._lock, self._world, self._keep = store, lock, world, keep
         self._in_background = in_background
         self._copies: dict[tuple[str, str], torch.Tensor] = {}
@@ -93,7 +95,8 @@ class Saver:
             self._extras(step, after)
             fault("save_before_prune", step)
             self._lock.check()
-            self._store.prune(self._keep, best_step)
+            if self._keep != "all":
+                self._store.prune(self._keep, best_step)
         except OSError as problem:
             warn("SAVE", f"step_{step} is saved, but the pointers or old checkpoints could not be updated: {problem}")
 
