@@ -48,11 +48,16 @@ def test_runs_compare_names_two_architectures(
     meta = workdir / "runs" / "there" / "meta.json"
     values = json.loads(meta.read_text())
     assert values["machine"]["architecture"] == cpu_architecture()
-    assert cli("runs", "compare", "here", "there", "--json").json["architectures"] == [cpu_architecture()] * 2
+    compared = cli("runs", "compare", "here", "there", "--json").json
+    assert compared["architectures"] == [[cpu_architecture()]] * 2
+    assert compared["threads"] == [[1], [1]]
     assert cpu_architecture() not in cli("runs", "compare", "here", "there").out
-    values["machine"]["architecture"] = OTHER
-    meta.write_text(json.dumps(values))
-    assert cli("runs", "compare", "here", "there", "--json").json["architectures"] == [cpu_architecture(), OTHER]
+    generations = workdir / "runs" / "there" / "generations.json"
+    starts = json.loads(generations.read_text())
+    generations.write_text(json.dumps([*starts, {**starts[0], "generation": 2, "architecture": OTHER, "threads": 2}]))
+    compared = cli("runs", "compare", "here", "there", "--json").json
+    assert compared["architectures"] == [[cpu_architecture()], [cpu_architecture(), OTHER]]
+    assert compared["threads"] == [[1], [1, 2]]
     assert OTHER not in cli("runs", "compare", "here", "there").out, (
         "the states are identical: there is nothing to explain"
     )
@@ -61,8 +66,15 @@ def test_runs_compare_names_two_architectures(
     said = cli("runs", "compare", "here", "there").out
     assert cpu_architecture() in said
     assert OTHER in said
+    generations.unlink()
+    values["machine"]["architecture"] = OTHER
+    meta.write_text(json.dumps(values))
+    compared = cli("runs", "compare", "here", "there", "--json").json
+    assert compared["architectures"] == [[cpu_architecture()], [OTHER]], (
+        "a run of an earlier version has meta.json alone"
+    )
     meta.write_text("[1, 2]")
-    assert cli("runs", "compare", "here", "there", "--json").json["architectures"] == [cpu_architecture(), None]
+    assert cli("runs", "compare", "here", "there", "--json").json["architectures"] == [[cpu_architecture()], []]
     assert cli("runs", "list").code == 0
 
 

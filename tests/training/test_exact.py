@@ -117,6 +117,7 @@ def test_bf16_computes_in_float32_where_the_cpu_has_none(make_config: MakeConfig
     assert ended.result, ended.output
     assert ended.result["state_sha256"] == trained(make_config())["state_sha256"]
     assert ended.output.count("bfloat16") == 1, "said once"
+    assert ended.result["precision"] == "fp32", "what it computed in"
     assert "mkldnn" not in ended.output
     assert config.trainer.precision == "bf16"
     recorded = harness.checkpoints(Path(config.output.root_dir))[-1].state()["config"]

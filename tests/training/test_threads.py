@@ -38,6 +38,14 @@ def test_omp_num_threads_is_the_default(make_config: MakeConfig) -> None:
     assert trained(make_config(run__threads=None), OMP_NUM_THREADS="3") == (3, "OMP_NUM_THREADS")
 
 
+def test_a_number_that_cannot_be_used_is_told(make_config: MakeConfig) -> None:
+    ended = harness.run(make_config(run__threads=None), env={"OMP_NUM_THREADS": "many"})
+    assert ended.result, ended.output
+    assert ended.result["threads"] == usable_cores()
+    (warning,) = [line for line in ended.output.splitlines() if "OMP_NUM_THREADS" in line]
+    assert "warning" in warning
+
+
 def test_else_the_cores(make_config: MakeConfig) -> None:
     threads, source = trained(make_config(run__threads=None))
     assert threads == usable_cores()

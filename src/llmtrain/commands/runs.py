@@ -61,13 +61,24 @@ def compare_command(
         lines.append(f"The training losses are equal at all {value['compared_steps']} steps that both logged.")
     if value["same_state"] is not None:
         lines.append(f"The final states are {'identical' if value['same_state'] else 'different'}.")
-    architectures = value["architectures"]
-    if all(architectures) and architectures[0] != architectures[1] and not value["same_state"]:
-        lines.append(
-            f"The first run was trained on {architectures[0]}, the second on {architectures[1]}. Results are "
-            "bit-identical only on one CPU architecture: expect small differences."
-        )
+    if not value["same_state"]:
+        lines += _causes(value)
     show(json_, value, "\n".join(lines))
+
+
+def _causes(value: dict[str, Any]) -> list[str]:
+    """What makes two runs of one config differ in their last bits."""
+    labels = {"architectures": "CPU architecture", "threads": "number of CPU threads"}
+    lines = []
+    for name, label in labels.items():
+        first, second = value[name]
+        if first and second and (first != second or len(first) > 1):
+            lines.append(f"The {label} differs: {_then(first)} in the first run, {_then(second)} in the second.")
+    return [*lines, "Results are bit-identical only on one architecture, with one number of threads."] if lines else []
+
+
+def _then(values: list[Any]) -> str:
+    return ", then ".join(map(str, values))
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from llmtrain.errors import TrainingStopped
 from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.metadata import cpu_architecture
 
 MAX_CRASHES = 3
 KEPT = 50
@@ -33,7 +34,12 @@ def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def begin_generation(
-    run: RunDirectory, from_step: int, world_size: int, is_unattended: bool, to_step: int | None = None
+    run: RunDirectory,
+    from_step: int,
+    world_size: int,
+    is_unattended: bool,
+    to_step: int | None = None,
+    threads: int | None = None,
 ) -> int:
     """Number this start. The caller owns the run's lock."""
     rows = read_generations(run)
@@ -54,6 +60,8 @@ def begin_generation(
         "generation": generation,
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": socket.gethostname(),
+        "architecture": cpu_architecture(),
+        "threads": threads,
         "world_size": world_size,
         "from_step": from_step,
         "to_step": to_step,

@@ -76,8 +76,15 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
         "compared_steps": len(common),
         "first_different_step": next((step for step in common if losses[0][step] != losses[1][step]), None),
         "same_state": hashes[0] == hashes[1] if all(hashes) else None,
-        "architectures": [architecture_of(read_meta(run)) for run in (first, second)],
+        "architectures": [_recorded(run, "architecture", architecture_of(read_meta(run))) for run in (first, second)],
+        "threads": [_recorded(run, "threads") for run in (first, second)],
     }
+
+
+def _recorded(run: RunDirectory, name: str, else_: Any = None) -> list[Any]:
+    """What the starts of a run recorded, each value once, in order; `else_` where none did."""
+    found = [row[name] for row in read_generations(run) if row.get(name) is not None] or [else_]
+    return list(dict.fromkeys(value for value in found if value is not None))
 
 
 def config_values(run: RunDirectory) -> dict[str, Any]:

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.schema import Config
+from llmtrain.config.schema import MAX_THREADS, Config
 from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.micro_batches import adafactor_with_fsdp, micro_batches_in_step
-from llmtrain.distributed.sources import omp_threads, usable_cores
+from llmtrain.distributed.sources import SHARED_CORES, omp_threads, usable_cores
 from llmtrain.distributed.world import World
 from llmtrain.distributed.wrap import Wrapped, is_sharding, wrap_model
 from llmtrain.errors import UsageError
@@ -135,6 +135,8 @@ def settle_threads(config: Config, resumption: Resumption | None, world: World) 
     """The config with a number of threads, and where that came from: the config, else the first start of the run, else
     OMP_NUM_THREADS, else this process's share of the cores. A resumed run's own config has the recorded number."""
     recorded, from_environment = recorded_threads(resumption), omp_threads(os.environ)
+    if from_environment is None and os.environ.get("OMP_NUM_THREADS") and SHARED_CORES not in os.environ:
+        warn("TRAIN", f"OMP_NUM_THREADS is ignored: not a number from 1 to {MAX_THREADS}")
     if recorded and config.run.threads in (None, recorded):
         threads, source = recorded, "recorded at the first start"
     elif config.run.threads:

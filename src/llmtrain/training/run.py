@@ -32,6 +32,7 @@ from llmtrain.tracking.console import ConsoleTracker
 from llmtrain.training import faults
 from llmtrain.training.assemble import (
     Parts,
+    as_computed,
     autocast_for,
     base_sha256,
     build_stepper,
@@ -117,7 +118,7 @@ def run_training(
             rank0(lambda: create(run))
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
-        generation = begin(stack, run, resumption, world, lock, settled.trainer.steps)
+        generation = begin(stack, run, resumption, world, lock, settled)
         log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
         setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
         if not world.is_first and world.local_rank == 0 and not config.logging.all_ranks:  # else a pod's log is empty
@@ -370,6 +371,7 @@ def make_result(
         "generation": generation,
         "device": str(world.device),
         "threads": config.run.threads,
+        "precision": as_computed(config, world.device).trainer.precision,
         "peak_memory_bytes": max(world.control.gather(peak_memory_bytes(world.device))),
         # Of a sharded model every rank has to give its part; of any other, rank 0 has it all.
         "state_sha256": state_sha256(*groups) if trainer.stepper.wrapped.is_sharded or world.is_first else "",
@@ -400,13 +402,15 @@ def begin(
     resumption: Resumption | None,
     world: World,
     lock: NullLock,
-    to_step: int,
+    config: Config,
 ) -> int:
     """Number this start of the run. From here on a process that ends without a word has crashed, and that is counted;
     a start that is told to stop, or refused for a mistake, has not."""
     from_step = resumption.checkpoint.step if resumption and resumption.checkpoint else 0
+    is_again = is_unattended() or is_restart()
+    to_step, threads = config.trainer.steps, config.run.threads
     number = world.control.from_first(
-        lambda: begin_generation(run, from_step, world.world_size, is_unattended() or is_restart(), to_step)
+        lambda: begin_generation(run, from_step, world.world_size, is_again, to_step, threads)
     )
 
     def end(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
