@@ -109,8 +109,10 @@ def console_handler() -> logging.Handler | None:
 
 
 def is_debugging() -> bool:
-    """LLMTRAIN_DEBUG=1: every decision of the start-up is logged."""
-    return os.environ.get("LLMTRAIN_DEBUG") == "1"
+    """LLMTRAIN_DEBUG=1: every decision of the start-up is logged. Where it is not set, the names that other guides use
+    for this count."""
+    values = (os.environ.get(name) for name in ("LLMTRAIN_DEBUG", "COLOSSALAI_DEBUG", "DEBUG_DISTRIBUTED"))
+    return next((value for value in values if value), "0") == "1"
 
 
 def close_logging() -> None:

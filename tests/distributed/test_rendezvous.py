@@ -142,10 +142,10 @@ def test_no_progress_line_for_a_short_wait(master: socket.socket, lines: pytest.
 @pytest.mark.parametrize(("text", "expected"), [(None, 600.0), ("", 600.0), ("5", 5.0), (" 0.5 ", 0.5)])
 def test_the_environment_wins(text: str | None, expected: float) -> None:
     environ = {} if text is None else {"LLMTRAIN_DIST_TIMEOUT": text}
-    assert deadline_sec("LLMTRAIN_DIST_TIMEOUT", 600, environ) == expected
+    assert deadline_sec(("LLMTRAIN_DIST_TIMEOUT",), 600, environ) == expected
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", "10s"])
 def test_a_deadline_that_is_none(text: str) -> None:
     with pytest.raises(UsageError, match="LLMTRAIN_MASTER_READY_TIMEOUT is"):
-        deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", 600, {"LLMTRAIN_MASTER_READY_TIMEOUT": text})
+        deadline_sec(("LLMTRAIN_MASTER_READY_TIMEOUT",), 600, {"LLMTRAIN_MASTER_READY_TIMEOUT": text})

@@ -1,12 +1,13 @@
 """The preflight: what is right and wrong with a machine, an environment and a network, before anything is trained.
 
-For one's own script: `from llmtrain.diagnose import validate_environment, setup_network, diagnose`. None of them needs
-torch to be imported; `diagnose` imports it when it is called.
+For one's own script: `from llmtrain.diagnose import validate_environment, setup_network, diagnose`, and
+`require_environment`, which raises where `validate_environment` returns problems. None of them needs torch to be
+imported; `diagnose` imports it when it is called.
 """
 
 from llmtrain.diagnose.checks import Finding
 from llmtrain.diagnose.local import diagnose
-from llmtrain.distributed.identity import validate_environment
+from llmtrain.distributed.identity import require_environment, validate_environment
 from llmtrain.distributed.network import setup_network
 
-__all__ = ["Finding", "diagnose", "setup_network", "validate_environment"]
+__all__ = ["Finding", "diagnose", "require_environment", "setup_network", "validate_environment"]

@@ -56,10 +56,10 @@ def gather_versions(world: "World") -> list[dict[str, Any]]:
 
 def version_skew(rows: list[dict[str, Any]]) -> Finding:
     differing = []
-    for name in rows[0]:
+    for name in dict.fromkeys(name for row in rows for name in row):
         ranks: dict[str, list[int]] = {}
         for rank, row in enumerate(rows):
-            ranks.setdefault(str(row[name]), []).append(rank)
+            ranks.setdefault(str(row.get(name, "missing")), []).append(rank)
         if len(ranks) > 1:
             differing.append(f"{name} is {' and '.join(f'{v} on rank {_some(r)}' for v, r in ranks.items())}")
     if not differing:

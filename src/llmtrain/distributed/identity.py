@@ -86,14 +86,33 @@ def validate_environment(
 
     With LOCAL_RANK set it is judged as one training process, else as the only process of its node.
     """
+    return _read_environment(environ, hostname, distributed).problems
+
+
+def require_environment(
+    environ: Mapping[str, str] | None = None,
+    hostname: str | None = None,
+    distributed: DistributedSection | None = None,
+) -> dict[str, str]:
+    """validate_environment for a script that cannot go on with a bad one: raises UsageError with all problems, else
+    returns the variables that say who this process is."""
+    reader = _read_environment(environ, hostname, distributed)
+    reader.raise_problems()
+    names = (name for row in NAMES.values() for name in row)
+    return {name: reader.environ[name] for name in names if reader.environ.get(name, "").strip()}
+
+
+def _read_environment(
+    environ: Mapping[str, str] | None, hostname: str | None, distributed: DistributedSection | None
+) -> Reader:
     environ = os.environ if environ is None else environ
     hostname = hostname or socket.gethostname()
     distributed = distributed or DistributedSection()
     if environ.get("LOCAL_RANK"):
-        return _read_seat(environ, hostname, distributed)[0].problems
+        return _read_seat(environ, hostname, distributed)[0]
     reader = Reader(environ, {})
     read_node(reader, hostname, distributed)
-    return reader.problems
+    return reader
 
 
 def _read_seat(environ: Mapping[str, str], hostname: str, distributed: DistributedSection) -> tuple[Reader, Seat]:

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-from llmtrain.distributed.sources import is_loopback
+from llmtrain.distributed.sources import NAMES, is_loopback
 from llmtrain.logs import log
 
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -45,8 +45,12 @@ def has_infiniband() -> bool:
     return INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
 
 
-def setup_network(master_addr: str, environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Set what gloo and NCCL need and nobody has set; returns what it set."""
+def setup_network(master_addr: str | None = None, environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
+    """Set what gloo and NCCL need and nobody has set; returns what it set. The master is the environment's where none
+    is given, else this machine."""
+    if master_addr is None:
+        given = (environ.get(name, "").strip() for name in NAMES["master_addr"])
+        master_addr = next((name for name in given if name), "127.0.0.1")
     interface = interface_to(master_addr)
     if interface == "lo" and not is_loopback(master_addr):
         interface = None  # this machine's own name often stands for 127.0.1.1, where no other node can come

@@ -4,11 +4,12 @@ Pods start in any order, so a name that does not resolve and a refused connectio
 people need is to see which of them it is now, and an end.
 """
 
+import logging
 import math
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,9 @@ from llmtrain.config.schema import DistributedSection
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log
 
+# Environment variables, ours first; the others are those of ColossalAI's guide for Kubernetes.
+DIST_TIMEOUT = ("LLMTRAIN_DIST_TIMEOUT", "COLOSSALAI_DIST_TIMEOUT")
+MASTER_READY_TIMEOUT = ("LLMTRAIN_MASTER_READY_TIMEOUT", "COLOSSALAI_MASTER_READY_TIMEOUT")
 FIRST_PAUSE_SEC = 0.1
 LONGEST_PAUSE_SEC = 2.0
 CONNECT_SEC = 3.0  # a lost SYN is sent again after 1 s; longer than this and a new attempt is better
@@ -39,11 +43,14 @@ class _Failure:
     is_cut: bool = False  # the deadline came before an answer could: what failed before tells more
 
 
-def deadline_sec(name: str, configured: int, environ: Mapping[str, str]) -> float:
-    """Seconds from the environment variable `name`, else from the config."""
-    text = environ.get(name, "").strip()
-    if not text:
+def deadline_sec(names: Sequence[str], configured: int, environ: Mapping[str, str]) -> float:
+    """Seconds from the first of these environment variables that is set, else from the config."""
+    found = [name for name in names if environ.get(name, "").strip()]
+    if not found:
         return float(configured)
+    name, text = found[0], environ[found[0]].strip()
+    if len(found) > 1:
+        log("DDP", f"{name} is used, {found[1]} is ignored", logging.DEBUG)
     try:
         value = float(text)
     except ValueError:
@@ -54,11 +61,11 @@ def deadline_sec(name: str, configured: int, environ: Mapping[str, str]) -> floa
 
 
 def join_deadline_sec(distributed: DistributedSection, environ: Mapping[str, str]) -> float:
-    return deadline_sec("LLMTRAIN_DIST_TIMEOUT", distributed.join_timeout_sec, environ)
+    return deadline_sec(DIST_TIMEOUT, distributed.join_timeout_sec, environ)
 
 
 def ready_deadline_sec(distributed: DistributedSection, environ: Mapping[str, str]) -> float:
-    return deadline_sec("LLMTRAIN_MASTER_READY_TIMEOUT", distributed.master_ready_timeout_sec, environ)
+    return deadline_sec(MASTER_READY_TIMEOUT, distributed.master_ready_timeout_sec, environ)
 
 
 def wait_for_master(host: str, port: int, timeout_sec: float, *, progress_sec: float = 10.0) -> float:

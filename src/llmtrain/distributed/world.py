@@ -3,7 +3,6 @@ every wait in here has a deadline and says what it waits for."""
 
 import logging
 import os
-import platform
 import random
 import socket
 import sys
@@ -19,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-import llmtrain
 from llmtrain.config.schema import DistributedSection, RunSection
 from llmtrain.distributed.channel import Channel
 from llmtrain.distributed.identity import Seat, find_seat, has_agents_store
@@ -28,6 +26,7 @@ from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_se
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
 from llmtrain.runs.exit_report import exit_now
+from llmtrain.runs.metadata import versions
 
 JOIN_ATTEMPTS = 3
 PROGRESS_SEC = 10.0
@@ -260,7 +259,10 @@ def log_table(world: World) -> None:
 
 
 def own_versions() -> dict[str, Any]:
-    return {"llmtrain": llmtrain.__version__, "torch": torch.__version__, "python": platform.python_version()}
+    """Of what decides a result; packages that are not installed are left out."""
+    shown = {"torch": torch.__version__}  # with its build, such as +cpu
+    names = ("llmtrain", "torch", "python", "transformers", "peft", "tokenizers")
+    return {name: shown.get(name, value) for name, value in versions().items() if name in names}
 
 
 def _device_name(device: torch.device) -> str:
