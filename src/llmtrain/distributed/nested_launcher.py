@@ -1,0 +1,107 @@
+"""A launcher as the command of a launcher: `llmtrain node -- torchrun train.py`.
+
+Each process that we start would start a world of its own, so N runs would be trained where one was asked for. The
+command is refused, with the line to type instead.
+"""
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmtrain.errors import UsageError
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    label: str
+    flags: frozenset[str]
+    """Options without a value; every other one takes one. Written with hyphens."""
+    processes: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+
+_SCRIPT_FLAGS = ("module", "m", "no-python")
+_TORCHRUN = _Launcher(
+    "torchrun",
+    frozenset({*_SCRIPT_FLAGS, "standalone", "run-path", "use-env", "virtual-local-rank", "h", "help"}),
+    ("nproc-per-node",),
+    ("nnodes",),
+)
+_ACCELERATE = _Launcher(
+    "accelerate launch",
+    frozenset({*_SCRIPT_FLAGS, "multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "debug", "quiet", "q"}),
+    (),  # num_processes counts all machines
+    ("num-machines",),
+)
+_DEEPSPEED = _Launcher(
+    "deepspeed",
+    frozenset({*_SCRIPT_FLAGS, "no-local-rank", "no-ssh", "no-ssh-check", "force-multi"}),
+    ("num-gpus",),
+    ("num-nodes",),
+)
+
+
+def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
+    """Raise UsageError where the command is a launcher; `ours` is the command line up to the options and `--`."""
+    found = _find(command)
+    if found is None:
+        return
+    launcher, rest = found
+    options, script = _split(launcher, rest)
+    sizes = []
+    for option, names in (("--nodes", launcher.nodes), ("--processes-per-node", launcher.processes)):
+        value = next((options[name] for name in names if options.get(name)), None)
+        sizes += [option, value] if value else []
+    words = script or ["train.py"]
+    if options.keys() & {"m", "module"}:
+        words = ["python", "-m", *words]
+    elif "no-python" not in options:
+        words = ["python", *words]
+    raise UsageError(
+        f"The command is {launcher.label}, but llmtrain starts the processes itself: each of them would start a run of "
+        "its own.",
+        remedy=f"Type: {ours} {shlex.join([*sizes, '--', *words])}",
+    )
+
+
+def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
+    """The launcher that a command is, and what follows it."""
+    words = list(command)
+    if words and words[0].rpartition("/")[2] == "env":
+        words = words[1:]
+        while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):
+            words = words[1:]
+    if not words:
+        return None
+    program = words[0].rpartition("/")[2]
+    if re.fullmatch(r"python[\d.]*", program):
+        position = next((index for index, word in enumerate(words) if word == "-m"), None)
+        # Only options of Python itself may come before its -m.
+        if position is None or any(not word.startswith("-") for word in words[1:position]):
+            return None
+        module, rest = (words[position + 1 : position + 2] or [""])[0], words[position + 2 :]
+        if module in ("torch.distributed.run", "torch.distributed.launch"):
+            return _TORCHRUN, rest
+        if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
+            return _ACCELERATE, rest[1:] if rest[:1] == ["launch"] else rest
+        return (_DEEPSPEED, rest) if module == "deepspeed.launcher.runner" else None
+    if program == "torchrun":
+        return _TORCHRUN, words[1:]
+    if program == "deepspeed":
+        return _DEEPSPEED, words[1:]
+    if program == "accelerate" and words[1:2] == ["launch"]:
+        return _ACCELERATE, words[2:]
+    return None
+
+
+def _split(launcher: _Launcher, words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The launcher's own options by name, and the script with its arguments."""
+    options: dict[str, str] = {}
+    while words and words[0].startswith("-"):
+        name, equals, value = words[0].lstrip("-").partition("=")
+        name, words = name.replace("_", "-"), words[1:]
+        if not equals and name not in launcher.flags and words:
+            value, words = words[0], words[1:]
+        options[name] = value
+    return options, words

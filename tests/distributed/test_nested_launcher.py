@@ -1,0 +1,64 @@
+"""torchrun as the command of `node` or `launch` would start one run per process: it is refused with the right line."""
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from llmtrain.distributed.nested_launcher import refuse_nested_launcher
+from llmtrain.errors import UsageError
+
+# Command lines of the guides that people come with.
+LINES = {
+    "torchrun /app/main.py": "-- python /app/main.py",
+    "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=a:29500 train.py --lr 1": (
+        "--nodes 2 --processes-per-node 4 -- python train.py --lr 1"
+    ),
+    "torchrun --standalone --nproc-per-node gpu -m pkg.train": "--processes-per-node gpu -- python -m pkg.train",
+    "/usr/bin/torchrun --no-python ./run.sh": "-- ./run.sh",
+    "env A=1 torchrun train.py": "-- python train.py",
+    "python -u -m torch.distributed.run --nnodes 2 train.py": "--nodes 2 -- python train.py",
+    "python3.11 -m torch.distributed.launch --use_env train.py": "-- python train.py",
+    "accelerate launch --multi_gpu --num_machines 2 --num_processes 8 train.py": "--nodes 2 -- python train.py",
+    "deepspeed --num_gpus 8 --num_nodes 2 train.py --deepspeed ds.json": (
+        "--nodes 2 --processes-per-node 8 -- python train.py --deepspeed ds.json"
+    ),
+    "torchrun": "-- python train.py",
+}
+FINE = [
+    "python train.py",
+    "python train.py -m torch.distributed.run",
+    "python -m pkg.train",
+    "python -m torch.distributed.runner",
+    "./torchrun.sh",
+    "accelerate test",
+    "env",
+    "my-deepspeed train.py",
+]
+
+
+@pytest.mark.parametrize(("line", "instead"), LINES.items())
+def test_a_launcher_is_refused_with_the_line_to_type(line: str, instead: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_nested_launcher(shlex.split(line), "llmtrain node")
+    assert refused.value.remedy == f"Type: llmtrain node {instead}"
+
+
+@pytest.mark.parametrize("line", FINE)
+def test_other_commands_pass(line: str) -> None:
+    refuse_nested_launcher(shlex.split(line), "llmtrain node")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("node", "--processes-per-node", "2"),
+        ("launch", "--dry-run", "--image", "x"),
+        ("launch", "--dry-run", "--image", "x", "--launcher", "torchrun"),
+    ],
+)
+def test_the_commands_refuse_it(cli: Callable[..., Any], words: tuple[str, ...]) -> None:
+    done = cli(*words, "--", "torchrun", "who.py")
+    assert done.code == 64
+    assert "-- python who.py" in done.err
