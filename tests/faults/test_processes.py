@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from fault_harness import RUN_ID, Outcome, outcome, steps_saved
 
+from fork_server import is_stopped
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
 
@@ -50,15 +51,11 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) ->
         time.sleep(0.01)
 
 
-def is_stopped(process: "subprocess.Popen[str]") -> bool:
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_from_outside_then_resume(file: Path, root: Path, golden: Outcome, number: signal.Signals) -> None:
     """The process stops itself in step 3, so that the signal meets it there whatever the machine's speed."""
     process = start("--config", str(file), fault="after_backward:3:0:stop")
-    wait_for(process, lambda: is_stopped(process))
+    wait_for(process, lambda: is_stopped(process.pid))
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
     code, stdout, stderr = finish(process)

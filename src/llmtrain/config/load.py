@@ -48,7 +48,7 @@ def build_config(document: Document, overrides: Sequence[str] = (), notes: list[
         values["schema_version"] = SCHEMA_VERSION
         if notes is not None:
             set_fields = {key for key, _ in given}
-            notes += [note for note in filled if note.split()[0] not in set_fields]
+            notes += [note for field, note in filled.items() if field not in set_fields]
         document = document.renamed("ddp", "distributed")
     elif version != SCHEMA_VERSION:
         problems.append(f"schema_version {version!r} is unknown. Known: 1, {SCHEMA_VERSION}.")

@@ -12,21 +12,21 @@ _TOKENIZERS = {"hf_text": "gpt2"}
 """The tokenizer of a dataset in version 1, which had no data.tokenizer; other datasets have the default of today."""
 
 
-def upgrade_v1(values: dict[str, Any], data_name: str | None = None) -> tuple[dict[str, Any], list[str]]:
-    """The document with the fields of version 2, and a note on each value that was filled in. `data_name` is the
-    dataset where an override replaces the document's."""
+def upgrade_v1(values: dict[str, Any], data_name: str | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+    """The document with the fields of version 2, and a note on each field that was filled in, by its name. `data_name`
+    is the dataset where an override replaces the document's."""
     upgraded = {key: value for key, value in values.items() if key != "ddp"}
     if "ddp" in values:
         upgraded["distributed"] = _upgrade_ddp(values["ddp"])
-    notes = []
+    notes: dict[str, str] = {}
     for section, field, value, reason in _MEANT:
         if _fill(upgraded, section, field, value):
-            notes.append(f"{section}.{field} {str(value).lower()} ({reason})")
+            notes[f"{section}.{field}"] = f"{section}.{field} {str(value).lower()} ({reason})"
     data = upgraded.get("data")
     name = data_name or (data.get("name") if isinstance(data, dict) else None)
     tokenizer = _TOKENIZERS.get(name) if isinstance(name, str) else None
     if tokenizer and _fill(upgraded, "data", "tokenizer", tokenizer):
-        notes.append(f"data.tokenizer {tokenizer} (of {name})")
+        notes["data.tokenizer"] = f"data.tokenizer {tokenizer} (of {name})"
     return upgraded, notes
 
 
