@@ -244,6 +244,28 @@ def test_sigterm_while_waiting_for_the_others(world_config: Config, root: Path, 
     assert not root.exists()
 
 
+def test_sigterm_inside_torch_raises_nothing_there(world_config: Config, root: Path) -> None:
+    """While the ranks connect, the handler may run below C++ that aborts on an exception (exit code 134)."""
+
+    def tell(rank: int) -> None:
+        from llmtrain.distributed import world
+
+        init_group = world._init_group
+
+        def told_meanwhile(*arguments: object) -> None:
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                init_group(*arguments)  # type: ignore[arg-type]
+            except BaseException:
+                os._exit(134)
+
+        world._init_group = told_meanwhile  # type: ignore[assignment]
+
+    ends = harness.run_world(world_config, 2, before=tell)
+    assert [ended.code for ended in ends] == [75, 75], ends[0].output + ends[1].output
+    assert not root.exists()
+
+
 @pytest.mark.parametrize(
     "told", [pytest.param((0,), marks=pytest.mark.slow), (1,), pytest.param((0, 1), marks=pytest.mark.slow)]
 )

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from llmtrain.errors import LlmtrainError
 from llmtrain.logs import log
@@ -18,8 +19,8 @@ PREFETCHED = "LLMTRAIN_PREFETCHED"
 """Environment variable of a pod whose init container asked the hub: where that wrote its mistake, if it made one."""
 
 
-def exit_now(error: LlmtrainError) -> None:
-    """End the process from a thread, with a word: the main thread is inside C++ and cannot be called back."""
+def exit_now(error: LlmtrainError) -> NoReturn:
+    """End the process at once, with a word: its main thread is inside C++, which takes no exception."""
     log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
     write_exit_report(error)
     os._exit(error.exit_code)

@@ -87,6 +87,7 @@ def run_training(
         if is_over:
             return done
         world = stack.enter_context(join_world(config.distributed, config.run))
+        stop.joined()
         stack.enter_context(peer_errors())
         faults.set_rank(world.rank)
         rank0 = world.control.from_first

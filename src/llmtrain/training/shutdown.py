@@ -2,6 +2,9 @@
 
 While a run is being set up there is nothing to save, so it ends at once. Once the loop runs, a signal only sets a
 flag, and the loop saves and leaves at the next safe place. Either way the run ends as ResumeMe.
+
+A rank that is joining the others exits inside the handler: torch calls back into Python while it connects, and an
+exception raised there goes through C++ that aborts on it (exit code 134).
 """
 
 import os
@@ -11,6 +14,7 @@ from typing import Any
 
 from llmtrain.errors import ResumeMe
 from llmtrain.logs import warn
+from llmtrain.runs.exit_report import exit_now
 
 
 class _StopNow(BaseException):
@@ -22,9 +26,14 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.requested = False
+        self._is_joining = os.environ.get("WORLD_SIZE", "1") not in ("", "1")
         self._in_loop = False
         self._saves = True
         self._before: dict[int, Any] = {}
+
+    def joined(self) -> None:
+        """All ranks are connected: from here on a rank may hold what it has to put back."""
+        self._is_joining = False
 
     def enter_loop(self, saves: bool = True) -> None:
         """From here on the loop looks at `requested` by itself."""
@@ -41,7 +50,7 @@ class StopFlag:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if isinstance(error, _StopNow):
-            raise ResumeMe("Stopped as told, before training began.", remedy="Run the same command again.") from None
+            raise _stopped() from None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         # Under a launcher one Ctrl-C comes twice: from the terminal, and from the launcher.
@@ -50,5 +59,12 @@ class StopFlag:
         self.requested = True
         name = signal.Signals(number).name
         warn("TRAIN", f"{name}: {'saving and ' if self._in_loop and self._saves else ''}stopping")
-        if not self._in_loop:
-            raise _StopNow
+        if self._in_loop:
+            return
+        if self._is_joining:
+            exit_now(_stopped())
+        raise _StopNow
+
+
+def _stopped() -> ResumeMe:
+    return ResumeMe("Stopped as told, before training began.", remedy="Run the same command again.")
