@@ -56,13 +56,13 @@ TABLE = [
     (
         "too many processes for the step",
         [
-            "trainer.grad_accum_steps=3",
+            "trainer.grad_accum_steps=1",
             "distributed.world_size=2",
             "distributed.rank=0",
             "distributed.master_addr=127.0.0.1",
         ],
         64,
-        ["cannot share"],
+        ["trainer.grad_accum_steps", "scale_batch"],
     ),
     # the data
     ("no files named", ["data.name=text_files"], 64, ["data.files is empty"]),

@@ -281,20 +281,19 @@ def test_an_error_of_the_workers_comes_out_once(tmp_path: Path, cache: Path) -> 
 
 def test_a_mistake_in_the_config_starts_nothing(tmp_path: Path, cache: Path) -> None:
     words = sets(tmp_path, cache, "trainer.no_such=1")
-    started = time.monotonic()
     done = start_cli("train", *words, "--processes", 2, "--json", cwd=tmp_path)
     assert done.wait(30) == 64
-    assert time.monotonic() - started < 3
+    assert "[DDP]" not in done.err
     assert json.loads(done.out)["error"] == "ConfigError"
     assert done.err.count("error: ") == 1
 
 
 @pytest.mark.slow
 def test_a_size_that_does_not_fit_comes_out_once(tmp_path: Path, cache: Path) -> None:
-    done = start_cli("train", *sets(tmp_path, cache), "--processes", 3, "--json", cwd=tmp_path)
+    done = start_cli("train", *sets(tmp_path, cache), "--processes", 5, "--json", cwd=tmp_path)
     assert done.wait(90) == 64, done.err
-    assert "1, 2, 4." in json.loads(done.out)["what"]
-    assert done.err.count("cannot share the 4 micro-batches") == 1
+    assert "1 to 4." in json.loads(done.out)["what"]
+    assert done.err.count("error: ") == 1
     assert not (tmp_path / "runs").exists()
 
 

@@ -247,7 +247,7 @@ def test_sigterm_while_waiting_for_the_others(world_config: Config, root: Path, 
 def test_sigterm_inside_torch_raises_nothing_there(world_config: Config, root: Path) -> None:
     """While the ranks connect, the handler may run below C++ that aborts on an exception (exit code 134)."""
 
-    def tell(rank: int) -> None:
+    def tell(_: int) -> None:
         from llmtrain.distributed import world
 
         init_group = world._init_group

@@ -258,8 +258,8 @@ class TestNetworkPolicy:
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
-        (["launch.nodes=3"], "3 processes cannot share"),
-        (["launch.nodes=2:4"], "3 processes cannot share"),
+        (["launch.nodes=3"], "reproducible_reduce"),
+        (["launch.nodes=2:4"], "there are 3 processes"),
         (["launch.nodes=2", "distributed.strategy=none", "distributed.reproducible_reduce=false"], "strategy is none"),
         (["output.run_id=other"], "named as its run"),
         (["launch.env={WORLD_SIZE: 4}"], "WORLD_SIZE"),
@@ -270,6 +270,11 @@ def test_plans_that_cannot_work_are_refused(sets: list[str], words: str) -> None
     with pytest.raises(UsageError, match=words) as caught:
         make("indexed_job", *sets)
     assert ":secret@" not in str(caught.value)
+
+
+def test_three_nodes_share_four_micro_batches() -> None:
+    plan, _ = make("stateful_set", "launch.nodes=3", "distributed.reproducible_reduce=false")
+    assert plan.nodes == 3
 
 
 def test_a_run_id_is_made_where_none_is_given() -> None:

@@ -73,8 +73,10 @@ def test_the_number_of_processes_changes_no_bit(make: MakeConfig, alone: Trained
     assert len(list(newest.glob("model-*.safetensors"))) == size
 
 
-def test_without_the_fixed_order_it_is_the_same_but_for_rounding(make: MakeConfig, alone: Trained) -> None:
-    config, other = finished(make(**PLAIN_DDP), 2)
+@pytest.mark.parametrize("size", some([2, 3], 3))
+def test_without_the_fixed_order_it_is_the_same_but_for_rounding(make: MakeConfig, alone: Trained, size: int) -> None:
+    """3 processes share 4 micro-batches as 2, 1 and 1."""
+    config, other = finished(make(**PLAIN_DDP), size)
     assert_same_course(other, alone[1])
     assert_same_adapter(config, alone[0])
 

@@ -278,7 +278,7 @@ class TrainerSection(Section):
     micro_batch_size: PositiveInt = 8
     """Sequences in one forward pass of one process."""
     grad_accum_steps: PositiveInt = 1
-    """Micro-batches in a step, those of all processes together; the number of processes must divide it."""
+    """Micro-batches in a step, those of all processes together; at least as many as processes."""
     scale_batch: bool = False
     """Count `grad_accum_steps` for each process instead, as plain DDP scripts do: more processes, larger steps. The
     run is then another one on another number of processes."""

@@ -29,6 +29,10 @@ class Batch(NamedTuple):
     token_count: int  # inputs that are not padding
     positions: torch.Tensor | None = None  # (B, T) int64, where several rows share a sequence: each begins at 0
 
+    def without_targets(self) -> "Batch":
+        """A batch of the same shape whose loss and gradient are zero."""
+        return self._replace(targets=torch.full_like(self.targets, IGNORE), target_count=0, token_count=0)
+
     def to(self, device: torch.device) -> "Batch":
         if device.type == "cpu":
             return self
@@ -102,13 +106,12 @@ class EvalBatches(ABC):
 
 
 class MicroBatchNumbers(Sequence[int]):
-    """Numbers of the micro-batches that one rank computes, from one step to another. Ranks take whole stretches of a
-    step: of 8 micro-batches rank 1 of 2 has the last 4."""
+    """Numbers of the micro-batches that one rank computes, from one step to another: `count` from `first` on of the
+    `in_step` that a step has."""
 
-    def __init__(self, first_step: int, end_step: int, in_step: int, rank: int, world_size: int) -> None:
+    def __init__(self, first_step: int, end_step: int, in_step: int, first: int, count: int) -> None:
         self._first_step, self._steps, self._in_step = first_step, end_step - first_step, in_step
-        self._mine = in_step // world_size
-        self._offset = rank * self._mine
+        self._offset, self._mine = first, count
 
     def __len__(self) -> int:
         return self._steps * self._mine

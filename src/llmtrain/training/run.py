@@ -12,7 +12,7 @@ from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.row_store import RowStore
 from llmtrain.data.tokenizer import is_saved_tokenizer
 from llmtrain.distributed.channel import peer_errors
-from llmtrain.distributed.micro_batches import micro_batches_in_step
+from llmtrain.distributed.micro_batches import Share, micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
@@ -258,7 +258,8 @@ def _train(
     starts = [start for start in set(world.control.gather(os.environ.get(START, ""))) if start]
     watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec, starts)
     end = max(progress.step, config.trainer.steps)
-    numbers = MicroBatchNumbers(progress.step, end, parts.micro_batches, world.rank, world.world_size)
+    share = Share.of_rank(world.rank, world.world_size, parts.micro_batches)
+    numbers = MicroBatchNumbers(progress.step, end, parts.micro_batches, share.first, share.count)
     batches = parts.train_batches.stream(numbers, config.data.num_workers, world.device.type == "cuda")
     trainer = Trainer(
         config=config.trainer,
@@ -266,7 +267,7 @@ def _train(
         stepper=build_stepper(config, world, parts, wrapped, loss, optimizer, watchdog.tick),
         train_batches=parts.train_batches,
         stream=batches,
-        micro_batches=parts.micro_batches // world.world_size,
+        share=share,
         eval_batches=parts.eval_batches,
         saver=Saver(store, lock, world, config.trainer.keep_checkpoints, config.trainer.async_save),
         outputs=make_outputs(config, run, parts, wrapped, world),

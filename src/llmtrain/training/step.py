@@ -42,11 +42,11 @@ class Stepper:
     tick: Callable[[], None]
     """Called for each micro-batch: this rank moves."""
 
-    def train_step(self, step: int, lr: float, batches: Sequence[Batch]) -> StepResult:
-        """The step's gradient is the mean over all its target tokens, on whatever rank and micro-batch they are."""
+    def train_step(self, step: int, lr: float, batches: Sequence[Batch], first_micro: int) -> StepResult:
+        """The step's gradient is the mean over all its target tokens, on whatever rank and micro-batch they are.
+        `first_micro` is the place of the first batch in the step."""
         counts = [sum(batch.target_count for batch in batches), sum(batch.token_count for batch in batches)]
         target_count, token_count = self.world.control.sums(counts)
-        first_micro = self.world.rank * len(batches)
         losses = []
         for index, batch in enumerate(batches):
             self.tick()

@@ -10,6 +10,7 @@ import torch
 
 from llmtrain.config.schema import TrainerSection
 from llmtrain.data.batches import Batch, EvalBatches, TrainBatches
+from llmtrain.distributed.micro_batches import Share
 from llmtrain.distributed.world import World
 from llmtrain.errors import ResumeMe, TrainingStopped
 from llmtrain.logs import warn
@@ -35,8 +36,8 @@ class Trainer:
     train_batches: TrainBatches
     stream: Iterator[Batch]
     """This rank's micro-batches, in order."""
-    micro_batches: int
-    """How many of them make this rank's part of a step."""
+    share: Share
+    """Which of a step's micro-batches those are."""
     eval_batches: EvalBatches
     saver: Saver
     outputs: Outputs
@@ -99,8 +100,10 @@ class Trainer:
 
     def _train_step(self) -> None:
         step = self.progress.step
-        batches = [next(self.stream) for _ in range(self.micro_batches)]
-        result = self.stepper.train_step(step, lr_at(step, self.config), batches)
+        batches = [next(self.stream) for _ in range(self.share.count)]
+        if self.share.count < self.share.rounds:
+            batches.append(batches[-1].without_targets())
+        result = self.stepper.train_step(step, lr_at(step, self.config), batches, self.share.first)
         self.progress.step += 1
         self.progress.tokens += result.target_count
         self.progress.epoch = self.train_batches.epochs_after(self.progress.step)
