@@ -22,7 +22,7 @@ K8S_ARGS      ?=
 K8S_SET       ?=
 K8S_PLACE      = $(K8S_ARGS) $(if $(K8S_NAMESPACE),--namespace $(K8S_NAMESPACE))
 
-.PHONY: help setup train train-ddp test test-slow lint format bench constraints e2e e2e-full clean
+.PHONY: help setup train train-ddp test test-slow test-gpu lint format bench constraints e2e e2e-full clean
 .PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
 
 help:  ## list the targets
@@ -74,6 +74,9 @@ test: setup  ## the tests, without the slow ones
 
 test-slow: setup  ## the slow tests: real text, long fault sweeps
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 600 --durations 20 --ignore tests/end_to_end
+
+test-gpu: setup  ## the tests that need a GPU (pip install '.[qlora]' for one of them)
+	$(BIN)/python -m pytest tests/gpu -rs --timeout 600 --durations 10
 
 lint: setup  ## ruff, format check, mypy --strict
 	$(BIN)/ruff check .

@@ -1,0 +1,52 @@
+"""Tests that need a GPU. `make test-gpu` runs them; elsewhere they are skipped."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from gpu_run import TINY, Done, Train
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    mine = [item for item in items if here in item.path.parents]
+    if not mine:
+        return
+    import torch
+
+    count = torch.cuda.device_count()
+    for item in mine:
+        item.add_marker(pytest.mark.gpu)
+        wanted = 2 if "several" in item.path.stem else 1
+        if count < wanted:
+            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA devices, found {count}"))
+
+
+@pytest.fixture
+def train(tmp_path: Path, cache: Path) -> Train:
+    """`llmtrain train` in a process of its own: train("model.d_model=64", folder="a", LLMTRAIN_FAULT="...")."""
+
+    def run(
+        *sets: str, folder: str = "runs", resume: str | None = None, processes: int | None = None, **environ: str
+    ) -> Done:
+        overrides = [*TINY, f"data.cache_dir={cache}", f"output.root_dir={tmp_path / folder}", *sets]
+        words = ["train", *(word for text in overrides for word in ("--set", text)), "--json"]
+        words += ["--resume", resume] if resume else []
+        words += ["--processes", str(processes)] if processes else []
+        done = subprocess.run(
+            [sys.executable, "-m", "llmtrain", *words],
+            env={**os.environ, **environ},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return run

@@ -1,0 +1,117 @@
+"""What one GPU can show: bf16, torch.compile, NCCL in a world of one, FSDP, LoRA, QLoRA, exact resume, memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gpu_run import Train
+
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+KILL = "after_optimizer:7:0:kill"
+
+
+def test_bf16_learns_and_reports_the_gpu(train: Train) -> None:
+    result = train().json
+    assert result["device"].startswith("cuda")
+    assert result["precision"] == "bf16"
+    assert result["final_train_loss"] < result["first_train_loss"]
+    assert result["peak_memory_bytes"] > 0
+
+
+def test_memory_grows_with_the_batch(train: Train) -> None:
+    """peak_memory_bytes is that of the GPU."""
+    sets = ("trainer.max_steps=2", "trainer.warmup_steps=0")
+    small = train(*sets, folder="small").json["peak_memory_bytes"]
+    large = train(*sets, "trainer.micro_batch_size=64", folder="large").json["peak_memory_bytes"]
+    assert small < large < 64 * small
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_nccl_in_a_world_of_one_trains_the_same_run(train: Train, strategy: str) -> None:
+    alone = train(folder="alone").json
+    done = train(f"distributed.strategy={strategy}", folder=strategy, **ALONE, **MASTER)
+    assert "backend nccl" in done.err
+    for key in ("final_train_loss", "final_val_loss"):
+        assert done.json[key] == pytest.approx(alone[key], rel=1e-3)
+    assert done.json["tokens"] == alone["tokens"]
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        pytest.param((), id="eager"),
+        pytest.param(("trainer.compile=true",), id="compile"),
+        pytest.param(("data.num_workers=2",), id="workers"),
+        pytest.param(("trainer.precision=fp32",), id="fp32"),
+    ],
+)
+def test_killed_and_resumed_ends_with_the_same_bits(train: Train, sets: tuple[str, ...]) -> None:
+    whole = train(*sets, folder="whole").json
+    assert train(*sets, LLMTRAIN_FAULT=KILL).code == -9
+    resumed = train(*sets, resume="gpu").json
+    assert resumed["resumed_from"] == 6
+    assert resumed["state_sha256"] == whole["state_sha256"]
+
+
+def test_sharded_resume_ends_with_the_same_bits(train: Train) -> None:
+    sets = ("distributed.strategy=fsdp",)
+    whole = train(*sets, folder="whole", **ALONE, **MASTER).json
+    assert train(*sets, LLMTRAIN_FAULT=KILL, **ALONE, **MASTER).code == -9
+    assert train(*sets, resume="gpu", **ALONE, **MASTER).json["state_sha256"] == whole["state_sha256"]
+
+
+def test_compile_changes_the_loss_by_rounding_only(train: Train) -> None:
+    eager = train("model.dropout=0", folder="eager").json
+    compiled = train("model.dropout=0", "trainer.compile=true", folder="compiled").json
+    assert compiled["final_val_loss"] == pytest.approx(eager["final_val_loss"], rel=5e-3)
+
+
+@pytest.fixture
+def lora(tmp_path: Path) -> list[str]:
+    pytest.importorskip("peft")
+    from tiny_llama import make_model, make_rows
+
+    model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
+    rows, val = make_rows(tmp_path / "train.jsonl", 64), make_rows(tmp_path / "val.jsonl", 8, first=100)
+    return [
+        "model.name=hf_causal_lm",
+        f"model.path={model}",
+        "model.lora.rank=8",
+        "data.name=instruct_jsonl",
+        f"data.train_file={rows}",
+        f"data.val_file={val}",
+        "data.tokenizer=",
+        "trainer.eval_batches=",
+        "trainer.lr=1e-2",
+    ]
+
+
+@pytest.mark.parametrize("quantize", [False, True], ids=["lora", "qlora"])
+def test_fine_tuning_learns_and_resumes_exactly(train: Train, lora: list[str], quantize: bool) -> None:
+    if quantize:
+        pytest.importorskip("bitsandbytes")
+    sets = (*lora, f"model.lora.quantize={str(quantize).lower()}")
+    whole = train(*sets, folder="whole").json
+    assert whole["final_train_loss"] < whole["first_train_loss"]
+    assert train(*sets, LLMTRAIN_FAULT=KILL).code == -9
+    assert train(*sets, resume="gpu").json["state_sha256"] == whole["state_sha256"]
+
+
+def test_doctor_and_smoke_pass(tmp_path: Path) -> None:
+    answers = {}
+    for words in (["doctor"], ["smoke", "--processes", "1"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "llmtrain", *words, "--json"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        answers[words[0]] = json.loads(done.stdout)
+    assert {finding["status"] for finding in answers["doctor"]["findings"] if finding["name"] == "gpu"} == {"pass"}
+    assert answers["smoke"]["device"].startswith("cuda")
