@@ -14,9 +14,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 API = re.compile(
-    r"/api/(?P<kind>model|dataset)s/(?P<name>[^/]+/[^/]+)(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+))?"
+    r"/api/(?P<kind>model|dataset)s/(?P<name>[^/]+/[^/]+)"
+    r"(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+)(?P<folder>/.+)?)?"
 )
 RESOLVE = re.compile(r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+
+FORMER = re.compile(r"(?:/api)?/(?:models|datasets)/(?P<name>[^/]+)(?=$|/(?:revision|tree|resolve)/)")
 
 
 @dataclass
@@ -68,6 +71,8 @@ class FakeHub:
     refused_tokens: set[str] = field(default_factory=set)
     failing_heads: set[str] = field(default_factory=set)
     """Files that the hub says nothing about (403, which the library does not ask again after)."""
+    moved: dict[str, str] = field(default_factory=dict)
+    """Former name -> the name now; as the real hub, it answers 307 with where the same thing is."""
     go_on: threading.Event = field(default_factory=threading.Event)
     is_stuck: threading.Event = field(default_factory=threading.Event)
 
@@ -114,6 +119,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(Request(self.command, path, token, self.headers.get("Range")))
         is_file = "/resolve/" in path
         match = (RESOLVE if is_file else API).fullmatch(path)
+        former = FORMER.match(path)
+        if former and former["name"] in self.hub.moved:
+            return self._send(
+                307, b"", {"Location": self.path.replace(former["name"], self.hub.moved[former["name"]], 1)}
+            )
         if token in self.hub.refused_tokens:
             return self._refuse(401, None, "Invalid credentials in Authorization header")
         repo = self.hub.repos.get(match["name"]) if match else None
@@ -131,7 +141,11 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound", "Invalid rev id")
         if is_file:
             return self._file(repo, match["file"])
-        return self._json(_tree(repo) if match["verb"] == "tree" else _info(match["name"], repo))
+        if match["verb"] == "tree":
+            is_recursive = "recursive=true" in urlsplit(self.path).query.lower()
+            rows = _tree(repo, (match["folder"] or "").strip("/"), is_recursive)
+            return self._json(rows) if rows else self._refuse(404, "EntryNotFound", "Entry not found")
+        return self._json(_info(match["name"], repo))
 
     def _refuse(self, status: int, code: str | None, message: str) -> None:
         headers = {"X-Error-Message": message, **({"X-Error-Code": code} if code else {})}
@@ -178,14 +192,24 @@ def _info(name: str, repo: Repo) -> dict[str, Any]:
     return {"id": name, "sha": repo.commit, "siblings": [{"rfilename": file} for file in repo.files]}
 
 
-def _tree(repo: Repo) -> list[dict[str, Any]]:
-    rows = []
+def _tree(repo: Repo, folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What lies in a folder ("": the root) and, where asked for, in the folders below it."""
+    start = f"{folder}/" if folder else ""
+    rows: list[dict[str, Any]] = []
+    folders: set[str] = set()
     for name, data in repo.files.items():
+        if not name.startswith(start):
+            continue
+        parts = name.removeprefix(start).split("/")
+        folders |= {start + "/".join(parts[:depth]) for depth in range(1, len(parts))}
+        if len(parts) > 1 and not recursive:
+            continue
         row: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": file_id(data)[:40]}
         if name.endswith(".safetensors"):
             row["lfs"] = {"oid": file_id(data), "size": len(data), "pointerSize": 130}
         rows.append(row)
-    return rows
+    shown = {path for path in folders if recursive or "/" not in path.removeprefix(start)}
+    return [{"type": "directory", "path": path, "size": 0, "oid": file_id(path.encode())[:40]} for path in shown] + rows
 
 
 class _Server(ThreadingHTTPServer):

@@ -217,7 +217,8 @@ class DataSection(Section):
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of the text held out for validation where no validation text is named."""
     dataset_name: str | None = None
-    """`hf_text` and rows: a dataset on the hub, or a directory that the datasets library can load."""
+    """`hf_text` and rows: a dataset on the hub as owner/name, or a directory that the datasets library can load. A
+    former name without an owner, such as wikitext, is looked up."""
     dataset_config: str | None = None
     """With dataset_name: the dataset's configuration, such as wikitext-2-raw-v1."""
     train_split: str = "train"

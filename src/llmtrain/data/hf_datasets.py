@@ -11,6 +11,7 @@ from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 def load_split(config: DataSection, split: Split) -> Any:
     """A split of data.dataset_name."""
+    from llmtrain.hub.dataset_names import full_dataset_name
     from llmtrain.hub.token import hub_token
 
     name = config.val_split if split == "val" and config.val_split else config.train_split
@@ -18,7 +19,11 @@ def load_split(config: DataSection, split: Split) -> Any:
     rows = load(
         config,
         lambda datasets, cache: datasets.load_dataset(
-            config.dataset_name, config.dataset_config, split=name, cache_dir=cache, token=token
+            full_dataset_name(str(config.dataset_name), Path(cache)),
+            config.dataset_config,
+            split=name,
+            cache_dir=cache,
+            token=token,
         ),
     )
     return rows if config.val_split else held_out(rows, config, split)
