@@ -2,11 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from llmtrain.cli import app
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 
@@ -136,6 +139,17 @@ ELSEWHERE = (
 )
 
 
+def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """(name, options) of every command below this one, but for the one that only the guard's pod runs: it is hidden."""
+    if command.hidden:
+        return
+    if not hasattr(command, "commands"):
+        yield " ".join(path), [option for parameter in command.params for option in parameter.opts]
+        return
+    for name, below in command.commands.items():
+        yield from walk(below, (*path, name))
+
+
 class TestEveryVerb:
     @pytest.mark.parametrize("name", VERBS)
     def test_json_is_one_object_and_nothing_else(self, cli, verb, name: str) -> None:
@@ -175,12 +189,18 @@ class TestEveryVerb:
         elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
 
+    def test_every_command_takes_json(self) -> None:
+        """Those of groups too, and those that are still to be written."""
+        found = dict(walk(typer.main.get_command(app)))
+        assert {"train", "logs", "guard install", "runs list"} <= set(found)
+        assert [name for name, options in found.items() if "--json" not in options] == []
+
     @pytest.mark.parametrize("words", ELSEWHERE, ids=" ".join)
     def test_those_with_tests_of_their_own(self, cli, words: tuple[str, ...]) -> None:
         path = words[:2] if words[0] in ("secret", "guard") else words[:1]
         shown = cli(*path, "--help")
         assert shown.code == 0
-        assert ("--json" in shown.out) is (words[0] != "logs")  # lines are all it has
+        assert "--json" in shown.out
         done = cli(*words, "--no-such-option")
         assert done.code == 64
         assert "--no-such-option" in done.err
@@ -190,8 +210,8 @@ class TestEveryVerb:
     def test_without_a_cluster(self, cli, words: tuple[str, ...], workdir: Path) -> None:
         (workdir / ".env").write_text("HF_TOKEN=hf_canaryOfTheCommandLine\n")
         (workdir / ".env").chmod(0o600)
-        done = cli(*words, "--kubeconfig", "missing", *(["--json"] if words[0] != "logs" else []))
-        assert done.code == 64
+        done = cli(*words, "--kubeconfig", "missing", "--json")
+        assert done.code == done.json["exit_code"] == 64
         assert "No cluster is known" in done.err
         assert "Traceback" not in done.err
         assert "canary" not in done.out + done.err

@@ -176,6 +176,6 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
     # Under torchrun every rank comes here; one object is enough.
     is_other_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     if "--json" in arguments and not is_other_rank:
-        print(json.dumps(error.as_dict(), indent=2))
+        print(json.dumps(error.as_dict()))  # on one line: `logs --json` may have printed lines before
     print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)
     return error.exit_code

@@ -126,6 +126,12 @@ def test_logs(kube: KubeServer, kubeconfig: Path) -> None:
     run.say(1, "c")
     assert call(logs.command, kubeconfig, "demo").stdout == "[0] a\n[0] b\n[1] c\n"
     assert call(logs.command, kubeconfig, "demo", "--tail", "1", "--rank", "0").stdout == "[0] b\n"
+    told = [json.loads(line) for line in call(logs.command, kubeconfig, "demo", "--json").stdout.splitlines()]
+    assert [(line["pod"], line["rank"], line["text"]) for line in told] == [
+        (run.pods[0], 0, "a"),
+        (run.pods[0], 0, "b"),
+        (run.pods[1], 1, "c"),
+    ]
     run.end(0)
     run.end(1)
     run.finish()

@@ -1,5 +1,6 @@
 """Merged logs: in the order of time, across restarts and replaced pods, from the volume when the pods are gone."""
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,8 @@ from kube_runs import STEP, FakeRun, ended, launch, running
 
 from kube_server import KubeServer
 from llmtrain.errors import UsageError
-from llmtrain.operate.logs import merged_logs, node_of
-from llmtrain.operate.pod_log import split_time
+from llmtrain.operate.logs import line_as_dict, merged_logs, node_of
+from llmtrain.operate.pod_log import LogLine, split_time
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
@@ -25,7 +26,11 @@ def both(kube: KubeServer, kind: str = "indexed_job", *sets: str) -> FakeRun:
 
 
 def lines(run: FakeRun, **options: object) -> list[str]:
-    return list(merged_logs(run.cluster, run.record, **options))
+    return [shown(line) for line in merged_logs(run.cluster, run.record, **options)]
+
+
+def shown(line: LogLine) -> str:
+    return f"[{line.index}] {line.text}"
 
 
 def test_merged_by_time(kube: KubeServer) -> None:
@@ -89,7 +94,7 @@ def test_followed_to_the_end_with_pods_that_come_later(kube: KubeServer) -> None
     run.pod(0)
     run.say(0, "a")
     found: list[str] = []
-    stream = merged_logs(run.cluster, run.record, follow=True)
+    stream = map(shown, merged_logs(run.cluster, run.record, follow=True))
     found.append(next(stream))
     run.pod(1)
     run.say(1, "b")
@@ -118,7 +123,7 @@ def test_a_stateful_set_is_followed_until_its_pods_wait(kube: KubeServer) -> Non
 def test_followed_while_the_cluster_is_away(kube: KubeServer) -> None:
     run = both(kube)
     run.say(0, "a", "b")
-    stream = merged_logs(run.cluster, run.record, follow=True)
+    stream = map(shown, merged_logs(run.cluster, run.record, follow=True))
     assert [next(stream), next(stream)] == ["[0] a", "[0] b"]
     kube.is_away = True
     run.say(0, "c")
@@ -181,6 +186,67 @@ def test_json_lines_from_the_volume(kube: KubeServer, volume: dict[str, bytes]) 
     volume["logs/train.log"] = b'{"time": 1.5, "message": "a"}\n{"time": 10.25, "message": "c"}\n'
     volume["logs/rank-1.log"] = b'{"time": 9.0, "message": "b"}\n{broken'
     assert [line[-3:] for line in lines(run)] == ['a"}', 'b"}', "ken", 'c"}']
+
+
+class TestAsDict:
+    def test_training_line_of_a_pod(self, kube: KubeServer) -> None:
+        run = both(kube)
+        run.say(1, STEP.format(7))
+        (value,) = [line_as_dict(line, 1) for line in merged_logs(run.cluster, run.record)]
+        assert (value["pod"], value["node_rank"], value["rank"]) == (run.pods[1], 1, 1)
+        assert (value["tag"], value["text"]) == ("TRAIN", STEP.format(7))
+        assert {"step": 7, "max_steps": 30, "loss": 5.1922}.items() <= value["data"].items()
+        assert value["time"].endswith("Z")
+
+    def test_followed_lines_have_their_pod(self, kube: KubeServer) -> None:
+        run = both(kube)
+        run.say(0, "a")
+        stream = merged_logs(run.cluster, run.record, follow=True)
+        assert line_as_dict(next(stream), 1)["pod"] == run.pods[0]
+        run.end(0)
+        run.end(1)
+        run.finish()
+        assert list(stream) == []
+
+    @pytest.mark.parametrize(
+        ("text", "rank"),
+        [
+            ('{"tag": "TRAIN", "message": "x", "rank": 3, "loss": NaN}', 3),
+            ("[DDP] [rank 2] ready", 2),
+            ("[DDP] ready", None),
+            ("{broken", None),
+            ("[1, 2]", None),
+            ("", None),
+        ],
+    )
+    def test_several_processes_per_pod(self, text: str, rank: int | None) -> None:
+        value = line_as_dict(LogLine(1, "", text, "demo-1"), 2)
+        assert (value["rank"], value["text"], value["time"]) == (rank, text, None)
+        json.loads(json.dumps(value), parse_constant=pytest.fail)
+
+    def test_a_line_that_is_json_keeps_its_fields(self) -> None:
+        value = line_as_dict(LogLine(0, "", '{"tag": "EVAL", "val": {"loss": 1.5}, "nan": NaN}', "demo-0"), 1)
+        assert value["tag"] == "EVAL"
+        assert value["data"] == {"tag": "EVAL", "val": {"loss": 1.5}, "nan": None}
+
+    def test_a_loss_that_is_nan_is_left_out(self) -> None:
+        value = line_as_dict(LogLine(0, "", STEP.format(1).replace("5.1922", "nan"), "demo-0"), 1)
+        assert "loss" not in value["data"]
+        assert value["data"]["step"] == 1
+
+    def test_from_the_volume(self, kube: KubeServer, volume: dict[str, bytes]) -> None:
+        run = launch(kube, "indexed_job", "launch.processes_per_node=2")
+        volume["logs/train.log"] = b'{"time": 1.5, "tag": "TRAIN", "message": "a"}\n'
+        volume["logs/rank-3.log"] = b"2026-01-01 00:00:02 [DDP] two\n"
+        first, second = (line_as_dict(line, 2) for line in merged_logs(run.cluster, run.record))
+        assert (first["pod"], first["node_rank"], first["rank"], first["time"]) == (
+            None,
+            0,
+            0,
+            "1970-01-01T00:00:01.500000+00:00",
+        )
+        assert (second["node_rank"], second["rank"], second["time"]) == (1, 3, "2026-01-01 00:00:02")
+        assert (second["tag"], second["text"]) == ("DDP", "[DDP] two")
 
 
 def test_times_sort_although_the_cluster_leaves_zeros_out() -> None:

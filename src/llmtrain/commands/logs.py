@@ -1,5 +1,6 @@
 """llmtrain logs: what the nodes of a run say."""
 
+import json
 import os
 import sys
 from typing import Annotated
@@ -19,17 +20,19 @@ def command(
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per line of the log.")] = False,
 ) -> None:
     """The logs of all nodes of a run, merged by time, each line behind the number of its node. Containers and pods that
     were replaced come first; when all pods are gone, the logs kept on the runs volume are read."""
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.logs import merged_logs
+    from llmtrain.operate.logs import line_as_dict, merged_logs
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
     try:
         for line in merged_logs(cluster, record, rank=rank, follow=follow, tail=tail):
-            print(line, flush=follow)
+            value = line_as_dict(line, record.config.launch.processes_per_node) if json_ else None
+            print(json.dumps(value) if json_ else f"[{line.index}] {line.text}", flush=follow)
     except KeyboardInterrupt:
         return
     except BrokenPipeError:  # `| head` has seen enough

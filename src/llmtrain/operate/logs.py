@@ -6,18 +6,22 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.pod_log import AWAY_LIMIT_SEC, DRAIN_SEC, LogLine, PodLogs, split_time
 from llmtrain.operate.pods import by_index, container_state, current_container, pod_statuses
-from llmtrain.operate.progress import Progress
+from llmtrain.operate.progress import Progress, split_line
 from llmtrain.operate.state import ENDED, Seen, find_state
 from llmtrain.operate.status import find_job, find_pods
 
 POLL_SEC = 2.0
 _WRITTEN_AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_RANK_MARK = re.compile(r"\[rank (\d+)\] ")
+_TRAINING_FIELDS = ("step", "max_steps", "loss", "val_loss", "tokens_per_second", "time_left")
 _RANK_FILE = re.compile(r"rank-(\d+)\.log$")
 
 
@@ -29,19 +33,61 @@ def merged_logs(
     follow: bool = False,
     tail: int | None = None,
     previous: bool = True,
-) -> Iterator[str]:
-    """Lines of all nodes, or of the one that has `rank`, each behind `[node] `, in the order they were written.
+) -> Iterator[LogLine]:
+    """Lines of all nodes, or of the one that has `rank`, in the order they were written.
     `previous`: also of containers and pods that were replaced. `tail`: the last lines of each node. Where the pods are
     gone, the files that the run keeps on its volume."""
     index = node_of(record, rank)
     pods = [pod for i, own in by_index(record, find_pods(cluster, record)).items() if index in (None, i) for pod in own]
     if follow and (pods or find_job(cluster, record) is not None):
-        lines = _followed(cluster, record, index, tail)
+        yield from _followed(cluster, record, index, tail)
     elif pods:
-        lines = _written(cluster, record, index, pods, tail, previous)
+        yield from _written(cluster, record, index, pods, tail, previous)
     else:
-        lines = _kept(cluster, record, rank, tail)
-    yield from (f"[{line.index}] {line.text}" for line in lines)
+        yield from _kept(cluster, record, rank, tail)
+
+
+def line_as_dict(line: LogLine, processes_per_node: int) -> dict[str, Any]:
+    """A line for programs. `data` has the fields of a line that is JSON, and what a line about training says."""
+    written_at = _WRITTEN_AT.match(line.text) if line.pod is None else None
+    text = line.text[written_at.end() + 1 :] if written_at else line.text
+    tag, message = split_line(text)
+    data = _json_object(text)
+    if data is None:
+        said = {name: getattr(Progress().after(text), name) for name in _TRAINING_FIELDS}
+        data = {name: value for name, value in said.items() if value is not None and value == value}  # not NaN
+    rank = line.rank if line.rank is not None else data.get("rank")
+    if rank is None and processes_per_node == 1:
+        rank = line.index
+    elif rank is None and (found := _RANK_MARK.match(message)):
+        rank = int(found[1])
+    return {
+        "pod": line.pod,
+        "node_rank": line.index,
+        "rank": rank,
+        "time": _iso_time(line.time),
+        "tag": tag,
+        "text": text,
+        "data": data,
+    }
+
+
+def _json_object(text: str) -> dict[str, Any] | None:
+    if not text.startswith("{"):
+        return None
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)  # NaN is no JSON
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _iso_time(time: str) -> str | None:
+    """JSON lines on the volume have seconds since 1970; the others have their time as it is."""
+    try:
+        return datetime.fromtimestamp(float(time), UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return time or None
 
 
 def node_of(record: Record, rank: int | None) -> int | None:
@@ -104,7 +150,7 @@ def _pod_lines(
         ):
             stamp, text = split_time(line)
             at = stamp or at
-            yield LogLine(index, at, text)
+            yield LogLine(index, at, text, pod["metadata"]["name"])
 
 
 def _followed(cluster: Cluster, record: Record, index: int | None, tail: int | None) -> Iterator[LogLine]:
@@ -163,7 +209,7 @@ def _kept(cluster: Cluster, record: Record, rank: int | None, tail: int | None) 
             )
         count = record.config.launch.processes_per_node
         streams = [
-            _last(_file_lines(own // count, _text_lines(reader.read(path))), tail)
+            _last(_file_lines(own // count, own, _text_lines(reader.read(path))), tail)
             for own, path in sorted(files.items())
         ]
         yield from heapq.merge(*streams, key=lambda line: line.time)
@@ -175,11 +221,11 @@ def _rank_of(path: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _file_lines(index: int, lines: Iterable[str]) -> Iterator[LogLine]:
+def _file_lines(index: int, rank: int, lines: Iterable[str]) -> Iterator[LogLine]:
     at = ""
     for line in lines:
         at = _written_at(line) or at
-        yield LogLine(index, at, line)
+        yield LogLine(index, at, line, rank=rank)
 
 
 def _written_at(line: str) -> str | None:

@@ -31,6 +31,10 @@ class LogLine:
     time: str
     """When it was written, as the machine of the pod has it."""
     text: str
+    pod: str | None = None
+    """None: read from the runs volume, where the pods are gone."""
+    rank: int | None = None
+    """Of the process, where the log is its own."""
 
 
 def split_time(line: str) -> tuple[str, str]:
@@ -201,7 +205,7 @@ class _PodThread(threading.Thread):
             self._count_at_last = self._count_at_last + 1 if stamp == self._last_time else 1
             self._last_time = stamp
         self.last_line_at = time.monotonic()
-        self._lines.put(LogLine(self._index, stamp, text))
+        self._lines.put(LogLine(self._index, stamp, text, self._pod["metadata"]["name"]))
 
 
 def _has_started(pod: Object, container: str) -> bool:
