@@ -14,13 +14,18 @@ KIND_CLUSTER  ?= llmtrain
 K8S_IMAGE     ?= llmtrain:dev
 K8S_BUILD     ?= docker build
 K8S_CONFIG    ?= k8s_indexed_job
-K8S_RUN       ?= k8s-demo
+# The name of the run. Empty: a new one for k8s-train, for the others the last, which is kept in K8S_LAST.
+K8S_RUN       ?=
+K8S_LAST       = .k8s-run
 K8S_CLAIM     ?= runs
 K8S_NAMESPACE ?=
 # K8S_ARGS: which cluster (--kubeconfig FILE, --context NAME). K8S_SET: more for launch (--set launch.nodes=1).
 K8S_ARGS      ?=
 K8S_SET       ?=
 K8S_PLACE      = $(K8S_ARGS) $(if $(K8S_NAMESPACE),--namespace $(K8S_NAMESPACE))
+K8S_NEW        = $(or $(K8S_RUN),k8s-demo-$$(date +%m%d-%H%M%S))
+K8S_NAME       = $(or $(K8S_RUN),$$(cat $(K8S_LAST)))
+K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet: make k8s-train, or name one with K8S_RUN=name." >&2; exit 64; })
 
 .PHONY: help setup train train-ddp test test-slow test-gpu lint format bench constraints e2e e2e-full clean
 .PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
@@ -50,15 +55,19 @@ k8s-build: setup  ## build the image; load it if the kubeconfig leads to the clu
 	$(K8S_BUILD) -t $(K8S_IMAGE) -f docker/Dockerfile .
 	$(if $(KIND_CLUSTER),$(BIN)/llmtrain cluster load-image $(K8S_IMAGE) --name $(KIND_CLUSTER) --if-reached $(K8S_ARGS))
 
-k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name, K8S_CONFIG=preset or file, K8S_SET="--set ..."
-	$(BIN)/llmtrain launch --config $(K8S_CONFIG) --name $(K8S_RUN) --image $(K8S_IMAGE) \
+# The name is kept first: launch shows the run until it ends, and k8s-logs may be wanted meanwhile.
+k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name (default a new one), K8S_CONFIG=preset or file, K8S_SET="--set ..."
+	@echo "$(K8S_NEW)" > $(K8S_LAST)
+	$(BIN)/llmtrain launch --config $(K8S_CONFIG) --name "$$(cat $(K8S_LAST))" --image $(K8S_IMAGE) \
 	  --set launch.runs_volume.claim=$(K8S_CLAIM) $(K8S_SET) $(K8S_PLACE)
 
 k8s-logs: setup  ## the logs of that run
-	$(BIN)/llmtrain logs $(K8S_RUN) $(K8S_PLACE)
+	$(K8S_HAS_NAME)
+	$(BIN)/llmtrain logs "$(K8S_NAME)" $(K8S_PLACE)
 
 k8s-clean: setup  ## remove that run from the cluster; its files stay
-	$(BIN)/llmtrain delete $(K8S_RUN) $(K8S_PLACE)
+	$(K8S_HAS_NAME)
+	$(BIN)/llmtrain delete "$(K8S_NAME)" $(K8S_PLACE)
 
 k8s-cluster-delete: setup  ## remove the cluster of k8s-cluster, and no other; runs stay
 	$(BIN)/llmtrain cluster down --name $(KIND_CLUSTER)

@@ -29,7 +29,8 @@ def folder(kube: Kube, tmp_path: Path) -> Iterator[Path]:
 
 def make(kube: Kube, target: str, **variables: str) -> Done:
     small = " ".join(f"--set launch.resources.{setting}" for setting in (*SMALL[1:], "cpu=600m"))
-    variables = {"K8S_SET": small, "K8S_RUN": "by-make", "K8S_CLAIM": CLAIM, "K8S_IMAGE": kube.image, **variables}
+    variables = {"K8S_SET": small, "K8S_CLAIM": CLAIM, "K8S_IMAGE": kube.image, **variables}
+    variables |= {"K8S_LAST": str(kube.folder / "last-run")}
     variables |= {"K8S_NAMESPACE": kube.namespace, "BIN": str(Path(sys.executable).parent)}
     words = ["make", "-C", str(ROOT), "-o", "setup", target, *(f"{key}={value}" for key, value in variables.items())]
     surroundings = {**environment(kube.folder), "KUBECONFIG": str(kube.kubeconfig)}
@@ -39,7 +40,7 @@ def make(kube: Kube, target: str, **variables: str) -> Done:
 
 @pytest.mark.slow
 def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
-    trained = make(kube, "k8s-train")
+    trained = make(kube, "k8s-train", K8S_RUN="by-make")
     assert trained.code == 0, trained.out[-3000:] + trained.err[-3000:]
     assert "[TRAIN] step 30/30" in trained.out
     finished = folder / "by-make" / "finished.json"
@@ -48,9 +49,9 @@ def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
     shown = kube.local("runs", "show", "by-make", "--root", str(folder), "--json").json
     assert (shown["run_id"], shown["status"]) == ("by-make", "finished")
 
-    again = make(kube, "k8s-train")
-    assert again.code != 0
-    assert "Run 'by-make' exists already" in again.err
+    refused = make(kube, "k8s-train", K8S_RUN="by-make")
+    assert refused.code != 0
+    assert "Run 'by-make' exists already" in refused.err
 
     logs = make(kube, "k8s-logs")
     assert logs.code == 0, logs.err
@@ -62,3 +63,13 @@ def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
     assert kube.objects("pods,jobs,configmaps", "-l", "llmtrain/run=by-make") == []
     assert finished.is_file()
     assert make(kube, "k8s-logs").code != 0
+
+    again = make(kube, "k8s-train")  # without a name: a new run
+    assert again.code == 0, again.out[-3000:] + again.err[-3000:]
+    name = (kube.folder / "last-run").read_text().strip()
+    assert json.loads((folder / name / "finished.json").read_text())["steps"] == 30
+    logs = make(kube, "k8s-logs")
+    assert logs.code == 0, logs.err
+    assert "[0] [TRAIN] step 30/30" in logs.out
+    assert make(kube, "k8s-clean").code == 0
+    assert kube.objects("pods,jobs,configmaps", "-l", f"llmtrain/run={name}") == []

@@ -495,23 +495,30 @@ class TestMake:
     """What the targets would run; that they work is shown in end_to_end/test_make.py."""
 
     @pytest.fixture
-    def make(self, repo: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    def stamp(self, tmp_path: Path) -> str:
+        """Says that setup has been done; unlike -o, it goes to a make below too."""
+        (tmp_path / "installed").touch()
+        return f"STAMP={tmp_path / 'installed'}"
+
+    @pytest.fixture
+    def make(self, repo: Path, stamp: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         for name in ("KIND_CLUSTER", "K8S_IMAGE", "K8S_RUN", "K8S_NAMESPACE", "MAKEFLAGS", "MAKELEVEL"):
             monkeypatch.delenv(name, raising=False)
 
         def run(*words: str) -> list[str]:
-            command = ["make", "-C", str(repo), "-n", "-j4", "-o", "setup", "--no-print-directory", *words]
+            command = ["make", "-C", str(repo), "-n", "-j4", stamp, "--no-print-directory", *words]
             said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             lines = " ".join(said.replace("\\\n", " ").split(" ")).splitlines()
-            return [" ".join(line.split()) for line in lines if line.strip() and not line.startswith("make ")]
+            said = (" ".join(line.split()) for line in lines)
+            return [line for line in said if line and not line.startswith(("make ", "echo ", "test "))]
 
         return run
 
     LLMTRAIN = ".venv/bin/llmtrain"
     BUILD = "docker build -t llmtrain:dev -f docker/Dockerfile ."
-    TRAIN = f"{LLMTRAIN} launch --config k8s_indexed_job --name k8s-demo --image llmtrain:dev"
+    TRAIN = f'{LLMTRAIN} launch --config k8s_indexed_job --name "$(cat .k8s-run)" --image llmtrain:dev'
     TRAIN += " --set launch.runs_volume.claim=runs"
-    LOGS = f"{LLMTRAIN} logs k8s-demo"
+    LOGS = f'{LLMTRAIN} logs "$(cat .k8s-run)"'
 
     def test_everything_on_a_cluster_of_ones_own(self, make: Callable[..., list[str]]) -> None:
         load = f"{self.LLMTRAIN} cluster load-image llmtrain:dev --name llmtrain --if-reached"
@@ -524,10 +531,51 @@ class TestMake:
     def test_the_place_goes_to_every_command(self, make: Callable[..., list[str]]) -> None:
         words = ("K8S_ARGS=--context lab", "K8S_NAMESPACE=team", "K8S_SET=--set launch.nodes=1", "K8S_RUN=mine")
         place = "--context lab --namespace team"
-        assert make("k8s-logs", *words) == [f"{self.LLMTRAIN} logs mine {place}"]
-        assert make("k8s-clean", *words) == [f"{self.LLMTRAIN} delete mine {place}"]
+        assert make("k8s-logs", *words) == [f'{self.LLMTRAIN} logs "mine" {place}']
+        assert make("k8s-clean", *words) == [f'{self.LLMTRAIN} delete "mine" {place}']
         assert make("k8s-train", *words)[0].endswith(f"claim=runs --set launch.nodes=1 {place}")
         assert make("k8s-build", *words)[1].endswith("--name llmtrain --if-reached --context lab")
+
+    @pytest.fixture
+    def really(self, repo: Path, stamp: str, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+        """The targets, run with a stand-in for llmtrain that prints what it is called with."""
+        program = tmp_path / "bin" / "llmtrain"
+        program.parent.mkdir()
+        program.write_text('#!/bin/sh\necho "$@"\n')
+        program.chmod(0o755)
+        places = (f"BIN={program.parent}", f"K8S_LAST={tmp_path / 'last'}")
+
+        def run(*words: str) -> "subprocess.CompletedProcess[str]":
+            kept = {name: value for name, value in os.environ.items() if not name.startswith(("K8S_", "KIND_", "MAKE"))}
+            command = ["make", "-C", str(repo), "-s", stamp, "--no-print-directory", *places, *words]
+            return subprocess.run(command, capture_output=True, text=True, env=kept, check=False)
+
+        return run
+
+    def test_training_again_is_another_run(self, really: Callable[..., Any], tmp_path: Path) -> None:
+        from llmtrain.config.load import load_config
+
+        (tmp_path / "last").write_text("k8s-demo-0101-000000\n")
+        name = really("k8s-train").stdout.split("--name ")[1].split()[0]
+        assert name != "k8s-demo-0101-000000"
+        assert load_config("k8s_indexed_job", [f"launch.name={name}"]).launch.name == name, "a name that launch takes"
+        assert really("k8s-logs").stdout.split() == ["logs", name]
+        assert really("k8s-clean").stdout.split() == ["delete", name]
+        full = really("k8s-full", "KIND_CLUSTER=", "K8S_BUILD=true").stdout.split()
+        assert full[full.index("--name") + 1] == full[full.index("logs") + 1]
+
+    def test_a_name_that_is_given_is_taken_and_kept(self, really: Callable[..., Any]) -> None:
+        assert "--name mine " in really("k8s-train", "K8S_RUN=mine").stdout
+        assert really("k8s-logs").stdout.split() == ["logs", "mine"]
+        assert really("k8s-logs", "K8S_RUN=older").stdout.split() == ["logs", "older"]
+        assert really("k8s-clean", "K8S_NAMESPACE=team").stdout.split() == ["delete", "mine", "--namespace", "team"]
+
+    @pytest.mark.parametrize("target", ["k8s-logs", "k8s-clean"])
+    def test_before_the_first_run(self, really: Callable[..., Any], target: str) -> None:
+        done = really(target)
+        assert done.returncode != 0
+        assert done.stdout == ""
+        assert "K8S_RUN" in done.stderr
 
     def test_only_our_own_cluster_is_removed(self, make: Callable[..., list[str]]) -> None:
         assert make("k8s-cluster-delete", "KIND_CLUSTER=x") == [f"{self.LLMTRAIN} cluster down --name x"]
@@ -542,7 +590,7 @@ class TestMake:
         assert sorted(shown) == sorted(variables)
 
     def test_the_preset_of_the_targets_runs_on_kind(self, cli: Cli) -> None:
-        words = self.TRAIN.split()[1:]
+        words = [word.replace('"$(cat', "demo") for word in self.TRAIN.split()[1:] if word != '.k8s-run)"']
         done = cli(*words, "--dry-run", "--json")
         kinds = {manifest["kind"]: manifest for manifest in done.json["manifests"]}
         assert "PersistentVolumeClaim" not in kinds, "kind could make none for two nodes"
