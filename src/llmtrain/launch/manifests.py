@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from llmtrain.launch.manifest_comments import with_comments
 from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_kind
 from llmtrain.launch.pod import without_empty
 
@@ -162,7 +163,8 @@ _Dumper.add_representer(str, _text)
 
 
 def dump_manifest(manifest: Manifest) -> str:
-    return str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120))
+    text = str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120))
+    return with_comments(manifest["kind"], text)
 
 
 def dump_manifests(manifests: list[Manifest]) -> str:

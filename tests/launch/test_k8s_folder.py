@@ -1,0 +1,69 @@
+"""The manifests in k8s/, for people who read YAML first: each is what its own command line prints."""
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from llmtrain import registry
+from llmtrain.config.load import load_config
+from llmtrain.launch.manifest_comments import OBJECTS, with_comments
+from llmtrain.launch.manifests import dump_manifests, render
+from llmtrain.launch.plan import Work, plan_job
+
+KINDS = sorted(registry.LAUNCHERS)
+OPTIONS = "--name demo --image registry.example.com/llmtrain:0.1.0 --namespace research --dry-run"
+FILES = {kind: f"llmtrain launch --config k8s_{kind} {OPTIONS}" for kind in KINDS}
+FILES["pytorch_job_master"] = f"{FILES['pytorch_job']} --set launch.pytorch_master=true"
+CONFIG = re.compile(r"(?m)^  train\.yaml: \|\n(?:    .*\n)+")
+LEFT_OUT = "  train.yaml: |\n    # as in indexed_job.yaml, but for launch.kind; left out here\n"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_what_launch_prints(cli: Callable[..., Any], repo: Path, name: str) -> None:
+    done = cli(*shlex.split(FILES[name])[1:])
+    assert done.code == 0, done.err
+    manifests = done.out if name == "indexed_job" else CONFIG.sub(LEFT_OUT, done.out)
+    text = f"# {FILES[name]}\n---\n{manifests}"
+    path = repo / "k8s" / f"{name}.yaml"
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        path.write_text(text)
+    assert text == path.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/launch/test_k8s_folder.py"
+
+
+def test_every_kind_has_a_file_and_a_row(repo: Path) -> None:
+    files = {path.stem for path in (repo / "k8s").glob("*.yaml")}
+    assert files == set(FILES)
+    rows = re.findall(r"^\| \[(\w+)\.yaml\]\(\1\.yaml\) \|", (repo / "k8s" / "README.md").read_text(), re.M)
+    assert sorted(rows) == sorted(files)
+
+
+def test_every_object_says_what_it_is_for(repo: Path) -> None:
+    for path in (repo / "k8s").glob("*.yaml"):
+        for part in path.read_text().split("---\n")[1:]:
+            kind = yaml.safe_load(part)["kind"]
+            assert part.startswith(f"# {OBJECTS[kind]}\n"), f"{path.name}: {kind}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "work",
+    [Work("train"), Work("smoke"), Work("hold"), Work("command", ("sh", "-c", "echo\ncommand: x\nbackoffLimit: 1\n"))],
+    ids=lambda work: work.mode,
+)
+def test_comments_change_nothing(kind: str, work: Work) -> None:
+    """Neither the objects nor a text inside them, which may look like a manifest."""
+    sets = [f"launch.kind={kind}", "launch.image=x", "model.name=hf_causal_lm", "model.path=somebody/tiny"]
+    manifests = render(plan_job(load_config("ddp_smoke", sets), work))
+    assert list(yaml.safe_load_all(dump_manifests(manifests))) == manifests
+
+
+def test_a_comment_is_only_where_it_is_true() -> None:
+    text = "spec:\n  initContainers:\n  - command:\n    - python\n    - -m\n    - llmtrain\n    - prefetch\n"
+    text += "    securityContext:\n      readOnlyRootFilesystem: false\n  volumes:\n  - emptyDir: {}\n"
+    assert with_comments("Unknown", text) == text
