@@ -68,6 +68,21 @@ def test_left_running_and_ended(kube: Kube, held: str) -> None:
     assert (kept / "rank-1.log").read_text() == "begun 1\n"
 
 
+def test_one_pod_after_the_other(kube: Kube, held: str) -> None:
+    """As a guide does that copies the script to each pod and starts the master, then the worker."""
+    (kube.folder / "by_hand.py").write_text(SCRIPT)
+    for pod in ("0", "1"):
+        kube.llmtrain("push", held, "by_hand.py", "--pod", pod)
+        started = kube.llmtrain("exec", held, "--pod", pod, "--detach", "--json", "--", "torchrun", "by_hand.py")
+        assert len(started.json["started"]) == 1
+    deadline = time.monotonic() + 60
+    while not all(f"rank {rank} of 2: 3.0" in (log := kube.llmtrain("logs", held).out) for rank in (0, 1)):
+        assert time.monotonic() < deadline, log
+        time.sleep(1)
+    assert kube.llmtrain("exec", held, "--pod", "2", "--json", "--", "true", expect=64).json["known"] == ["0", "1"]
+    kube.llmtrain("exec", held, "--kill")
+
+
 def test_ctrl_c_ends_it_in_the_pods(kube: Kube, held: str) -> None:
     at_work = ["exec", held, "--", "sh", "-c", "ps ax 2>/dev/null || cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
     running = kube.start("exec", held, "--", "python3", "-c", "import time; print('up', flush=True); time.sleep(4321)")

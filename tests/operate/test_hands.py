@@ -359,6 +359,56 @@ class TestDetach:
             end_in_all(pods.run.cluster, pods.run.record)
 
 
+class TestPod:
+    """--pod: the same, in some of the pods."""
+
+    def test_push_to_one_pod(self, pods: HeldPods, call: Cli, workdir: Path) -> None:
+        make(workdir, "model_train_lora.py")
+        done = call("push", "demo", "--pod", "1", "model_train_lora.py", "--json")
+        assert (done.code, done.json["pods"]) == (0, [pods.names[1]])
+        assert [(pods.work(index) / "model_train_lora.py").exists() for index in (0, 1)] == [False, True]
+
+    def test_exec_in_one_pod_is_still_a_node_of_all(self, pods: HeldPods, call: Cli) -> None:
+        words = ("--", "sh", "-c", "echo $PET_NODE_RANK of $PET_NNODES; exit 3")
+        done = call("exec", "demo", "--pod", "1", "--json", *words)
+        assert (done.code, done.json["nodes"]) == (3, [{"node": 1, "pod": pods.names[1], "exit_code": 3}])
+        assert "[1] 1 of 2" in done.err.splitlines()
+        by_name = call("exec", "demo", "--pod", pods.names[0], *words)
+        assert by_name.out == "[0] 0 of 2\n"
+        both = call("exec", "demo", "--pod", "1", "--pod", pods.names[0], "--pod", "1", *words)
+        assert sorted(both.out.splitlines()) == ["[0] 0 of 2", "[1] 1 of 2"]
+
+    def test_detach_and_kill_in_one_pod_after_the_other(self, pods: HeldPods, call: Cli) -> None:
+        """As a guide does that starts the master, then the worker."""
+        pods.hold()
+        start = ("--", "sh", "-c", "touch up; sleep 60")
+        for index in ("0", "1"):
+            done = call("exec", "demo", "--detach", "--pod", index, "--json", *start)
+            assert done.json["started"] == [pods.names[int(index)]]
+        assert call("exec", "demo", "--detach", "--pod", "1", *start).code == 64, "one runs there"
+        assert call("exec", "demo", "--kill", "--pod", "0", "--json").json["ended"] == [pods.names[0]]
+        assert call("exec", "demo", "--kill", "--json").json["ended"] == [pods.names[1]]
+
+    @pytest.mark.parametrize("words", [("--", "true"), ("-d", "--", "true"), ("--kill",), ("push",)])
+    def test_a_pod_that_is_not_there(self, pods: HeldPods, call: Cli, workdir: Path, words: tuple[str, ...]) -> None:
+        make(workdir, "train.py")
+        for name in ("2", "-1", "01", "demo-7", ""):
+            chosen = ("--pod", "0", f"--pod={name}", "--json")
+            done = (
+                call("push", "demo", "train.py", *chosen)
+                if words[0] == "push"
+                else call("exec", *chosen, "demo", *words)
+            )
+            assert (done.code, done.json["known"]) == (64, ["0", "1"])
+        assert pods.asked == []
+
+    def test_only_the_chosen_pods_must_run(self, pods: HeldPods, call: Cli) -> None:
+        pods.run.set(1, waiting("ContainerCreating"))
+        assert call("exec", "demo", "--pod", "0", "--", "true").code == 0
+        assert call("exec", "demo", "--pod", "1", "--", "true").code == 64
+        assert [name for name, _, _ in pods.asked] == [pods.names[0]]
+
+
 def test_one_of_many_that_fails(kube: KubeServer, tmp_path: Path) -> None:
     """What others say is not lost, and the ends come in the order of the nodes."""
     lines: list[tuple[int, int, str]] = []

@@ -32,6 +32,16 @@ RecoverOption = Annotated[
 ]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id: the name of the job.", show_default=False)]
 
+PodOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pod",
+        metavar="INDEX",
+        help="Only this pod: its index (the node rank) or its name. Repeatable.",
+        show_default=False,
+    ),
+]
+
 
 def connect(kubeconfig: str | None, context: str | None) -> "Cluster":
     """The cluster that the options name; the client is imported only now."""

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.cluster_options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    PodOption,
+    RunArgument,
+    connect,
+)
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.errors import ClusterError, UsageError
 
@@ -22,14 +29,15 @@ def command(
         bool, typer.Option("--detach", "-d", help="Let it run on; its log is kept on the runs volume.")
     ] = False,
     kill: Annotated[bool, typer.Option("--kill", help="End what --detach started.")] = False,
+    pod: PodOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Run a command in all pods of a run, and show what they say, each line behind the number of its node. In pods that
-    are held (launch --hold) it runs in /work, torchrun's variables say which node it is on, and Ctrl-C ends it
-    everywhere. The exit code is that of the first node whose command failed."""
+    """Run a command in all pods of a run, or those given by --pod, and show what they say, each line behind the number
+    of its node. In pods that are held (launch --hold) it runs in /work, torchrun's variables say which node it is on,
+    and Ctrl-C ends it everywhere. The exit code is that of the first node whose command failed."""
     from llmtrain.launch.record import find_record
 
     if kill == bool(words) or (kill and detach):
@@ -39,14 +47,14 @@ def command(
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
     if kill:
-        _kill(cluster, record, json_)
+        _kill(cluster, record, pod or [], json_)
     elif detach:
-        _start(cluster, record, words or [], json_)
+        _start(cluster, record, words or [], pod or [], json_)
     else:
-        _run(cluster, record, words or [], json_)
+        _run(cluster, record, words or [], pod or [], json_)
 
 
-def _run(cluster: "Cluster", record: "Record", words: list[str], json_: bool) -> None:
+def _run(cluster: "Cluster", record: "Record", words: list[str], chosen: list[str], json_: bool) -> None:
     from llmtrain.launch.pod_process import STDERR
     from llmtrain.operate.hands import run_in_all
 
@@ -57,7 +65,7 @@ def _run(cluster: "Cluster", record: "Record", words: list[str], json_: bool) ->
             print(f"[{index}] {line}", file=sys.stderr if json_ or channel == STDERR else sys.stdout, flush=True)
 
     try:
-        ends = run_in_all(cluster, record, words, say)
+        ends = run_in_all(cluster, record, words, say, chosen)
     except KeyboardInterrupt:
         if record.work.mode != "hold":
             print("\nThe command may go on in the pods: only held pods are told.", file=sys.stderr)
@@ -75,11 +83,11 @@ def _run(cluster: "Cluster", record: "Record", words: list[str], json_: bool) ->
         raise typer.Exit(failed[0])
 
 
-def _start(cluster: "Cluster", record: "Record", words: list[str], json_: bool) -> None:
+def _start(cluster: "Cluster", record: "Record", words: list[str], chosen: list[str], json_: bool) -> None:
     from llmtrain.operate.hands import start_in_all
     from llmtrain.operate.view import count
 
-    pods = start_in_all(cluster, record, words)
+    pods = start_in_all(cluster, record, words, chosen)
     run = f"{record.run_id}{cluster.place(record.namespace)}"
     text = (
         f"Started in {count(len(pods), 'pod')}. What it says: llmtrain logs {run} -f (kept on the runs volume). "
@@ -88,9 +96,9 @@ def _start(cluster: "Cluster", record: "Record", words: list[str], json_: bool) 
     show(json_, {"run_id": record.run_id, "started": [pod.name for pod in pods]}, text)
 
 
-def _kill(cluster: "Cluster", record: "Record", json_: bool) -> None:
+def _kill(cluster: "Cluster", record: "Record", chosen: list[str], json_: bool) -> None:
     from llmtrain.operate.hands import end_in_all
 
-    pods = end_in_all(cluster, record)
+    pods = end_in_all(cluster, record, chosen)
     text = f"Ended in {', '.join(pod.name for pod in pods)}." if pods else "Nothing was running there."
     show(json_, {"run_id": record.run_id, "ended": [pod.name for pod in pods]}, text)

@@ -5,20 +5,28 @@ from typing import Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.commands.cluster_options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    PodOption,
+    RunArgument,
+    connect,
+)
 from llmtrain.commands.options import JsonOption, show
 
 
 def command(
     run: RunArgument,
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and folders.", show_default=False)],
+    pod: PodOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Copy files and folders into the work folder (/work) of every pod of a run launched with --hold. Of folders, .git,
-    .venv, .env, caches and symbolic links are left out."""
+    """Copy files and folders into the work folder (/work) of every pod of a run launched with --hold, or of those that
+    --pod names. Of folders, .git, .venv, .env, caches and symbolic links are left out."""
     from llmtrain.launch.plan import WORK_DIR
     from llmtrain.launch.record import find_record
     from llmtrain.operate.hands import pack, push
@@ -26,10 +34,10 @@ def command(
 
     cluster = connect(kubeconfig, context)
     parcel = pack(files)
-    pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), parcel)
+    pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), parcel, pod or ())
     if parcel.left_out:
         more = ", ..." if len(parcel.left_out) > 5 else ""
         print(f"warning: left out: {', '.join(parcel.left_out[:5])}{more}", file=sys.stderr)
-    value = {"run_id": run, "files": parcel.names, "left_out": parcel.left_out, "pods": [pod.name for pod in pods]}
+    value = {"run_id": run, "files": parcel.names, "left_out": parcel.left_out, "pods": [each.name for each in pods]}
     files_text = f"{count(len(parcel.names), 'file')}, {parcel.size:,} bytes"
     show(json_, value, f"{files_text}: now in {WORK_DIR} of {count(len(pods), 'pod')}.")

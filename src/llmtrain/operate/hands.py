@@ -93,17 +93,35 @@ def _add(archive: tarfile.TarFile, name: str, file: Path) -> int:
     return len(content)
 
 
-def find_nodes(cluster: Cluster, record: Record) -> list[PodStatus]:
-    """The pods of all nodes, which must run."""
-    pods = [pod for pod in pod_statuses(record, find_pods(cluster, record)) if pod.is_running]
+def find_nodes(cluster: Cluster, record: Record, chosen: Sequence[str] = ()) -> list[PodStatus]:
+    """The pods of all nodes, or those that are chosen by index or name; they must run."""
+    found = pod_statuses(record, find_pods(cluster, record))
     fewest, most = record.config.launch.node_range
+    run = f"{record.run_id}{cluster.place(record.namespace)}"
+    remedy = f"llmtrain why {run} says what the others wait for; llmtrain resume {run} starts them again."
+    if chosen:
+        indexes = _indexes(found, most, chosen)
+        pods = [pod for pod in found if pod.index in indexes and pod.is_running]
+        if missing := sorted(indexes - {pod.index for pod in pods}):
+            names = ", ".join(map(str, missing))
+            raise UsageError(f"Pod {names} of run '{record.run_id}' is not running.", remedy=remedy)
+        return pods
+    pods = [pod for pod in found if pod.is_running]
     if len(pods) < fewest:
-        run = f"{record.run_id}{cluster.place(record.namespace)}"
-        raise UsageError(
-            f"{len(pods)} of {most} pods of run '{record.run_id}' run.",
-            remedy=f"llmtrain why {run} says what the others wait for; llmtrain resume {run} starts them again.",
-        )
+        raise UsageError(f"{len(pods)} of {most} pods of run '{record.run_id}' run.", remedy=remedy)
     return pods
+
+
+def _indexes(found: Sequence[PodStatus], count: int, chosen: Sequence[str]) -> set[int]:
+    by_name = {pod.name: pod.index for pod in found}
+    by_name |= {str(index): index for index in range(count)}
+    if unknown := [name for name in chosen if name not in by_name]:
+        raise UsageError(
+            f"There is no pod {', '.join(unknown)}.",
+            known=[str(index) for index in range(count)],
+            remedy="--pod takes the index of a pod, which is its node rank, or its name as llmtrain status shows it.",
+        )
+    return {by_name[name] for name in chosen}
 
 
 def check_held(record: Record, what: str) -> None:
@@ -114,10 +132,10 @@ def check_held(record: Record, what: str) -> None:
         )
 
 
-def push(cluster: Cluster, record: Record, parcel: Parcel) -> list[PodStatus]:
-    """The same files into the work folder of every pod."""
+def push(cluster: Cluster, record: Record, parcel: Parcel, chosen: Sequence[str] = ()) -> list[PodStatus]:
+    """The same files into the work folder of every pod, or of those that are chosen."""
     check_held(record, "push")
-    pods = find_nodes(cluster, record)
+    pods = find_nodes(cluster, record, chosen)
     words = ["take", str(len(parcel.data)), hashlib.sha256(parcel.data).hexdigest()]
 
     def send(pod: PodStatus) -> None:
@@ -139,14 +157,17 @@ def push(cluster: Cluster, record: Record, parcel: Parcel) -> list[PodStatus]:
     return pods
 
 
-def run_in_all(cluster: Cluster, record: Record, words: Sequence[str], say: Say) -> list[NodeEnd]:
-    """A command in every pod at the same time, until all have ended. Ctrl-C ends them where pods are held."""
-    pods = find_nodes(cluster, record)
+def run_in_all(
+    cluster: Cluster, record: Record, words: Sequence[str], say: Say, chosen: Sequence[str] = ()
+) -> list[NodeEnd]:
+    """A command in every pod (or those chosen) at the same time, until all have ended. Ctrl-C ends them where pods are
+    held."""
+    pods = find_nodes(cluster, record, chosen)
     processes: list[PodProcess] = []
     is_leaving = threading.Event()
 
     def one(pod: PodStatus) -> NodeEnd:
-        prefix = [*HELD_COMMAND, "run", _variables(record, pod, len(pods))] if record.work.mode == "hold" else []
+        prefix = [*HELD_COMMAND, "run", _variables(record, pod)] if record.work.mode == "hold" else []
         try:
             with closing(_start(cluster, record, pod, [*prefix, *words])) as process:
                 processes.append(process)
@@ -168,16 +189,16 @@ def run_in_all(cluster: Cluster, record: Record, words: Sequence[str], say: Say)
             raise
 
 
-def start_in_all(cluster: Cluster, record: Record, words: Sequence[str]) -> list[PodStatus]:
-    """A command in every pod that goes on when we have gone; in all of them or in none."""
+def start_in_all(cluster: Cluster, record: Record, words: Sequence[str], chosen: Sequence[str] = ()) -> list[PodStatus]:
+    """A command in every pod (or those chosen) that goes on when we have gone; in all of them or in none."""
     check_held(record, "exec --detach")
-    pods = find_nodes(cluster, record)
+    pods = find_nodes(cluster, record, chosen)
     started: list[PodStatus] = []
 
     def start(pod: PodStatus) -> None:
         rank = pod.index * record.config.launch.processes_per_node
         log = f"{record.config.launch.runs_volume.mount_path}/{record.run_id}/logs/rank-{rank}.log"
-        far = [*HELD_COMMAND, "start", _variables(record, pod, len(pods)), log, *words]
+        far = [*HELD_COMMAND, "start", _variables(record, pod), log, *words]
         _answer(cluster, record, pod, far)
         started.append(pod)
 
@@ -189,10 +210,10 @@ def start_in_all(cluster: Cluster, record: Record, words: Sequence[str]) -> list
     return pods
 
 
-def end_in_all(cluster: Cluster, record: Record) -> list[PodStatus]:
-    """What was started is ended; the pods where something was."""
+def end_in_all(cluster: Cluster, record: Record, chosen: Sequence[str] = ()) -> list[PodStatus]:
+    """What was started is ended, everywhere or in the pods chosen; the pods where something was."""
     check_held(record, "exec --kill")
-    pods = find_nodes(cluster, record)
+    pods = find_nodes(cluster, record, chosen)
     ended: list[PodStatus] = []
 
     def end(pod: PodStatus) -> None:
@@ -220,11 +241,12 @@ def _start(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -
     return cluster.start(pod.name, record.namespace, record.kind.container, words, stdin=is_held)
 
 
-def _variables(record: Record, pod: PodStatus, nodes: int) -> str:
-    """What torchrun and `llmtrain node` read: with it `torchrun train.py` in every pod is one job."""
+def _variables(record: Record, pod: PodStatus) -> str:
+    """What torchrun and `llmtrain node` read: with it `torchrun train.py` in every pod is one job, whether all pods are
+    told at once or one after the other."""
     launch = record.config.launch
     place = {
-        "PET_NNODES": nodes,
+        "PET_NNODES": launch.node_range[1],
         "PET_NODE_RANK": pod.index,
         "PET_NPROC_PER_NODE": launch.processes_per_node,
         "PET_MASTER_ADDR": record.plan.master_addr,
