@@ -3,13 +3,14 @@
 import os
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
 
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import plan_job
+from llmtrain.launch.plan import Manifest, Work, plan_job
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -80,7 +81,18 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_manifests_are_as_written_down(case: str) -> None:
     preset, sets = CASES[case]
-    manifests = render(plan_job(load_config(preset, sets)))
+    check(case, render(plan_job(load_config(preset, sets))))
+
+
+def test_pods_that_are_held_fetch_what_the_config_names() -> None:
+    sets = [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true", "launch.master_port=23456"]
+    plan = plan_job(load_config("lora_llama_1b", sets), Work("hold"))
+    with mock.patch.object(Path, "read_text", return_value="the text of held_pod.py"):
+        manifests = render(plan)
+    check("pytorch_job_hold", manifests)
+
+
+def check(case: str, manifests: list[Manifest]) -> None:
     if case != "indexed_job":  # the whole config is in one of them; a new field of it need not change all
         manifests[0]["data"]["train.yaml"] = "left out here\n"
     text = dump_manifests(manifests)

@@ -363,9 +363,11 @@ class TestRun:
         """`llmtrain node` in it would take itself for the pod's, and wait to be removed."""
         code = "import os; print(sorted(name for name in os.environ if name.startswith('LLMTRAIN_')))"
         own = {"LLMTRAIN_EXIT_CODES": "statefulset", "LLMTRAIN_LAUNCH": "1", "LLMTRAIN_RUN_DIR": "/out/demo"}
+        own["LLMTRAIN_PREFETCHED"] = "/cache/prefetch.json"
         process = pod.start("run", "{}", *pod.python(code), **own)
         assert "LLMTRAIN_RUN_DIR" in (line := first_line(process))
         assert "EXIT_CODES" not in line
+        assert "PREFETCHED" not in line
         assert "LAUNCH" not in line
 
 
@@ -471,6 +473,13 @@ class TestHold:
         held.until("up")
         assert held.terminate() == 75
         wait_for(lambda: not is_alive(number))
+
+    def test_what_was_not_fetched_is_told_and_it_waits_all_the_same(self, pod: Pod, tmp_path: Path) -> None:
+        report = tmp_path / "prefetch.json"
+        report.write_text('{"what": "no-such/model is not on the hub.", "exit_code": 64}')
+        held = pod.hold(LLMTRAIN_PREFETCHED=str(report))
+        assert "no-such/model" in held.said[0]
+        assert held.start("true")["process"]
 
     def test_told_to_end_with_nothing_running(self, pod: Pod) -> None:
         began = time.monotonic()

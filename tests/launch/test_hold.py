@@ -74,7 +74,28 @@ class TestEveryKind:
         """What will run is not known: neither the batch nor the model is looked at, and the hub may be asked."""
         sets = ("launch.nodes=3", "distributed.strategy=none", "distributed.reproducible_reduce=false")
         plan = make(kind, *sets, "model.name=hf_causal_lm", "model.path=somebody/tiny", "trainer.grad_accum_steps=1")
-        assert (plan.nodes, plan.ports_outside, plan.is_fetching, plan.warnings) == (3, [443], False, [])
+        assert (plan.nodes, plan.ports_outside, plan.warnings) == (3, [443], [])
+
+    def test_model_and_data_of_the_config_are_fetched_first(self, kind: str) -> None:
+        """By the init container that a training launch has. A person may fetch another model by hand after that."""
+        sets = ("model.name=hf_causal_lm", "model.path=somebody/tiny", "launch.hf_token_secret.name=hf-secrets")
+        for spec, usual in zip(
+            specs(render(make(kind, *sets))), specs(render(make(kind, *sets, mode="train"))), strict=True
+        ):
+            (fetching,), (usual_fetching,) = spec["initContainers"], usual["initContainers"]
+            same = ("name", "image", "command", "resources", "securityContext")
+            assert [fetching[key] for key in same] == [usual_fetching[key] for key in same]
+            (container,) = spec["containers"]
+            env = {row["name"]: row for row in container["env"]}
+            assert "HF_HUB_OFFLINE" not in env
+            assert env["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hf-secrets", "key": "token"}}
+            assert env["HF_HOME"] in fetching["env"], "the same cache"
+            assert {"name": "cache", "mountPath": "/cache"} in [*fetching["volumeMounts"], *container["volumeMounts"]]
+
+    @pytest.mark.parametrize("more", [("launch.env={HF_HUB_OFFLINE: 1}",), ("model.local_files_only=true",)])
+    def test_nothing_is_fetched_where_the_hub_may_not_be_asked(self, kind: str, more: tuple[str, ...]) -> None:
+        plan = make(kind, "model.name=hf_causal_lm", "model.path=somebody/tiny", *more)
+        assert not plan.is_fetching
         assert "initContainers" not in next(specs(render(plan)))
 
     def test_lint_finds_nothing(self, cli: Cli, kind: str) -> None:

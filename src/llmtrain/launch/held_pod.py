@@ -31,7 +31,7 @@ ANSWER_SEC = 20.0
 GRACE_SEC = 10.0  # between telling and killing
 TOLD = 75
 # Of the pod, not of what is tried out in it: `llmtrain node` would take itself for the pod's own.
-OWN = ("LLMTRAIN_EXIT_CODES", "LLMTRAIN_LAUNCH", "LLMTRAIN_HELD")
+OWN = ("LLMTRAIN_EXIT_CODES", "LLMTRAIN_LAUNCH", "LLMTRAIN_HELD", "LLMTRAIN_PREFETCHED")
 
 
 def take(size: int, digest: str) -> None:
@@ -197,6 +197,9 @@ class Holder:
         signal.signal(signal.SIGTERM, lambda *_: self.is_told.set())
         for old in STATE.glob("*.json"):  # of a container that was here before
             old.unlink()
+        problem = read(Path(os.environ.get("LLMTRAIN_PREFETCHED", ""))).get("what")
+        if problem:  # the pods are of use all the same: it can be fetched by hand
+            say(f"what the config names was not fetched: {problem}")
         say(f"{os.uname().nodename} waits: llmtrain push brings files to {WORK}, llmtrain exec runs commands there")
         while not self.is_told.wait(POLL_SEC):
             self.look()

@@ -70,7 +70,7 @@ class JobPlan:
     config_text: str
     command: list[str]
     ports_outside: list[int]  # that pods must reach outside the run
-    is_fetching: bool  # from the hub, before it trains
+    is_fetching: bool  # from the hub, before it trains or waits
     launch: LaunchSection
     work: Work = Work()
     number: int = 1
@@ -155,7 +155,7 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
     master_addr = kind.master_addr(run_id, launch)
     _check(config, work, master_addr)
     resolved = _in_the_pod(config, run_id)
-    is_fetching = work.mode == "train" and hub_needs(resolved).any and not is_offline(launch.env)
+    is_fetching = work.mode in ("train", "hold") and hub_needs(resolved).any and not is_offline(launch.env)
     return JobPlan(
         run_id=run_id,
         namespace=launch.namespace or DEFAULT_NAMESPACE,

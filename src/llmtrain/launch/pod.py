@@ -99,7 +99,7 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
         "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
-        "env": [*_env(plan, is_asking=not plan.is_fetching), *env],
+        "env": [*_env(plan), *env],
         **_env_from(plan),
         "ports": [{"name": port_name, "containerPort": launch.master_port}],
         "resources": _resources(plan),
@@ -116,7 +116,7 @@ def _prefetch(plan: JobPlan) -> Manifest:
         "image": plan.launch.image,
         "imagePullPolicy": plan.launch.image_pull_policy,
         "command": ["python", "-m", "llmtrain", "prefetch", *words],
-        "env": _env(plan, is_asking=True),
+        "env": _env(plan, is_prefetch=True),
         **_env_from(plan),
         "resources": _resources(plan),
         "securityContext": CONTAINER_SECURITY,
@@ -129,16 +129,18 @@ def _env_from(plan: JobPlan) -> Manifest:
     return {"envFrom": [{"secretRef": {"name": name}} for name in names]} if names else {}
 
 
-def _env(plan: JobPlan, is_asking: bool) -> list[Manifest]:
-    """`is_asking`: whether this container may ask the hub."""
-    launch = plan.launch
+def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
+    launch, is_held = plan.launch, plan.work.mode == "hold"
+    # After the prefetch, training needs the hub no more. In held pods people may want another model than the config's.
+    is_asking = is_prefetch or is_held or not plan.is_fetching
     plain = {**WRITABLE, LAUNCH: plan.launch_id}
     plain |= {"MLFLOW_TRACKING_URI": launch.tracking_uri} if launch.tracking_uri else {}
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
-    plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1", PREFETCHED: PREFETCH_REPORT}
-    if plan.work.mode == "hold":
+    plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1"}
+    plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
+    if is_held and not is_prefetch:
         plain[HELD_CODE] = Path(__file__).with_name("held_pod.py").read_text(encoding="utf-8")
         plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
     plain |= launch.env
