@@ -122,6 +122,31 @@ class TestHFText:
         with pytest.raises(DataError, match="split"):
             prepare("hf_text", tmp_path, dataset_name=str(folder), text_column="content", val_split="nosuch")
 
+    def test_a_directory_that_save_to_disk_wrote(self, tmp_path: Path) -> None:
+        saved = {"train": TRAIN, "validation": VAL}
+        splits = {split: datasets.Dataset.from_dict({"text": rows}) for split, rows in saved.items()}
+        datasets.DatasetDict(splits).save_to_disk(tmp_path / "saved")
+        fields: dict[str, Any] = {"dataset_name": str(tmp_path / "saved")}
+        prepared = prepare("hf_text", tmp_path, **fields)
+        assert (text(prepared, "train"), text(prepared, "val")) == ("".join(TRAIN), "".join(VAL))
+        sliced = prepare("hf_text", tmp_path, **fields, train_split="train[:5]+train[50%:]")
+        assert text(sliced, "train") == "".join(TRAIN[:5] + TRAIN[20:])
+        with pytest.raises(DataError, match="nosuch"):
+            prepare("hf_text", tmp_path, **fields, val_split="nosuch")
+
+    def test_a_directory_that_save_to_disk_wrote_without_splits(self, tmp_path: Path) -> None:
+        datasets.Dataset.from_dict({"text": TRAIN}).save_to_disk(tmp_path / "saved")
+        fields: dict[str, Any] = {"dataset_name": str(tmp_path / "saved"), "val_fraction": 0.25}
+        with pytest.raises(DataError) as caught:
+            prepare("hf_text", tmp_path, **fields)
+        assert "data.val_split" in (caught.value.remedy or "")
+        first, again = (prepare("hf_text", tmp_path, **fields, val_split=None) for _ in range(2))
+        assert text(first, "train") + text(first, "val") == "".join(TRAIN)
+        assert first.train.path == again.train.path, "it is known again"
+        (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"x")
+        with pytest.raises(DataError):
+            prepare("hf_text", tmp_path, **fields, val_split=None)
+
     def test_a_missing_column_brings_the_known(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="'body' is not a column") as caught:
             prepare("hf_text", tmp_path, text_column="body", **self.files(tmp_path, "jsonl"))

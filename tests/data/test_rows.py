@@ -416,6 +416,26 @@ class TestSplits:
         with pytest.raises(DataError, match="split"):
             prepare(tmp_path, name, **fields, val_split="nosuch")
 
+    @pytest.mark.parametrize("how", ["jsonl", "save_to_disk"])
+    def test_a_dataset_path_of_a_lora_script(self, tmp_path: Path, write_rows: Write, how: str) -> None:
+        """`--dataset_path DIR`: one split, none for validation."""
+        folder, rows = tmp_path / "dataset", [{**ROW, "output": f"answer {i}"} for i in range(4)]
+        if how == "jsonl":
+            folder.mkdir()
+            Path(write_rows(*rows)).rename(folder / "data.jsonl")
+        else:
+            datasets.Dataset.from_list(rows).save_to_disk(folder)
+        prepared = prepare(tmp_path, dataset_name=str(folder), val_split=None, val_fraction=0.25)
+        assert [answer for _, answer in texts(prepared)] == [f"answer {i}\0" for i in range(3)]
+        assert [answer for _, answer in texts(prepared, "val")] == ["answer 3\0"]
+
+    @pytest.mark.parametrize("field", ["train_file", "val_file"])
+    def test_a_directory_where_a_file_is_meant(self, tmp_path: Path, write_rows: Write, field: str) -> None:
+        with pytest.raises(DataError) as caught:
+            prepare(tmp_path, **{"train_file": write_rows(ROW, ROW), field: str(tmp_path)})
+        assert (caught.value.exit_code, f"data.{field}" in caught.value.what) == (65, True)
+        assert "data.dataset_name" in (caught.value.remedy or "")
+
 
 class TestStore:
     def test_made_once(self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:

@@ -16,17 +16,24 @@ def load_split(config: DataSection, split: Split) -> Any:
 
     name = config.val_split if split == "val" and config.val_split else config.train_split
     token = hub_token()
-    rows = load(
-        config,
-        lambda datasets, cache: datasets.load_dataset(
-            full_dataset_name(str(config.dataset_name), Path(cache)),
-            config.dataset_config,
-            split=name,
-            cache_dir=cache,
-            token=token,
-        ),
-    )
+
+    def read(datasets: Any, cache: str) -> Any:
+        folder = Path(config.dataset_name or "")
+        if any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
+            return _saved_split(datasets, folder, name)
+        full_name = full_dataset_name(str(config.dataset_name), Path(cache))
+        return datasets.load_dataset(full_name, config.dataset_config, split=name, cache_dir=cache, token=token)
+
+    rows = load(config, read)
     return rows if config.val_split else held_out(rows, config, split)
+
+
+def _saved_split(datasets: Any, folder: Path, name: str) -> Any:
+    """A split of what `save_to_disk` wrote, which load_dataset refuses. A dataset without splits is all `train`."""
+    saved = datasets.load_from_disk(str(folder))
+    splits = saved if isinstance(saved, dict) else {"train": saved}
+    parts = datasets.ReadInstruction.from_spec(name).to_absolute({key: len(rows) for key, rows in splits.items()})
+    return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
 def held_out(rows: Any, config: DataSection, split: Split) -> Any:
@@ -71,5 +78,6 @@ def _explain(config: DataSection, problem: Exception) -> LlmtrainError:
         return told
     return DataError(
         f"Dataset '{config.dataset_name}' cannot be loaded: {what}.",
-        remedy="Check data.dataset_name, data.dataset_config and the two split names.",
+        remedy="Check data.dataset_name, data.dataset_config and the two split names. Without a split for validation, "
+        "set data.val_split to null: a share of the training rows is held out.",
     )

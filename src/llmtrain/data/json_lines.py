@@ -18,6 +18,12 @@ class Line(NamedTuple):
 
 def find_file(name: str, field: str) -> Path:
     path = Path(name).expanduser()
+    if path.is_dir():
+        raise DataError(
+            f"{field}: {name} is a directory, but one file of JSON lines is needed.",
+            remedy="Give the directory of a dataset as data.dataset_name, and set data.train_file and data.val_file to "
+            "null; or name a file in it.",
+        )
     if not path.is_file():
         raise DataError(
             f"{field}: there is no file {name}.", remedy="Paths are relative to the directory the command is run in."
