@@ -101,6 +101,29 @@ class TestEveryKind:
             assert container["command"] == plan.command
             assert plan.labels.items() <= template["metadata"]["labels"].items()
 
+    @pytest.mark.parametrize("security", ["baseline", "none"])
+    @pytest.mark.parametrize("mode", ["train", "hold", "command", "doctor"])
+    def test_the_image_has_its_own_user_where_security_says_so(self, kind: str, security: str, mode: str) -> None:
+        """Foreign images: root, and a writable root filesystem. The init container that fetches has the same image."""
+        sets = ["model.name=hf_causal_lm", "model.path=somebody/tiny", "launch.name=demo", f"launch.kind={kind}"]
+        work = Work(mode, ("python", "/app/main.py") if mode == "command" else ())  # type: ignore[arg-type]
+        manifests = render(plan_job(load_config("ddp_smoke", [*sets, f"launch.security={security}"]), work))
+        assert templates(manifests)
+        for template in templates(manifests):
+            spec = template["spec"]
+            containers = [*spec["containers"], *spec.get("initContainers", [])]
+            assert len(containers) == (2 if mode in ("train", "hold") else 1)
+            assert not any("securityContext" in container for container in containers)
+            wrong = {row.rpartition(" ")[2] for row in restricted_violations(spec)}
+            refused = {"allowPrivilegeEscalation", "runAsNonRoot", "drop"}  # by a namespace that enforces `restricted`
+            if security == "baseline":
+                assert wrong == refused
+                assert spec["securityContext"]["fsGroup"] == 1000
+            else:
+                assert wrong == {*refused, "seccompProfile"}
+                assert "securityContext" not in spec
+            assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+
     def test_no_rights_are_needed(self, kind: str) -> None:
         kinds = {manifest["kind"] for manifest in make(kind)[1]}
         assert not kinds & {"Role", "RoleBinding", "ServiceAccount", "ClusterRole", "Secret"}

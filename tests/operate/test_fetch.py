@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ def test_the_reader_pod(volume: Path, tmp_path: Path) -> None:
     assert box["securityContext"]["readOnlyRootFilesystem"] is True
     assert box["volumeMounts"] == [{"name": "runs", "mountPath": "/out", "readOnly": True}]
     assert all(len(" ".join(words)) < 6000 for words in cluster.commands)
+
+
+@pytest.mark.parametrize("security", ["restricted", "baseline", "none"])
+def test_the_reader_pod_has_the_user_that_wrote_the_files(security: str) -> None:
+    record = near_record(RUN)
+    record = replace(record, config=record.config.with_values("launch", security=security))
+    spec = reader_pod.reader_manifest(record, "reader")["spec"]
+    assert spec.get("securityContext", {}).get("runAsUser") == (1000 if security == "restricted" else None)
+    assert ("securityContext" in spec["containers"][0]) == (security == "restricted")
 
 
 @pytest.mark.parametrize("every", [1000, 30_000])

@@ -89,6 +89,16 @@ def test_rules_of_the_namespace(kube: KubeServer) -> None:
     assert "launch.pytorch_master" in error.remedy
 
 
+@pytest.mark.parametrize("security", ["baseline", "none"])
+def test_rules_of_the_namespace_that_ask_for_more(kube: KubeServer, security: str) -> None:
+    run = launch(kube, "indexed_job", f"launch.security={security}")
+    run.event("FailedCreate", 'pods "demo-0-x" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot')
+    error = trouble(run)
+    assert error is not None
+    assert error.exit_code == 64
+    assert f"launch.security: {security}" in (error.remedy or "")
+
+
 def test_refusals_of_others_and_of_earlier_are_not_ours(kube: KubeServer) -> None:
     run = launch(kube)
     run.event("FailedCreate", QUOTA, name="demo-two")

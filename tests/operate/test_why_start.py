@@ -125,6 +125,14 @@ def test_refused(kube: KubeServer, kind: str, said: str, cause: str, word: str) 
     assert "1 of 2 pods are there." in found.evidence
 
 
+def test_pod_security_names_the_field_that_asks_for_more(kube: KubeServer) -> None:
+    run = launch(kube, "indexed_job", "launch.security=baseline")
+    run.event("FailedCreate", SECURITY)
+    found = why(run)
+    assert found.cause == "admission_refused"
+    assert "launch.security: baseline" in found.remedy
+
+
 def test_a_refusal_that_is_over(kube: KubeServer) -> None:
     run = launch(kube)
     run.pod(0)

@@ -196,6 +196,10 @@ class LaunchSection(Section):
     pytorch_master: bool = False
     """`pytorch_job`: a Master besides the Workers. The operator then adds an init container that needs another image
     and is refused by a restricted namespace."""
+    security: Literal["restricted", "baseline", "none"] = "restricted"
+    """What pods may do, by the Pod Security Standards. `restricted`: user 1000, a read-only root file system, no
+    capabilities. `baseline`: the image's own user, also root, and a writable root file system. `none`: no security
+    context."""
     network_policy: bool = True
     """Let only pods of the same run reach each other; outwards only DNS, and a hub or tracking server where used."""
 

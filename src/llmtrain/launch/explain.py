@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
+from llmtrain.config.launch import LaunchSection
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.runs.redact import redact
 
@@ -127,7 +128,8 @@ def _forbidden(request: Request, said: str) -> UsageError:
     if "violates PodSecurity" in said:
         return UsageError(
             f"The namespace's security rules refuse {request.thing}: {said}",
-            remedy="Our pods pass `restricted`: leave out what was added to them, or name another --namespace.",
+            remedy="Pods pass `restricted` with launch.security: restricted, the default. Leave out what was added to "
+            "them, or name another --namespace.",
         )
     if "attempting to grant RBAC permissions not currently held" in said:
         return UsageError(
@@ -143,6 +145,15 @@ def _forbidden(request: Request, said: str) -> UsageError:
         f"The cluster forbids {request.thing}: {said}",
         remedy="Ask whoever runs the cluster for the rule behind it, or name another --namespace.",
     )
+
+
+def security_remedy(launch: LaunchSection) -> str:
+    """What to change where the namespace's Pod Security refuses the pods."""
+    if launch.security != "restricted":
+        return f"Leave out launch.security: {launch.security}, or use a namespace that allows it"
+    if launch.pytorch_master:
+        return "Leave launch.pytorch_master off: beside a Master the operator adds a container that breaks them"
+    return "Use another namespace, or the pods as llmtrain makes them: all kinds pass `restricted`"
 
 
 def quota(said: str) -> str:

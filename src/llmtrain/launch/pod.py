@@ -1,9 +1,10 @@
-"""The pod that every kind runs: it passes Pod Security `restricted`, with a read-only root filesystem."""
+"""The pod that every kind runs. Unless launch.security says otherwise it passes Pod Security `restricted`, with a
+read-only root filesystem."""
 
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.launch import DataVolumeSection
+from llmtrain.config.launch import DataVolumeSection, LaunchSection
 from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, HELD_CODE, WORK_DIR, JobPlan, Manifest
 from llmtrain.runs.exit_report import PREFETCHED
 from llmtrain.runs.generations import LAUNCH
@@ -43,6 +44,21 @@ CONTAINER_SECURITY: Manifest = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
+# For the image's own user. The group still gives it the volumes that Kubernetes hands over; a root user needs none.
+BASELINE_POD_SECURITY: Manifest = {
+    "fsGroup": USER_ID,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+
+
+def pod_security(launch: LaunchSection) -> Manifest:
+    return {"restricted": POD_SECURITY, "baseline": BASELINE_POD_SECURITY, "none": {}}[launch.security]
+
+
+def container_security(launch: LaunchSection) -> Manifest:
+    """The field of a container, or nothing."""
+    return {"securityContext": CONTAINER_SECURITY} if launch.security == "restricted" else {}
 
 
 def pod_template(
@@ -60,7 +76,7 @@ def pod_template(
         "terminationGracePeriodSeconds": launch.grace_period_sec + GRACE_MARGIN_SEC,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": pod_security(launch),
         "imagePullSecrets": [{"name": name} for name in launch.image_pull_secrets],
         "priorityClassName": launch.priority_class,
         "nodeSelector": dict(launch.node_selector),
@@ -103,7 +119,7 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         **_env_from(plan),
         "ports": [{"name": port_name, "containerPort": launch.master_port}],
         "resources": _resources(plan),
-        "securityContext": CONTAINER_SECURITY,
+        **container_security(launch),
         "volumeMounts": _mounts(plan),
     }
 
@@ -119,7 +135,7 @@ def _prefetch(plan: JobPlan) -> Manifest:
         "env": _env(plan, is_prefetch=True),
         **_env_from(plan),
         "resources": _resources(plan),
-        "securityContext": CONTAINER_SECURITY,
+        **container_security(plan.launch),
         "volumeMounts": _mounts(plan),
     }
 

@@ -48,7 +48,9 @@ def bad_config(clues: Clues) -> Found | None:
     what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
     usual = f"Correct it; llmtrain logs {clues.run} shows all that it said."
     if said and said.startswith(NOT_WRITABLE):  # its own remedy is for a run by hand
-        volume = f"The volume {clues.record.runs_claim} must be writable for user or group {USER_ID}, as whom pods run."
+        is_ours = clues.record.config.launch.security == "restricted"
+        who = f"user or group {USER_ID}, as whom pods run" if is_ours else f"the image's own user, or group {USER_ID}"
+        volume = f"The volume {clues.record.runs_claim} must be writable for {who}."
         return Found(what, evidence_of(clues, end, said), f"{volume} Then: {go_on(clues)}.")
     return Found(what, evidence_of(clues, end, said), remedy_of(clues, end, usual, may_change=True))
 

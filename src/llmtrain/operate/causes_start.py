@@ -4,7 +4,7 @@ import re
 from collections import Counter
 
 from llmtrain.launch.cluster import Object
-from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota
+from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota, security_remedy
 from llmtrain.operate.answers import Found, go_on
 from llmtrain.operate.clues import Clues, claim_names
 from llmtrain.operate.events import event_time, refusal
@@ -197,9 +197,7 @@ def admission_refused(clues: Clues) -> Found | None:
     remedy = "Correct the launch section"
     if "violates PodSecurity" in said:
         what = f"The security rules of namespace {clues.record.namespace} refuse the pods: {one_line(said)}"
-        remedy = "Use another namespace, or the pods as llmtrain makes them: all kinds pass `restricted`"
-        if clues.record.config.launch.pytorch_master:
-            remedy = "Leave launch.pytorch_master off: beside a Master the operator adds a container that breaks them"
+        remedy = security_remedy(clues.record.config.launch)
     elif "serviceaccount" in said:
         remedy = "Make that service account"
     return Found(what, [_made(clues), one_line(said)], f"{remedy}. Then: {go_on(clues)}.")

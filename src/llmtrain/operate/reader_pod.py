@@ -9,7 +9,7 @@ from typing import Any
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL, sent_along
-from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY, without_empty
+from llmtrain.launch.pod import NO_SIDECAR, container_security, pod_security, without_empty
 from llmtrain.launch.record import Record
 
 CONTAINER = "reader"
@@ -46,7 +46,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "command": [*COMMAND, "wait", str(IDLE_SEC)],
         "env": [{"name": CODE, "value": code}],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
-        "securityContext": CONTAINER_SECURITY,
+        **container_security(launch),  # as the pods that wrote the files: they may be root's alone
         "volumeMounts": [{"name": "runs", "mountPath": launch.runs_volume.mount_path, "readOnly": True}],
     }
     spec = {
@@ -55,7 +55,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "terminationGracePeriodSeconds": GRACE_SEC,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": POD_SECURITY,
+        "securityContext": pod_security(launch),
         "imagePullSecrets": [{"name": secret} for secret in launch.image_pull_secrets],
         "tolerations": list(launch.tolerations),  # where the run's pods may be, it may be too
         "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_beside(record)]}},

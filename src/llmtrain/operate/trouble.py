@@ -2,7 +2,7 @@
 
 from llmtrain.errors import UsageError
 from llmtrain.launch.cluster import Cluster
-from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota
+from llmtrain.launch.explain import QUOTA_REMEDY, one_line, quota, security_remedy
 from llmtrain.launch.record import Record
 from llmtrain.operate.events import find_events, refusal
 from llmtrain.operate.pods import PodStatus
@@ -74,9 +74,7 @@ def _refused(cluster: Cluster, record: Record) -> UsageError | None:
             remedy=QUOTA_REMEDY,
         )
     elif "violates PodSecurity" in said:
-        remedy = "Use another namespace, or the default pod: all kinds pass `restricted` by themselves."
-        if record.config.launch.pytorch_master:
-            remedy = "Leave launch.pytorch_master off: beside a Master the operator adds a container that breaks them."
+        remedy = f"{security_remedy(record.config.launch)}."
         error = UsageError(f"The security rules of {where} refuse the pods: {one_line(said)}", remedy=remedy)
     else:
         error = UsageError(
