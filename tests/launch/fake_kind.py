@@ -1,5 +1,6 @@
-"""Stands in for the programs kind, docker and podman, which the tests cannot have: the commands we use, with the words,
-the exit codes and the strictness of the real ones (pkg/cmd and pkg/apis/config/v1alpha4 of kind's repository).
+"""Stands in for the programs kind, docker, podman and kubectl, which the tests cannot have: the commands we use, with
+the words, the exit codes and the strictness of the real ones (pkg/cmd and pkg/apis/config/v1alpha4 of kind's
+repository).
 
 Containers are a JSON file in $FAKE_KIND. A file `fail` there says what is to go wrong.
 """
@@ -33,6 +34,8 @@ def main(program: str, words: list[str]) -> None:
             print('ERROR: failed to list clusters: command "docker ps -a" failed', file=sys.stderr)
             end(f"\nCommand Output: {DOWN}")
         {"get": get, "create": create, "delete": delete, "export": export, "load": load}[words[0]](words, options)
+    elif program == "kubectl":
+        kubectl(words, options)
     elif words[:2] == ["container", "inspect"]:
         if is_to_fail("inspect"):
             end(DOWN)
@@ -42,6 +45,22 @@ def main(program: str, words: list[str]) -> None:
         if words[-1] not in images():
             end(f"Error: {words[-1]}: image not known")
         Path(words[2]).write_text(words[-1])
+
+
+def kubectl(words: list[str], options: dict[str, str]) -> None:
+    """Applies an address, or waits for a deployment of what was applied."""
+    assert yaml.safe_load(kubeconfig(options).read_text())["current-context"] == options["context"]
+    if words[0] == "apply":
+        assert words[1] == "--server-side"
+        assert words[2] in ("-k", "-f")
+        if is_to_fail("apply"):
+            end("error: evalsymlink failure on 'github.com': no such host")
+        print("serverside-applied")
+    else:
+        assert (words[0], options["for"]) == ("wait", "condition=Available")
+        assert words[1].startswith("deployment/")
+        if is_to_fail("wait"):
+            end(f"error: timed out waiting for the condition on deployments/{words[1].partition('/')[2]}")
 
 
 def get(words: list[str], options: dict[str, str]) -> None:  # noqa: ARG001

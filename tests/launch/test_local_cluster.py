@@ -20,6 +20,7 @@ import pytest
 
 from kube_server import KubeServer, kube_server
 from llmtrain.launch import local_cluster
+from llmtrain.launch.operators import OPERATORS
 
 Cli = Callable[..., Any]
 CLAIM = ("persistentvolumeclaims", "default", "runs")
@@ -127,6 +128,7 @@ class TestUp:
             "namespace": "default",
             "made": True,
             "claim_made": True,
+            "operators": [],
         }
         assert 'Creating cluster "llmtrain"' in done.err, "what kind says is shown"
         nodes = ["llmtrain-control-plane", "llmtrain-worker", "llmtrain-worker2"]
@@ -318,6 +320,91 @@ class TestUpFails:
         assert machine.calls == []
 
 
+class TestWith:
+    """--with: operators, which are installed by kubectl."""
+
+    @pytest.mark.parametrize(
+        ("given", "installed"),
+        [
+            ("training-operator,jobset,trainer", ["training-operator", "trainer"]),  # the Trainer brings JobSet
+            ("jobset", ["jobset"]),
+            (" jobset , training-operator ", ["training-operator", "jobset"]),
+            ("trainer,trainer", ["trainer"]),
+        ],
+    )
+    def test_operators_are_applied_and_waited_for(
+        self, call: Cli, machine: Machine, given: str, installed: list[str]
+    ) -> None:
+        machine.install("kubectl")
+        done = call("up", "--json", "--with", given)
+        assert done.code == 0, done.err
+        assert done.json["operators"] == installed
+        expected = []
+        for operator in (OPERATORS[name] for name in installed):
+            expected.append(["apply", "--server-side", *operator.source, "--context=kind-llmtrain"])
+            wait = [f"--namespace={operator.namespace}", "--for=condition=Available", "--timeout=300s"]
+            expected += [
+                ["wait", f"deployment/{name}", *wait, "--context=kind-llmtrain"] for name in operator.deployments
+            ]
+        assert [words for _, *words in machine.asked("kubectl")] == expected
+        assert machine.calls.index(machine.asked("kind", "create")[0]) < machine.calls.index(
+            machine.asked("kubectl")[0]
+        )
+
+    def test_later_and_in_a_kubeconfig_of_its_own(self, call: Cli, machine: Machine, tmp_path: Path) -> None:
+        machine.install("kubectl")
+        file = tmp_path / "own"
+        assert call("up", "--kubeconfig", file).code == 0
+        assert machine.asked("kubectl") == []
+        assert call("up", "--with", "training-operator").code == 0
+        assert len(machine.asked("kind", "create")) == 1
+        assert all(words[-1] == f"--kubeconfig={file}" for words in machine.asked("kubectl"))
+
+    @pytest.mark.parametrize("given", ["kueue", "jobset,", "", "jobset trainer"])
+    def test_unknown_names(self, call: Cli, machine: Machine, given: str) -> None:
+        machine.install("kubectl")
+        done = call("up", "--json", "--with", given)
+        assert (done.code, done.json["known"]) == (64, ["jobset", "trainer", "training-operator"])
+        assert machine.calls == [], "nothing was made"
+
+    def test_without_kubectl(self, call: Cli, machine: Machine) -> None:
+        done = call("up", "--with", "jobset")
+        assert done.code == 64
+        assert "kubectl" in done.err
+        assert machine.calls == []
+
+    @pytest.mark.parametrize("what", ["apply", "wait"])
+    def test_an_install_that_fails_leaves_the_cluster(self, call: Cli, machine: Machine, what: str) -> None:
+        machine.install("kubectl")
+        machine.fail(what)
+        done = call("up", "--json", "--with", "jobset")
+        assert (done.code, done.json["error"]) == (69, "ClusterError")
+        assert machine.containers
+        machine.fail("")
+        again = call("up", "--json", "--with", "jobset")
+        assert (again.code, again.json["made"]) == (0, False)
+
+    def test_two_of_jobset_are_refused(self, call: Cli, machine: Machine, kube: KubeServer) -> None:
+        machine.install("kubectl")
+        assert call("up").code == 0
+        there = {"name": "jobset-controller-manager", "namespace": "jobset-system"}
+        kube.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": there})
+        assert call("up", "--with", "trainer").code == 64
+        assert machine.asked("kubectl") == []
+        kube.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**there, "namespace": "kubeflow-system"}})
+        assert call("up", "--with", "jobset").code == 0
+        assert machine.asked("kubectl") == [], "the Trainer's is there"
+
+    @pytest.mark.parametrize(
+        ("name", "page"), [("training-operator", "pytorch_job"), ("jobset", "job_set"), ("trainer", "train_job")]
+    )
+    def test_the_pages_of_the_kinds_have_the_same_commands(self, repo: Path, name: str, page: str) -> None:
+        operator, text = OPERATORS[name], (repo / "docs" / "kinds" / f"{page}.md").read_text()
+        assert f'kubectl apply --server-side {operator.source[0]} "{operator.source[1]}"' in text
+        assert f"kubectl get pods -n {operator.namespace}" in text
+        assert f'kubectl delete {operator.source[0]} "{operator.source[1]}"' in text
+
+
 class TestWithoutPrograms:
     COMMANDS = (("up",), ("down",), ("load-image", "llmtrain:dev"))
 
@@ -471,6 +558,7 @@ class TestLoadImage:
 class TestPage:
     def test_its_commands_work(self, call: Cli, cli: Cli, machine: Machine, repo: Path) -> None:
         """In order; where training would begin, what would be sent."""
+        machine.install("kubectl")
         (machine.state / "images").write_text("llmtrain:dev")
         page = (repo / "docs" / "local-cluster.md").read_text()
         ran = []
@@ -479,7 +567,7 @@ class TestPage:
             done = call(*words[1:]) if words[0] == "cluster" else cli(*words, "--dry-run")
             assert done.code == 0, done.err
             ran.append(" ".join(words[:2]))
-        assert ran == ["cluster up", "cluster load-image", "launch --config", "cluster down"]
+        assert ran == ["cluster up", "cluster up", "cluster load-image", "launch --config", "cluster down"]
         assert (machine.state / "loaded").exists()
         assert machine.containers == {}
 
@@ -488,7 +576,9 @@ class TestPage:
 
         page = (repo / "docs" / "local-cluster.md").read_text()
         shown = re.findall(r"^\| `--([a-z]+)` \|", page, re.M)
-        assert sorted(shown) == sorted(set(inspect.signature(up_command).parameters) - {"json_"})
+        assert sorted(shown) == sorted(
+            name.rstrip("_") for name in set(inspect.signature(up_command).parameters) - {"json_"}
+        )
 
 
 class TestMake:

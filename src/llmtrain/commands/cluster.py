@@ -30,14 +30,28 @@ def up_command(
     image: Annotated[
         str | None, typer.Option(help="kind's image of a node. Default: that of its version.", show_default=False)
     ] = None,
+    with_: Annotated[
+        str | None,
+        typer.Option(
+            "--with",
+            metavar="NAMES",
+            help="Install operators too, at the tested versions: training-operator, jobset, trainer; comma-separated.",
+            show_default=False,
+        ),
+    ] = None,
     kubeconfig: KubeconfigOption = None,
     json_: JsonOption = False,
 ) -> None:
     """Make a cluster, and a claim `runs` on a folder of this machine. One that `up` made before is only completed."""
     from llmtrain.launch.local_cluster import CLAIM, NAMESPACE, up
+    from llmtrain.launch.operators import choose_operators, install_operators
 
+    operators = choose_operators(with_)  # found out before minutes are spent
     done = up(name, nodes, runs, image, kubeconfig)
     cluster = done.cluster
+    if operators:
+        where = kubeconfig or cluster.kubeconfig
+        install_operators(connect(where, cluster.context), operators, cluster.context, where)
     state = "up" if done.is_new else "there already"
     size = f"{cluster.nodes} node{'s' if cluster.nodes > 1 else ''}"
     claim = f"claim {CLAIM} in namespace {NAMESPACE}"
@@ -49,10 +63,13 @@ def up_command(
         f"Next: llmtrain cluster load-image IMAGE --name {name}",
         f"      llmtrain launch --config k8s_indexed_job --image IMAGE {volume}",
     ]
+    if operators:
+        lines.insert(2, f"Installed: {', '.join(operators)}.")
     if done.has_new_claim and not done.is_new:
         lines.insert(2, f"The {claim} was missing, and was made again.")
     value = {"cluster": name, "context": cluster.context, "nodes": cluster.nodes, "runs": cluster.runs}
     value |= {"claim": CLAIM, "namespace": NAMESPACE, "made": done.is_new, "claim_made": done.has_new_claim}
+    value["operators"] = operators
     show(json_, value, "\n".join(lines))
 
 
