@@ -171,6 +171,12 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
             _run(folder, str(TOOLS / "cluster"), "down")
 
 
+def load_image(kubeconfig: Path, name: str, context: Path) -> None:
+    """Build an image and put it on the nodes of the test cluster, which pulls none. Any other has its registries."""
+    if kubeconfig == HOME / "run" / "admin.kubeconfig":
+        _run(context, str(TOOLS / "build-image"), name, str(context))
+
+
 def free_volumes(kubeconfig: Path) -> None:
     """Of the test cluster: volumes whose claim was deleted keep its files, and serve nobody else. Eight are all there
     are, and each file of tests takes one."""

@@ -1,11 +1,14 @@
 """Each kind, from launch to generate: two nodes, the image of docker/Dockerfile, a restricted namespace."""
 
 import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from breaking import wait_for
-from kube import Kube
+from kube import Kube, finished_hash, load_image
 
 from llmtrain.registry import LAUNCHERS
 
@@ -40,6 +43,83 @@ def test_from_launch_to_generate(kube: Kube, kind: str, reference: str) -> None:
 
     kube.llmtrain("delete", run)
     assert kube.objects("configmaps", "-l", f"llmtrain/run={run}") == []
+
+
+@pytest.fixture(scope="module")
+def lenient(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kube]:
+    """A namespace that takes what the operator adds beside a Master: an init container from alpine, which looks the
+    Master's name up. For clusters that cannot pull it, an image of that name with all that it uses."""
+    context = tmp_path_factory.mktemp("alpine")
+    (context / "nslookup").write_text('#!/bin/sh\nexec getent hosts "$1"\n')
+    (context / "nslookup").chmod(0o755)
+    (context / "Dockerfile").write_text("FROM python:3.11-slim\nCOPY nslookup /usr/local/bin/nslookup\n")
+    load_image(kube.kubeconfig, "alpine:3.10", context)
+    made = replace(kube, namespace=f"{kube.namespace}-lenient")
+    labels = {"pod-security.kubernetes.io/enforce": "baseline"}
+    made.kubectl("delete", "namespace", made.namespace, "--ignore-not-found")
+    made.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": made.namespace, "labels": labels}})
+    made.claim("runs")
+    yield made
+    made.kubectl("delete", "namespace", made.namespace, "--wait=false")
+
+
+MASTER = ["--set", "launch.pytorch_master=true"]
+SHAPES = {
+    # One Master and one Worker that meet at port 23456, as a LoRA trainer's manifest has it.
+    "ftjb": ["--set", "launch.master_port=23456"],
+    # replicas x nprocPerNode = 2 x 2, with an image that may be root and write anywhere, as a Kubeflow tutorial has it.
+    "torchrun-cpu": ["--processes-per-node", "2", "--set", "launch.security=baseline"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", SHAPES)
+def test_a_pytorch_job_with_a_master(lenient: Kube, run: str, reference: str) -> None:
+    done = lenient.llmtrain(*lenient.launch_words("pytorch_job", run, *MASTER, *SHAPES[run]))
+    assert "[TRAIN] step 30/30" in done.out + done.err
+    assert lenient.status(run)["state"] == "finished"
+    pods = {pod["metadata"]["name"]: pod for pod in lenient.objects("pods", "-l", f"llmtrain/run={run}")}
+    assert sorted(pods) == [f"{run}-master-0", f"{run}-worker-0"]
+    added = [row["name"] for row in pods[f"{run}-worker-0"]["spec"].get("initContainers", [])]
+    assert added == ["init-pytorch"], "the operator's own, which waits for the Master"
+    (job,) = lenient.objects("pytorchjobs", "-l", f"llmtrain/run={run}")
+    assert job["spec"]["nprocPerNode"] == ("2" if run == "torchrun-cpu" else "1")
+    # What the documents type to look at it works as it stands.
+    assert "step 30/30" in lenient.kubectl("logs", f"{run}-master-0", "-c", "pytorch")
+    assert lenient.kubectl("describe", "pytorchjob", run)
+    lenient.llmtrain("stop", run)
+    assert finished_hash(lenient, run) == reference
+    lenient.llmtrain("delete", run)
+
+
+@pytest.mark.slow
+def test_a_pytorch_job_with_a_master_by_hand(lenient: Kube) -> None:
+    """The script copied into each pod, and torchrun started in the master, then in the worker, with the words of a
+    LoRA trainer's guide."""
+    run = "by-hand"
+    lenient.llmtrain(*lenient.launch_words("pytorch_job", run, *MASTER, "--set", "launch.master_port=23456"), "--hold")
+    script = (
+        "import torch.distributed as d; d.init_process_group('gloo'); print('rank', d.get_rank(), d.get_world_size())"
+    )
+    (lenient.folder / "by_hand.py").write_text(script)
+    for rank in ("0", "1"):
+        lenient.llmtrain("push", run, "by_hand.py", "--pod", rank)
+        meet = [f"--master_addr={run}-master-0", "--master_port=23456"]
+        torchrun = ["torchrun", "--nnodes=2", f"--node_rank={rank}", "--nproc_per_node=1", *meet, "by_hand.py"]
+        lenient.llmtrain("exec", run, "--pod", rank, "--detach", "--", *torchrun)
+    deadline = time.monotonic() + 60
+    while not all(f"rank {rank} 2" in (log := lenient.llmtrain("logs", run).out) for rank in (0, 1)):
+        assert time.monotonic() < deadline, log
+        time.sleep(1)
+    lenient.llmtrain("exec", run, "--kill")
+    lenient.llmtrain("delete", run)
+
+
+def test_a_restricted_namespace_refuses_more(kube: Kube) -> None:
+    """And says which field asked for it; nothing is left."""
+    words = kube.launch_words("indexed_job", "as-root", "--set", "launch.security=baseline")
+    assert "launch.security" in kube.llmtrain(*words, "--json", expect=64).json["remedy"]
+    assert kube.objects("configmaps", "-l", "llmtrain/run=as-root") == []
 
 
 def test_the_server_accepts_what_is_rendered(kube: Kube) -> None:
