@@ -93,6 +93,20 @@ def test_a_pytorch_job_with_a_master(lenient: Kube, run: str, reference: str) ->
 
 
 @pytest.mark.slow
+def test_torchrun_in_a_pytorch_job_with_a_master(lenient: Kube) -> None:
+    """torchrun and a script, in an image without llmtrain for all it matters: 2 pods x 2 processes are one world."""
+    run, script = (
+        "tutorial",
+        "import torch.distributed as d; d.init_process_group('gloo'); print('of', d.get_world_size())",
+    )
+    more = [*MASTER, "--processes-per-node", "2", "--set", "launch.security=none", "--launcher", "torchrun"]
+    lenient.llmtrain(*lenient.launch_words("pytorch_job", run, *more), "--", "python3", "-c", script)
+    for pod in (f"{run}-master-0", f"{run}-worker-0"):
+        assert lenient.kubectl("logs", pod, "-c", "pytorch").count("of 4") == 2
+    lenient.llmtrain("delete", run)
+
+
+@pytest.mark.slow
 def test_a_pytorch_job_with_a_master_by_hand(lenient: Kube) -> None:
     """The script copied into each pod, and torchrun started in the master, then in the worker, with the words of a
     LoRA trainer's guide."""
