@@ -132,7 +132,8 @@ def test_a_pytorch_job_with_a_master_by_hand(lenient: Kube) -> None:
 def test_a_restricted_namespace_refuses_more(kube: Kube) -> None:
     """And says which field asked for it; nothing is left."""
     words = kube.launch_words("indexed_job", "as-root", "--set", "launch.security=baseline")
-    assert "launch.security" in kube.llmtrain(*words, "--json", expect=64).json["remedy"]
+    for more in ([], ["--dry-run=server"]):
+        assert "launch.security" in kube.llmtrain(*words, *more, "--json", expect=64).json["remedy"]
     assert kube.objects("configmaps", "-l", "llmtrain/run=as-root") == []
 
 

@@ -589,6 +589,10 @@ def test_a_pod_that_would_be_refused(kube: KubeServer) -> None:
     kube.gate = gate
     with pytest.raises(UsageError, match="would exceed a quota: small, requested: memory=8Gi"):
         apply.check_on_server(kube.cluster(), make_plan())
+    said = 'pods "demo-dry-run" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+    with pytest.raises(UsageError) as caught:
+        apply.check_on_server(kube.cluster(), make_plan())
+    assert "launch.security" in (caught.value.remedy or "")
     said = 'pods is forbidden: User "me" cannot create resource "pods" in API group "" in the namespace "team"'
     assert apply.check_on_server(kube.cluster(), make_plan()) == [
         "Its pods: You have no right to create pods in namespace team."
