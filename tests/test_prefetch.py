@@ -80,6 +80,14 @@ def test_model_and_tokenizer_once_and_then_without_a_network(pod: Pod) -> None:
     assert pod.hub.requests == []
 
 
+def test_the_snapshot_lies_where_the_cache_is_said_to_be(pod: Pod, tmp_path: Path) -> None:
+    """launch.env.HF_HUB_CACHE: scripts that are given DIR/models--OWNER--NAME/snapshots/COMMIT find it there."""
+    done = pod.run(*MODEL, HF_TOKEN=TOKEN, HF_HUB_CACHE=str(tmp_path / "model"))
+    assert done.returncode == 0, done.stderr
+    (snapshot,) = (tmp_path / "model" / "models--somebody--tiny" / "snapshots").iterdir()
+    assert (snapshot / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+
+
 def test_the_hub_says_no(pod: Pod) -> None:
     """Ends with 64, which no platform starts again."""
     refused = pod.run(*MODEL, "--json")
