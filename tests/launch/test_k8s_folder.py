@@ -21,7 +21,7 @@ OPTIONS = "--name demo --image registry.example.com/llmtrain:0.1.0 --namespace r
 FILES = {kind: f"llmtrain launch --config k8s_{kind} {OPTIONS}" for kind in KINDS}
 FILES["pytorch_job_master"] = f"{FILES['pytorch_job']} --set launch.pytorch_master=true"
 CONFIG = re.compile(r"(?m)^  train\.yaml: \|\n(?:    .*\n)+")
-LEFT_OUT = "  train.yaml: |\n    # as in indexed_job.yaml, but for launch.kind; left out here\n"
+LEFT_OUT = "  train.yaml: |\n    # like the one in indexed_job.yaml; left out here\n"
 
 
 @pytest.mark.parametrize("name", FILES)
