@@ -133,6 +133,40 @@ TRAPS: dict[str, list[Edit]] = {
         ),
     ],
     "static-without-node-rank": [Edit("statefulset", "--node_rank $NODE_RANK ", "", "torchrun --nnodes")],
+    "nested-launcher": [
+        Edit(
+            "job",
+            "        - train.py",
+            "        - torchrun\n        - train.py",
+            "\n        - torchrun\n        - train.py",
+        ),
+        Edit(
+            "job",
+            "        - train.py",
+            "        - --no-python\n        - accelerate\n        - launch\n        - train.py",
+            "- accelerate",
+        ),
+        Edit(
+            "job",
+            "        - train.py",
+            "        - -m\n        - torch.distributed.run\n        - train.py",
+            "- torch.dist",
+        ),
+        Edit(
+            "job",
+            "        - train.py",
+            "        - --no-python\n        - bash\n        - -c\n        - exec torchrun train.py",
+            "exec torchrun",
+        ),
+        Edit("statefulset", " train.py &", " --no_python deepspeed train.py &", "deepspeed"),
+        Edit("pytorchjob", "[torchrun, train.py]", "[llmtrain, node, --, torchrun, train.py]", "[llmtrain"),
+        Edit(
+            "trainjob",
+            "[torchrun, train.py]",
+            "[python, -m, llmtrain, node, --nodes, '4', --, torchrun, x.py]",
+            "[python",
+        ),
+    ],
     "node-rank-ignored": [
         Edit("job", "        - --nnodes=4", "        - --node-rank=0\n        - --nnodes=4", "node-rank")
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.distributed.nested_launcher import refuse_nested_launcher
+from llmtrain.distributed.nested_launcher import launcher_name, process_command, refuse_nested_launcher
 from llmtrain.errors import UsageError
 
 # Command lines of the guides that people come with.
@@ -48,6 +48,35 @@ def test_a_launcher_is_refused_with_the_line_to_type(line: str, instead: str) ->
 @pytest.mark.parametrize("line", FINE)
 def test_other_commands_pass(line: str) -> None:
     refuse_nested_launcher(shlex.split(line), "llmtrain node")
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("torchrun --nnodes 2 train.py --launcher torchrun", ("torchrun", "train.py --launcher torchrun")),
+        ("torchrun --no-python accelerate launch x.py", ("torchrun", "accelerate launch x.py")),
+        ("python -m torch.distributed.run -m pkg.train", ("torchrun", "python -m pkg.train")),
+        ("llmtrain node --nodes 2 -- torchrun x.py", ("llmtrain node", "torchrun x.py")),
+        ("env A=1 python3 -m llmtrain node -- python x.py", ("llmtrain node", "python x.py")),
+        ("llmtrain node --config a.yaml", None),
+        ("llmtrain exec demo -- torchrun x.py", None),
+        ("python train.py", None),
+        ("python", None),
+        ("", None),
+    ],
+)
+def test_what_each_process_runs(line: str, expected: tuple[str, str] | None) -> None:
+    found = process_command(shlex.split(line))
+    assert found == (expected and (expected[0], shlex.split(expected[1])))
+
+
+def test_names() -> None:
+    assert [launcher_name(shlex.split(line)) for line in ("torchrun x", "accelerate launch x", "deepspeed", "x")] == [
+        "torchrun",
+        "accelerate launch",
+        "deepspeed",
+        None,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ class _Launcher:
     nodes: tuple[str, ...]
 
 
+_PYTHON = re.compile(r"python[\d.]*")
 _SCRIPT_FLAGS = ("module", "m", "no-python")
 _TORCHRUN = _Launcher(
     "torchrun",
@@ -54,7 +55,7 @@ def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
         value = next((options[name] for name in names if options.get(name)), None)
         sizes += [option, value] if value else []
     words = script or ["train.py"]
-    if options.keys() & {"m", "module"}:
+    if _is_module(options):
         words = ["python", "-m", *words]
     elif "no-python" not in options:
         words = ["python", *words]
@@ -65,17 +66,34 @@ def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
     )
 
 
+def launcher_name(command: Sequence[str]) -> str | None:
+    """torchrun, accelerate launch or deepspeed, where the command is one of them."""
+    found = _find(command)
+    return found[0].label if found else None
+
+
+def process_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
+    """Where a command starts processes of a run: its name, and what each of them runs (of a script: without python)."""
+    found = _find(command)
+    if found:
+        launcher, rest = found
+        options, script = _split(launcher, rest)
+        return launcher.label, ["python", "-m", *script] if _is_module(options) else script
+    words = _without_env(command)
+    if words[:1] and _PYTHON.fullmatch(_program(words)) and words[1:2] == ["-m"]:
+        words = words[2:]
+    if words[:1] and _program(words) == "llmtrain" and words[1:2] == ["node"] and "--" in words:
+        return "llmtrain node", words[words.index("--") + 1 :]
+    return None
+
+
 def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
     """The launcher that a command is, and what follows it."""
-    words = list(command)
-    if words and words[0].rpartition("/")[2] == "env":
-        words = words[1:]
-        while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):
-            words = words[1:]
+    words = _without_env(command)
     if not words:
         return None
-    program = words[0].rpartition("/")[2]
-    if re.fullmatch(r"python[\d.]*", program):
+    program = _program(words)
+    if _PYTHON.fullmatch(program):
         position = next((index for index, word in enumerate(words) if word == "-m"), None)
         # Only options of Python itself may come before its -m.
         if position is None or any(not word.startswith("-") for word in words[1:position]):
@@ -93,6 +111,24 @@ def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
     if program == "accelerate" and words[1:2] == ["launch"]:
         return _ACCELERATE, words[2:]
     return None
+
+
+def _without_env(command: Sequence[str]) -> list[str]:
+    """Without `env A=1` in front."""
+    words = list(command)
+    if words and _program(words) == "env":
+        words = words[1:]
+        while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):
+            words = words[1:]
+    return words
+
+
+def _program(words: list[str]) -> str:
+    return words[0].rpartition("/")[2]
+
+
+def _is_module(options: dict[str, str]) -> bool:
+    return bool(options.keys() & {"m", "module"})
 
 
 def _split(launcher: _Launcher, words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from llmtrain.diagnose.lint_command import Setting, is_index
+from llmtrain.diagnose.lint_command import Setting, commands_in, is_index
 from llmtrain.diagnose.lint_model import OPERATOR_KINDS, Pod
-from llmtrain.diagnose.lint_rules.rule import Seen, joined_pods, rule, shown, training_pods
+from llmtrain.diagnose.lint_rules.rule import Seen, all_pods, joined_pods, rule, shown, training_pods
+from llmtrain.distributed.nested_launcher import launcher_name, process_command
 
 INDEX_SELECTORS = ("job-completion-index", "pod-index", "replica-index", "pod-name", "job-role")
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -166,6 +167,25 @@ def static_without_node_rank(pod: Pod) -> Iterator[Seen]:
 
 
 @rule(
+    "nested-launcher",
+    "error",
+    "torchrun, accelerate launch or deepspeed as the command of torchrun, of llmtrain node or of each other",
+    why="Each process starts a world of its own: N runs train side by side, overwrite each other, and end with 0.",
+    fix="Name the script itself: `torchrun ... train.py`, `llmtrain node ... -- python train.py`.",
+    over=all_pods,
+)
+def nested_launcher(pod: Pod) -> Iterator[Seen]:
+    for container in pod.containers:
+        for command in container.commands:
+            outer, process = process_command(command) or ("", [])
+            for inner in filter(None, map(launcher_name, commands_in(process))):
+                program = inner.partition(" ")[0]
+                named = [e for e in container.entries if program in e.text or "torch.distributed" in e.text]
+                entry = (named or [container.node])[-1]
+                yield Seen(entry, f"{outer} starts {inner}", entry.line_of(program))
+
+
+@rule(
     "node-rank-ignored",
     "advice",
     "--node-rank with the c10d backend",
@@ -231,6 +251,7 @@ RULES = (
     rdzv_timeout_ignored,
     rdzv_etcd,
     static_without_node_rank,
+    nested_launcher,
     node_rank_ignored,
     socket_interface_fixed,
     sleep_random,
