@@ -2,7 +2,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from llmtrain import registry
 
 Cli = Callable[..., Any]
 
@@ -74,3 +77,46 @@ def test_mistakes_are_64_and_named(cli: Cli) -> None:
         done = cli(*DEMO, *flags)
         assert done.code == 64
         assert words in done.err
+
+
+LOCAL = ("--model-local-dir", "/models/llama", "--tokenizer-local-dir", "/models/words", "--local-files-only")
+VOLUMES = (
+    *("--set", "launch.models_volume.claim=models-pvc", "--set", "launch.data_volume.claim=datasets-pvc"),
+    *("--set", "data.train_file=/data/train.jsonl", "--set", "data.val_file=/data/val.jsonl"),
+)
+
+
+@pytest.mark.parametrize("kind", sorted(registry.LAUNCHERS))
+def test_a_model_of_a_volume(cli: Cli, kind: str) -> None:
+    """The offline options of document 1, as `train` takes them: nothing is fetched, and nothing may ask the hub."""
+    demo = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "train-llm", "--kind", kind)
+    done = cli(*demo, *LOCAL, *VOLUMES, "--set", "model.path=somebody/loses", "--json")
+    assert done.code == 0, done.err
+    assert done.err == "", "everything is on a volume"
+    model = yaml.safe_load(done.json["manifests"][0]["data"]["train.yaml"])["model"]
+    assert (model["path"], model["tokenizer_path"]) == ("/models/llama", "/models/words")
+    assert model["local_files_only"] is True
+    assert '"initContainers"' not in done.out
+    (policy,) = [m for m in done.json["manifests"] if m["kind"] == "NetworkPolicy"]
+    assert 443 not in [port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])]
+    hub = cli(*demo, *VOLUMES, "--set", "model.path=somebody/tiny", "--json")
+    assert '"initContainers"' in hub.out
+    assert '"initContainers"' not in cli(*demo, *VOLUMES, "--set", "model.path=somebody/tiny", LOCAL[-1], "--json").out
+
+
+@pytest.mark.parametrize("folder", ["/home/me/llama", "models/llama", "llama"])
+def test_a_model_of_this_machine_gets_a_warning(cli: Cli, folder: str) -> None:
+    words = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "demo", *VOLUMES)
+    done = cli(*words, "--model-local-dir", folder, "--json")
+    assert done.code == 0, done.err
+    assert done.err.startswith(f"warning: model.path {folder} is not on a volume")
+    done = cli(*words, "--model-local-dir", "/models/llama", "--tokenizer-local-dir", folder, "--json")
+    assert done.err.startswith(f"warning: model.tokenizer_path {folder} is not on a volume")
+
+
+@pytest.mark.parametrize("option", [LOCAL[:2], LOCAL[2:4], LOCAL[4:]])
+def test_a_command_of_ones_own_has_its_own_options(cli: Cli, option: tuple[str, ...]) -> None:
+    done = cli("launch", "--dry-run", "--name", "demo", *option, "--", "python", "train.py")
+    assert done.code == 64
+    assert done.out == ""
+    assert cli("launch", "--dry-run", "--name", "demo", "--", "python", "train.py", *LOCAL).code == 0

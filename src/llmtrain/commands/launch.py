@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RecoverOption, connect
-from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
+from llmtrain.commands.options import (
+    ConfigOption,
+    JsonOption,
+    LocalOnlyOption,
+    ModelDirOption,
+    SetOption,
+    TokenizerDirOption,
+    shorthands,
+    show,
+)
 from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +46,9 @@ def command(
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
     image: ImageOption = None,
+    model_local_dir: ModelDirOption = None,
+    tokenizer_local_dir: TokenizerDirOption = None,
+    local_files_only: LocalOnlyOption = False,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     dry_run: Annotated[
@@ -68,7 +80,13 @@ def command(
     work = _work(own_command, smoke, doctor, hold, launcher)
     if output is not None and not dry_run:
         raise UsageError("-o is where --dry-run writes the manifests.", remedy="Add --dry-run, or leave -o out.")
-    overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, namespace)]
+    if own_command and (model_local_dir or tokenizer_local_dir or local_files_only):
+        raise UsageError(
+            "--model-local-dir, --tokenizer-local-dir and --local-files-only are for llmtrain's own trainer.",
+            remedy="Give a command of yours its own options, behind it: -- python train.py ...",
+        )
+    overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
+    overrides += short_options(kind, nodes, processes_per_node, image, namespace)
     if name is not None:  # a job is named as its run
         overrides += [f"launch.name={json.dumps(name)}", f"output.run_id={json.dumps(name)}"]
     loaded = load_config(config, overrides)

@@ -295,11 +295,15 @@ def _warnings(config: Config, work: Work) -> list[str]:
     if work.mode != "train":
         return []
     model, data, launch = config.model, config.data, config.launch
+
+    def here(reference: str | None) -> list[str]:
+        """A name of the hub is none of this, unless the hub may not be asked: --model-local-dir models/llama."""
+        is_path = reference is not None and (model.local_files_only or looks_like_path(reference))
+        return [reference] if reference and is_path else []
+
     paths = {
-        "model.path": [model.path] if model.path and looks_like_path(model.path) else [],
-        "model.tokenizer_path": [model.tokenizer_path]
-        if model.tokenizer_path and looks_like_path(model.tokenizer_path)
-        else [],
+        "model.path": here(model.path),
+        "model.tokenizer_path": here(model.tokenizer_path),
         "model.init": [model.init] if model.init != "random" else [],
         "data.files": data.files,
         "data.val_files": data.val_files,
