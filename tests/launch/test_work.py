@@ -429,6 +429,35 @@ class TestWarnings:
     def test_none_where_pods_find_it(self, sets: tuple[str, ...]) -> None:
         assert make("indexed_job", *self.VOLUMES, *sets).warnings == []
 
+    O2 = "/mnt/filesystem-o2/mlruns"  # where document 1 tracks
+
+    @pytest.mark.parametrize("uri", [O2, f"file:{O2}", f"file://{O2}", f"sqlite:///{O2}/mlflow.db", "/data/mlruns"])
+    @pytest.mark.parametrize("field", ["mlflow.tracking_uri", "launch.tracking_uri", "launch.env.MLFLOW_TRACKING_URI"])
+    def test_a_tracking_store_that_is_lost_with_the_pod(self, field: str, uri: str) -> None:
+        sets = (*self.VOLUMES, f"{field}={uri}")
+        (warning,) = make("indexed_job", *sets, "mlflow.enabled=true").warnings
+        assert warning.startswith(f"{field} {uri} ")
+        assert "/out (runs_volume)" in warning
+        assert "/data (" not in warning, "pods only read it"
+        assert make("indexed_job", *sets, "mlflow.enabled=false").warnings == []
+        for work in (Work("command", OWN), Work("hold")):  # of the fields a script sees only its variable
+            warnings = make("indexed_job", *sets, work=work).warnings
+            assert [line.startswith(f"{field} {uri} ") for line in warnings] == [True] * field.startswith("launch.")
+
+    @pytest.mark.parametrize(
+        "sets",
+        [
+            ("launch.tracking_uri=/out/mlruns",),
+            (f"mlflow.tracking_uri={O2}", "launch.tracking_uri=/out/mlruns"),
+            (f"launch.env.MLFLOW_TRACKING_URI={O2}", "mlflow.tracking_uri=http://mlflow:5000"),
+            (f"launch.env.MLFLOW_TRACKING_URI={O2}", "launch.runs_volume.mount_path=/mnt/filesystem-o2"),
+            ("mlflow.tracking_uri=file:/models/mlruns", "launch.models_volume.read_only=false"),
+            ("launch.env.MLFLOW_TRACKING_URI=http://mlflow:5000",),
+        ],
+    )
+    def test_a_tracking_store_that_is_kept(self, sets: tuple[str, ...]) -> None:
+        assert make("indexed_job", *self.VOLUMES, "mlflow.enabled=true", *sets).warnings == []
+
     def test_a_cache_that_cannot_be_written(self) -> None:
         assert make("indexed_job", "data.cache_dir=/var/llmtrain").warnings
 
@@ -447,6 +476,7 @@ class TestPorts:
             (("mlflow.enabled=true", "launch.tracking_uri=http://mlflow"), [80]),
             (("mlflow.enabled=true", "launch.tracking_uri=https://mlflow"), [443]),
             (("mlflow.enabled=true", "mlflow.tracking_uri=http://mlflow:5000"), [5000]),
+            (("mlflow.enabled=true", "launch.env.MLFLOW_TRACKING_URI=http://mlflow:5000"), [5000]),
             (("mlflow.enabled=false", "launch.tracking_uri=http://mlflow:5000"), []),
             (("mlflow.enabled=true", "mlflow.tracking_uri=sqlite:////out/mlflow.db"), []),
             (("mlflow.enabled=true", "launch.tracking_uri=http://mlflow:5000", *HUB_MODEL), [443, 5000]),

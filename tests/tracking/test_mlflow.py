@@ -12,6 +12,7 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
+from llmtrain.tracking import mlflow
 from llmtrain.tracking.mlflow import tracking_location
 
 MakeConfig = Callable[..., Config]
@@ -140,7 +141,7 @@ def test_a_failed_run_is_marked(tracked: MakeConfig) -> None:
 @pytest.mark.parametrize("kind", ["directory", "file", "sqlite"])
 def test_where_the_config_says(make_config: MakeConfig, empty_store: Path, tmp_path: Path, kind: str) -> None:
     """The config beats MLFLOW_TRACKING_URI."""
-    folder = tmp_path / "store"
+    folder = tmp_path / "my store"
     folder.mkdir()
     shutil.copy(empty_store, folder / "mlflow.db")
     uri = {"directory": str(folder), "file": folder.as_uri(), "sqlite": f"sqlite:///{folder}/mlflow.db"}[kind]
@@ -148,12 +149,62 @@ def test_where_the_config_says(make_config: MakeConfig, empty_store: Path, tmp_p
     config = with_mlflow(make_config, mlflow__tracking_uri=uri)
     ended = harness.run(config, env={"MLFLOW_TRACKING_URI": str(elsewhere)})
     assert ended.code == 0, ended.output
-    [run] = read_store(f"sqlite:///{folder}/mlflow.db")
+    assert ended.result["tracking_uri"] == f"sqlite:///{folder}/mlflow.db"
+    assert ended.output.count(ended.result["tracking_uri"]) == 1
+    [run] = read_store(ended.result["tracking_uri"])
     assert len(run["history"]["train/loss"]) == 8
     assert run["artifacts"] == ["config.yaml", "meta.json"]
     assert list(folder.rglob("meta.json"))
     assert not elsewhere.exists()
     assert not (root_of(config) / "mlflow.db").exists()
+
+
+def opened(uri: str) -> list[dict[str, Any]] | None:
+    """What a plain client sees in a store; None where it refuses to open it."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return read_store(uri)
+    except MlflowException:
+        return None
+
+
+@pytest.mark.parametrize(("form", "allowed"), [("{}", None), ("{}", "true"), ("file:{}", "1"), ("file://{}", "false")])
+def test_what_is_written_can_be_opened(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, allowed: str | None
+) -> None:
+    """MLFLOW_TRACKING_URI=/dir, as document 1 has it: the same value opens it where MLflow opens directories at all;
+    where not, the URI in the result does."""
+    named = form.format(tmp_path / "mlruns")
+    variables = {"MLFLOW_ALLOW_FILE_STORE": allowed} if allowed else {}
+    for name in ("MLFLOW_ALLOW_FILE_STORE", *variables):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ended = harness.run(with_mlflow(make_config), env={"MLFLOW_TRACKING_URI": named, **variables})
+    assert ended.code == 0, ended.output
+    assert "MLflow is lost" not in ended.output
+    uri = ended.result["tracking_uri"]
+    assert uri in ended.output
+    seen = opened(named)
+    assert (seen is None) == uri.startswith("sqlite:"), "it is a sqlite file only where a client opens no directory"
+    for runs in (read_store(uri), *([seen] if seen is not None else [])):
+        [run] = runs
+        assert (run["status"], len(run["history"]["train/loss"])) == ("FINISHED", 8)
+        assert run["artifacts"] == ["config.yaml", "meta.json"]
+
+
+def test_a_resumed_run_goes_on_in_a_directory(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = with_mlflow(make_config, mlflow__tracking_uri=str(tmp_path / "mlruns"))
+    allowed = {"MLFLOW_ALLOW_FILE_STORE": "true"}
+    assert harness.run(config, fault="after_optimizer:5:0:term", env=allowed).code == 75
+    ended = harness.run(config, RUN_ID, env=allowed)
+    assert ended.code == 0, ended.output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(*next(iter(allowed.items())))
+        [run] = read_store(str(tmp_path / "mlruns"))
+    assert run["status"] == "FINISHED"
+    assert [step for step, _ in run["history"]["train/loss"]] == [*range(1, 9)]
 
 
 def test_where_the_environment_says(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
@@ -166,6 +217,20 @@ def test_where_the_environment_says(make_config: MakeConfig, empty_store: Path, 
 
 def test_places(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert tracking_location(make_config(mlflow__tracking_uri="http://server:5000")) == ("http://server:5000", None)
+    folder = tmp_path / "x"
+    for version, allowed, uri in (
+        ((3, 12), "", folder.as_uri()),
+        ((3, 13), "", f"sqlite:///{folder}/mlflow.db"),
+        ((4, 0), "", f"sqlite:///{folder}/mlflow.db"),
+        ((3, 17), "True", folder.as_uri()),
+        ((3, 17), "0", f"sqlite:///{folder}/mlflow.db"),
+    ):
+        monkeypatch.setattr(mlflow, "mlflow_version", lambda version=version: version)
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", allowed)
+        assert tracking_location(make_config(mlflow__tracking_uri=str(folder)))[0] == uri
+        default = tracking_location(make_config(mlflow__tracking_uri=None, output__root_dir=str(folder)))[0]
+        assert default == f"sqlite:///{folder}/mlflow.db", "the run directory is never a store of MLflow's"
+    assert not folder.exists()
     uri, artifacts = tracking_location(make_config(mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
     assert (uri, artifacts) == (f"sqlite:///{tmp_path}/x/m.db", f"file://{tmp_path}/x/mlartifacts")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
@@ -194,8 +259,6 @@ def silent_server() -> Any:
 
 def test_a_silent_server_delays_the_end_by_a_bounded_time(make_config: MakeConfig, silent_server: str) -> None:
     def less_patience() -> None:
-        from llmtrain.tracking import mlflow
-
         mlflow.FLUSH_SEC = 3.0
 
     config = with_mlflow(make_config, mlflow__tracking_uri=silent_server)

@@ -140,6 +140,7 @@ def _result_text(result: dict[str, Any]) -> str:
             f"speed       {result['tokens_per_second']:,.0f} tokens/s, {result['steps']} steps",
             f"state       sha256 {result['state_sha256'][:16]}...",
             f"run         {result['run_dir']}",
+            *([f"mlflow      {result['tracking_uri']}"] if result.get("tracking_uri") else []),
         ]
     )
 

@@ -190,7 +190,7 @@ class LaunchSection(Section):
     active_deadline_sec: PositiveInt | None = None
     """End the job after so long, finished or not. Empty: never. (Not for `stateful_set`.)"""
     tracking_uri: Text | None = None
-    """MLflow server as pods reach it; mlflow.tracking_uri becomes this."""
+    """MLflow server as pods reach it, or a directory on a volume; mlflow.tracking_uri becomes this."""
     master_port: Annotated[int, Field(gt=1023, lt=65536)] = 29500
     """Port on pod 0 where processes meet."""
     pytorch_master: bool = False

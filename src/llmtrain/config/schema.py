@@ -401,7 +401,9 @@ class MlflowSection(Section):
     enabled: bool = False
     """Send parameters, metrics, config and metadata to MLflow."""
     tracking_uri: str | None = None
-    """Server, sqlite URI or directory. Empty: MLFLOW_TRACKING_URI, else a sqlite file in output.root_dir."""
+    """Server, sqlite URI or directory. Empty: MLFLOW_TRACKING_URI, else a sqlite file in output.root_dir. A directory
+    gets MLflow's file store where MLflow opens one (before 3.13, or with MLFLOW_ALLOW_FILE_STORE=true), else a sqlite
+    file, mlflow.db; the log and the result name the URI that opens it."""
     experiment: Annotated[str, Field(min_length=1)] = "llmtrain"
     """Experiment name."""
     run_name: str | None = None

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from llmtrain import registry
-from llmtrain.config.launch import NAME_LIMIT, LaunchSection, has_credentials
+from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection, has_credentials
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
 from llmtrain.distributed.micro_batches import micro_batches_in_step
@@ -17,6 +17,7 @@ from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
 from llmtrain.runs.directory import new_run_id
+from llmtrain.tracking.mlflow import local_folder
 
 Manifest = dict[str, Any]
 
@@ -30,6 +31,7 @@ APP_LABEL = {"app": "llmtrain"}
 RUN_LABEL = "llmtrain/run"
 READER_LABEL = "llmtrain/reader"  # of a pod that only reads a run's volume, and is none of its nodes
 HTTPS_PORT = 443
+TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 # Variables that lead libraries elsewhere than usual.
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 # What the config may say about one process's place; in a cluster each pod finds out for itself.
@@ -166,7 +168,7 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
         master_addr=master_addr,
         config_text=dump_config(resolved),
         command=_command(launch, work, run_id, master_addr),
-        ports_outside=_ports_outside(resolved, is_fetching or work.mode in ("command", "hold")),
+        ports_outside=_ports_outside(resolved, work, is_fetching or work.mode in ("command", "hold")),
         is_fetching=is_fetching,
         launch=launch,
         work=work,
@@ -275,11 +277,11 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
         )
 
 
-def _ports_outside(config: Config, is_asking: bool) -> list[int]:
+def _ports_outside(config: Config, work: Work, is_asking: bool) -> list[int]:
     """Ports of the hub and of the tracking server, as far as this job asks them for anything."""
     ports = {HTTPS_PORT} if is_asking and not is_offline(config.launch.env) else set()
-    places = [config.mlflow.tracking_uri] if config.mlflow.enabled else []
-    places += [
+    places = [
+        *(_tracking(config, work) or ())[1:],
         config.output.sync_uri,
         *(value for name, value in config.launch.env.items() if name.upper() in ENDPOINTS),
     ]
@@ -290,10 +292,40 @@ def _ports_outside(config: Config, is_asking: bool) -> list[int]:
     return sorted(ports)
 
 
+def _tracking(config: Config, work: Work) -> tuple[str, str] | None:
+    """Where pods track what they do, and the field that says so. A script of the user's own has only the environment;
+    for llmtrain the config wins over it."""
+    launch = config.launch
+    in_env = (f"launch.env.{TRACKING_VARIABLE}", launch.env.get(TRACKING_VARIABLE))
+    of_launch = ("launch.tracking_uri", launch.tracking_uri)
+    rows = {
+        "train": [of_launch, ("mlflow.tracking_uri", config.mlflow.tracking_uri), in_env] * config.mlflow.enabled,
+        "command": [in_env, of_launch],
+        "hold": [in_env, of_launch],
+    }
+    return next(((field, uri) for field, uri in rows.get(work.mode, []) if uri), None)
+
+
+def _tracking_warnings(config: Config, work: Work) -> list[str]:
+    """A store in a directory that is gone with the pod, or that it cannot write."""
+    field, uri = _tracking(config, work) or ("", None)
+    folder = local_folder(uri) if uri else None
+    kept = {
+        name: volume.mount_path
+        for name, volume in config.launch.volumes.items()
+        if not (isinstance(volume, DataVolumeSection) and volume.read_only)
+    }
+    if folder is None or any(folder.is_relative_to(mount) for mount in kept.values()):
+        return []
+    seen = ", ".join(f"{path} ({name}_volume)" for name, path in kept.items())
+    return [f"{field} {uri} is not on a volume that pods write: what is tracked there is lost. They write {seen}."]
+
+
 def _warnings(config: Config, work: Work) -> list[str]:
     """Paths of this machine that pods will not find, as far as a name can tell."""
+    tracking = _tracking_warnings(config, work)
     if work.mode != "train":
-        return []
+        return tracking
     model, data, launch = config.model, config.data, config.launch
 
     def here(reference: str | None) -> list[str]:
@@ -327,4 +359,4 @@ def _warnings(config: Config, work: Work) -> list[str]:
         warnings.append(
             f"data.cache_dir {cache} cannot be written in a pod. It may lie on a volume, or below ~ or /tmp."
         )
-    return warnings
+    return warnings + tracking

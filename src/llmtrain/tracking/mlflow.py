@@ -7,15 +7,20 @@ import importlib.util
 import logging
 import os
 import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
-from llmtrain.logs import warn
+from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.redact import redact
@@ -24,6 +29,7 @@ from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
+ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # MLflow's own variable: a directory as a store
 RUN_ID_TAG = "llmtrain.run_id"
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # what a server takes in one call
 FLUSH_SEC = 30.0
@@ -42,6 +48,8 @@ class MlflowTracker(NullTracker):
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         self._run = run
+        self._location = tracking_location(run.config)
+        _say_where(run.config, self._location[0])
         self._made: MlflowRun
         self._dead = False
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
@@ -77,7 +85,7 @@ class MlflowTracker(NullTracker):
 
     def _open(self) -> None:
         run = self._run
-        self._made = MlflowRun(run.directory, run.config, run.facts, tracking_location(run.config))
+        self._made = MlflowRun(run.directory, run.config, run.facts, self._location)
         if not self._made.reopen():
             self._made.create()
 
@@ -105,6 +113,9 @@ class MlflowRun:
         uri, self._artifacts = location
         self._directory, self._config, self._facts = directory, config, facts
         self._uri, self._is_home = redact(uri), is_home
+        folder = local_folder(uri)
+        if folder is not None and uri.startswith("sqlite:"):
+            folder.mkdir(parents=True, exist_ok=True)
         self.client = _client(uri)
         self.id = ""
 
@@ -190,6 +201,17 @@ class MlflowRun:
             write_json(self._directory.mlflow, note)
 
 
+def _say_where(config: Config, uri: str) -> None:
+    """What opens the store: not always what was named."""
+    shown, fields = redact(uri), {"tracking_uri": redact(uri)}
+    if local_folder(uri) is None:
+        log("TRAIN", f"MLflow server {shown}", fields=fields)
+        return
+    named = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or uri
+    why = "" if named.startswith("sqlite:") else f" (MLflow opens the directory {named} itself only with {ALLOW}=true)"
+    log("TRAIN", f"MLflow store {shown}{why if uri.startswith('sqlite:') else ''}", fields=fields)
+
+
 def _client(uri: str) -> Any:
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -217,21 +239,41 @@ def require_mlflow(what: str, otherwise: str = "") -> None:
 
 def tracking_location(config: Config) -> tuple[str, str | None]:
     """Where a run with this config is tracked. The config wins over the environment."""
-    return store_at(config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or config.output.root_dir)
+    named = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    return store_at(named or sqlite_in(Path(config.output.root_dir)))
 
 
 def store_at(uri: str) -> tuple[str, str | None]:
-    """(tracking URI, artifact location or None for the server's own).
+    """(tracking URI, artifact location or None for the store's own).
 
-    A plain directory becomes a sqlite file in it with artifacts beside.
+    A directory stays one where MLflow opens directories, so that the same value opens it; else it becomes a sqlite file
+    in it with artifacts beside.
     """
     folder = local_folder(uri)
     if folder is None:
         return uri, None
     if uri.startswith("sqlite:"):
         return uri, (folder / "mlartifacts").as_uri()
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder / 'mlflow.db'}", (folder / "mlartifacts").as_uri()
+    return (folder.as_uri(), None) if opens_directories() else store_at(sqlite_in(folder))
+
+
+def sqlite_in(folder: Path) -> str:
+    return f"sqlite:///{folder.expanduser().absolute() / 'mlflow.db'}"
+
+
+def opens_directories() -> bool:
+    """Whether the installed MLflow takes a directory (`./mlruns`) for a store: from 3.13 on only when told to. Its
+    version says it; importing MLflow takes seconds."""
+    is_allowed = os.environ.get(ALLOW, "").lower() in ("true", "1")  # as MLflow reads it
+    return is_allowed or mlflow_version() < (3, 13)
+
+
+def mlflow_version() -> tuple[int, int]:
+    for package in ("mlflow", "mlflow-skinny"):
+        with suppress(PackageNotFoundError):
+            if match := re.match(r"(\d+)\.(\d+)", version(package)):
+                return int(match[1]), int(match[2])
+    return 0, 0
 
 
 def local_folder(uri: str) -> Path | None:
@@ -240,4 +282,5 @@ def local_folder(uri: str) -> Path | None:
         return None
     if uri.startswith("sqlite:"):
         return Path(uri.removeprefix("sqlite:///")).expanduser().absolute().parent
-    return Path(uri.removeprefix("file://").removeprefix("file:")).expanduser().absolute()
+    path = url2pathname(urlsplit(uri).path) if uri.startswith("file:") else uri
+    return Path(path).expanduser().absolute()

@@ -18,7 +18,7 @@ from llmtrain.runs.lock import is_held
 from llmtrain.runs.metrics import Row, read_metrics
 from llmtrain.runs.redact import redact
 from llmtrain.tracking.base import Metrics, Status
-from llmtrain.tracking.mlflow import MlflowRun, as_metrics, local_folder, require_mlflow, store_at
+from llmtrain.tracking.mlflow import MlflowRun, as_metrics, local_folder, require_mlflow, sqlite_in, store_at
 
 _FACTS = ("parameters", "trainable_parameters", "device", "world_size")
 _NO_METRIC = ("step", "time")
@@ -98,7 +98,7 @@ def _store_from_here(config: Config, run: RunDirectory) -> str:
             remedy="Give the URI of the store, or set MLFLOW_TRACKING_URI (and MLFLOW_TRACKING_USERNAME, "
             "MLFLOW_TRACKING_PASSWORD).",
         )
-    return from_environment or str(run.path.absolute().parent)
+    return from_environment or sqlite_in(run.path.parent)
 
 
 def _facts(run: RunDirectory) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_run
 from llmtrain.tracking.base import Status, TrackedRun
 from llmtrain.tracking.console import ConsoleTracker
+from llmtrain.tracking.mlflow import tracking_location
 from llmtrain.training import faults
 from llmtrain.training.assemble import (
     Parts,
@@ -371,6 +372,7 @@ def make_result(
         "world_size": world.world_size,
         "strategy": config.distributed.strategy,
         "generation": generation,
+        "tracking_uri": redact(tracking_location(config)[0]) if config.mlflow.enabled else None,
         "device": str(world.device),
         "threads": config.run.threads,
         "precision": as_computed(config, world.device).trainer.precision,
