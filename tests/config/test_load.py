@@ -429,3 +429,24 @@ def test_a_range_is_no_time_of_day() -> None:
     """YAML 1.1 reads 2:4 as 124."""
     assert load("launch: {nodes: 2:4}").launch.nodes == "2:4"
     assert load("schema_version: 2", "launch.nodes=2:4").launch.nodes == "2:4"
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("backend=etcd-v2",),
+        ("endpoint=etcd:2379",),
+        ("backend=etcd-v3", "endpoint=etcd:2379"),
+        *(("backend=etcd-v2", f"endpoint={value}") for value in ("etcd", "etcd:0", "etcd:70000", "http://etcd:2379")),
+        *(("backend=etcd-v2", f"endpoint={value}") for value in ("':2379'", "'a b:2379'", "2379", "::1")),
+    ],
+)
+def test_a_rendezvous_that_cannot_be(sets: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError):
+        load_config("ddp_smoke", [f"distributed.rendezvous.{text}" for text in sets])
+
+
+@pytest.mark.parametrize("endpoint", ["etcd.kube:2379", "10.0.0.1:2379", "'[::1]:2379'"])
+def test_a_rendezvous_at_etcd(endpoint: str) -> None:
+    sets = ["distributed.rendezvous.backend=etcd-v2", f"distributed.rendezvous.endpoint={endpoint}"]
+    assert load_config("ddp_smoke", sets).distributed.rendezvous.endpoint == endpoint.strip("'")

@@ -8,14 +8,16 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import fault_harness as harness
 import pytest
 import rank_harness as ranks
 from rank_harness import free_port, start_cli
 
+Cli = Callable[..., Any]
 HAS_MODULE = importlib.util.find_spec("etcd") is not None
 
 
@@ -88,6 +90,70 @@ def test_two_nodes_train_over_etcd(tmp_path: Path, cache: Path, etcd: str) -> No
     (said,) = [json.loads(one.out) for one in nodes if one.out]
     golden = ranks.trained(harness.tiny_config(tmp_path / "golden", cache, **changes), 1)
     assert (said["world_size"], said["state_sha256"]) == (2, golden["state_sha256"])
+
+
+def two_pods(cli: Cli, etcd: str, *words: str) -> tuple[list[str], str]:
+    """What `launch` has the two pods of a Job run, as rendered, and their config."""
+    sets = ("distributed.rendezvous.backend=etcd-v2", f"distributed.rendezvous.endpoint={etcd}")
+    flags = [flag for text in sets for flag in ("--set", text)]
+    done = cli("launch", "--dry-run", "--name", "train-llm", "--nodes", "2", *flags, "--json", *words)
+    assert done.code == 0, done.err
+    job = done.json["manifests"][-1]
+    assert (job["kind"], job["spec"]["completions"]) == ("Job", 2)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"][:4] == ["python", "-m", "llmtrain", "node"]
+    return container["command"][3:], done.json["manifests"][0]["data"]["train.yaml"]
+
+
+def run_pods(words: list[str], folder: Path) -> tuple[list[int], list[ranks.Cli]]:
+    """Both as processes of this machine, with what an Indexed Job tells its pods."""
+    pods = [start_cli(*words, cwd=folder, env={"JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
+    return [pod.wait(150) for pod in pods], pods
+
+
+FAILS_ONCE = f"""{SCRIPT}
+failed = pathlib.Path(f"failed-{{os.environ['RANK']}}")
+if not failed.exists():
+    failed.touch()
+    raise SystemExit(3)
+"""
+
+
+@pytest.mark.etcd
+def test_launched_pods_meet_at_etcd(cli: Cli, tmp_path: Path, etcd: str) -> None:
+    words, _ = two_pods(cli, etcd, "--", sys.executable, "-c", SCRIPT)
+    codes, pods = run_pods(words, tmp_path)
+    assert codes == [0, 0], "\n".join(pod.err for pod in pods)
+    assert sorted(path.name for path in tmp_path.glob("rank-*")) == ["rank-0-of-2", "rank-1-of-2"]
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+def test_pods_that_replace_failed_ones_meet_again(cli: Cli, tmp_path: Path, etcd: str) -> None:
+    """A meeting closed in etcd stays closed for two hours."""
+    words, _ = two_pods(cli, etcd, "--", sys.executable, "-c", FAILS_ONCE)
+    codes, pods = run_pods(words, tmp_path)
+    assert codes == [3, 3], "\n".join(pod.err for pod in pods)
+    for _ in range(2):  # a run that has finished may be applied once more, too
+        codes, pods = run_pods(words, tmp_path)
+        assert codes == [0, 0], "\n".join(pod.err for pod in pods)
+
+
+@pytest.mark.etcd
+@pytest.mark.slow
+def test_launched_pods_train_over_etcd(cli: Cli, tmp_path: Path, cache: Path, etcd: str) -> None:
+    changes = {"trainer__grad_accum_steps": 4, "distributed__reproducible_reduce": True}
+    config = harness.tiny_config(tmp_path / "runs", cache, distributed__strategy="ddp", output__run_id=None, **changes)
+    (tmp_path / "train.json").write_text(json.dumps(config.as_dict()))
+    words, in_the_pod = two_pods(cli, etcd, "--config", str(tmp_path / "train.json"))
+    (tmp_path / "train.yaml").write_text(in_the_pod.replace("root_dir: /out", f"root_dir: {tmp_path / 'out'}"))
+    words = [word.replace("/config/train.yaml", str(tmp_path / "train.yaml")) for word in words]
+    codes, pods = run_pods([*words, "--json"], tmp_path)
+    assert codes == [0, 0], "\n".join(pod.err for pod in pods)
+    (said,) = [json.loads(pod.out) for pod in pods if pod.out]
+    golden = ranks.trained(harness.tiny_config(tmp_path / "golden", cache, **changes), 1)
+    assert (said["world_size"], said["state_sha256"]) == (2, golden["state_sha256"])
+    assert (tmp_path / "out" / "train-llm").is_dir()
 
 
 def test_without_the_package_it_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

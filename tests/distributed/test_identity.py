@@ -1,6 +1,7 @@
 """Every platform's environment, and every mistake people make in it."""
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.schema import DistributedSection, RendezvousSection
 from llmtrain.distributed import sources
 from llmtrain.distributed.identity import Given, Place, Problem, Seat, find_place, find_seat, validate_environment
 from llmtrain.distributed.sources import gpu_count, split_ordinal
@@ -637,3 +638,45 @@ def test_any_environment_gives_sane_numbers_or_problems(environ: dict[str, str],
         assert place.node_rank is None or 0 <= place.node_rank < place.max_nodes
         assert place.min_nodes <= place.max_nodes
         assert place.master_addr
+
+
+class TestRendezvousOfTheConfig:
+    AT_ETCD = DistributedSection(rendezvous=RendezvousSection(backend="etcd-v2", endpoint="etcd:2379"))
+    TWO = Given(nodes="2", node_rank=1, master_addr="a")
+
+    def test_it_is_the_default(self) -> None:
+        place = find_place({}, Given(nodes="2"), "host", self.AT_ETCD)
+        assert (place.rdzv_backend, place.rdzv_endpoint, place.node_rank) == ("etcd-v2", "etcd:2379", None)
+        c10d = DistributedSection(rendezvous=RendezvousSection(backend="c10d"))
+        place = find_place({}, self.TWO, "host", c10d)
+        assert (place.rdzv_backend, place.rdzv_endpoint) == ("c10d", None)
+
+    @pytest.mark.parametrize(
+        ("environ", "options", "expected"),
+        [
+            ({}, {"rdzv_endpoint": "other:2379"}, ("etcd-v2", "other:2379")),
+            ({}, {"rdzv_backend": "c10d"}, ("c10d", None)),
+            ({}, {"rdzv_backend": "static"}, ("static", None)),
+            ({"PET_RDZV_BACKEND": "c10d"}, {}, ("c10d", None)),
+            ({"PET_RDZV_ENDPOINT": "other:2379"}, {}, ("etcd-v2", "other:2379")),
+            ({"PET_RDZV_BACKEND": "c10d"}, {"rdzv_backend": "etcd-v2"}, ("etcd-v2", "etcd:2379")),
+        ],
+    )
+    def test_options_and_variables_win(
+        self, environ: dict[str, str], options: dict[str, str], expected: tuple[str, str | None]
+    ) -> None:
+        """The config's endpoint is an etcd server: no other backend meets there."""
+        place = find_place(environ, dataclasses.replace(self.TWO, **options), "host", self.AT_ETCD)
+        assert (place.rdzv_backend, place.rdzv_endpoint) == expected
+
+    def test_a_process_that_trains_does_not_care(self) -> None:
+        environ = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}
+        plain = find_seat(environ, "host", DistributedSection())
+        assert find_seat(environ, "host", self.AT_ETCD) == plain
+        assert find_seat({}, "host", self.AT_ETCD).world_size == 1
+
+    @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+    def test_etcd_needs_an_endpoint(self, backend: str) -> None:
+        with pytest.raises(UsageError) as raised:
+            find_place({}, dataclasses.replace(self.TWO, rdzv_backend=backend), "host", DistributedSection())
+        assert len(raised.value.details["problems"]) == 1

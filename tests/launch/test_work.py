@@ -468,6 +468,65 @@ class TestWarnings:
         assert done.err.startswith("warning: data.files /here/a.txt is not on a volume")
 
 
+ETCD = ("distributed.rendezvous.backend=etcd-v2", "distributed.rendezvous.endpoint=etcd.kube:2379", "launch.nodes=2")
+
+
+def option(command: list[str], name: str) -> str | None:
+    return command[command.index(name) + 1] if name in command else None
+
+
+class TestRendezvous:
+    """distributed.rendezvous, in the options of `llmtrain node`."""
+
+    @pytest.mark.parametrize("work", [Work(), Work("smoke"), Work("doctor"), Work("command", OWN)])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_etcd(self, kind: str, work: Work) -> None:
+        plan = make(kind, *ETCD, work=work)
+        command = pod(plan)["containers"][0]["command"]
+        assert option(command, "--rdzv-backend") == "etcd-v2"
+        assert option(command, "--rdzv-endpoint") == "etcd.kube:2379"
+        assert "--master-addr" not in command, "nobody meets at pod 0"
+        assert 2379 in plan.ports_outside
+        (policy,) = [m for m in render(plan) if m["kind"] == "NetworkPolicy"]
+        assert 2379 in [row["port"] for rule in policy["spec"]["egress"] for row in rule.get("ports", [])]
+
+    def test_launches_do_not_meet_each_other_at_etcd(self) -> None:
+        config = load_config("ddp_smoke", [*ETCD, "launch.name=demo"])
+        elsewhere = load_config("ddp_smoke", [*ETCD, "launch.name=demo", "launch.namespace=team"])
+        plans = [plan_job(config), plan_job(config, number=2), plan_job(config, nonce="abc"), plan_job(elsewhere)]
+        assert len({option(plan.command, "--rdzv-id") for plan in plans}) == 4
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_pod_0_is_the_endpoint_of_the_others(self, kind: str) -> None:
+        plain = make(kind, "launch.nodes=2")
+        assert "--rdzv-backend" not in plain.command
+        for backend in ("c10d", "static"):
+            sets = (f"distributed.rendezvous.backend={backend}", "launch.nodes=2")
+            plan = make(kind, *sets)
+            assert option(plan.command, "--rdzv-backend") == backend
+            assert {*plan.command} - {*plain.command} == {"--rdzv-backend", backend}
+            assert plan.ports_outside == plain.ports_outside
+            pod_0 = f"distributed.rendezvous.endpoint={plan.master_addr}:29500"
+            assert make(kind, *sets, pod_0).command == plan.command
+            with pytest.raises(UsageError):
+                make(kind, *sets, "distributed.rendezvous.endpoint=elsewhere:29500")
+
+    def test_torchrun(self) -> None:
+        work = Work("command", OWN, "torchrun")
+        with pytest.raises(UsageError):
+            make("indexed_job", *ETCD, work=work)
+        c10d = make("indexed_job", "distributed.rendezvous.backend=c10d", "launch.nodes=2", work=work).command
+        assert {"--rdzv-backend=c10d", "--rdzv-endpoint=demo-0.demo:29500"} < {*c10d}
+        static = make("indexed_job", "distributed.rendezvous.backend=static", "launch.nodes=2", work=work).command
+        assert static == make("indexed_job", "launch.nodes=2", work=work).command
+
+    def test_static_is_for_a_fixed_number(self, cli: Cli) -> None:
+        words = ("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo", "--nodes", "1:2")
+        words += ("--set", "distributed.reproducible_reduce=false", "--set", "distributed.rendezvous.backend=static")
+        assert cli(*words).code == 64
+        assert cli(*words, "--set", "distributed.rendezvous.backend=c10d").code == 0
+
+
 class TestPorts:
     @pytest.mark.parametrize(
         ("sets", "ports"),

@@ -70,6 +70,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Files = Names
 
 
+def is_host_port(text: str) -> bool:
+    """Whether it is a name or an address (IPv6 in brackets) with a port."""
+    match = re.fullmatch(r"(?:[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", text)
+    return match is not None and 1 <= int(match[2]) <= 65535
+
+
 class RunSection(Section):
     """Who the run is and what decides its numbers."""
 
@@ -346,6 +352,16 @@ class TrainerSection(Section):
             )
 
 
+class RendezvousSection(Section):
+    """How the nodes of a run meet, in torchrun's words."""
+
+    backend: Literal["static", "c10d", "etcd-v2"] | None = None
+    """`static` (at node 0; a fixed number of nodes), `c10d` (at node 0; nodes may come and go) or `etcd-v2` (at an etcd
+    server with the v2 API; extra `etcd`). Empty: static, or c10d where nodes may come and go."""
+    endpoint: str | None = None
+    """host:port of the etcd server. For static and c10d leave it empty: node 0 is the endpoint."""
+
+
 class DistributedSection(Section):
     """Several processes. How many there are is said by whoever starts them (`train --processes`, `llmtrain node`,
     torchrun, a Kubernetes job); without any of these the process is alone."""
@@ -365,6 +381,9 @@ class DistributedSection(Section):
     master_ready_timeout_sec: PositiveInt = 600
     """Longest to wait until the master's name resolves and its port answers. LLMTRAIN_MASTER_READY_TIMEOUT wins
     over it."""
+    rendezvous: RendezvousSection = RendezvousSection()
+    """How the nodes of `llmtrain node` and `llmtrain launch` meet. Options of `node` and torchrun's variables win over
+    it; `train` does not use it."""
     reproducible_reduce: bool = False
     """`ddp`: sum gradients in one fixed order, so that 1, 2 and 4 processes end with the same bits. The number of
     processes must be a power of two; a few more copies of the gradients are kept."""
@@ -387,6 +406,25 @@ class DistributedSection(Section):
                 ("strategy", "reproducible_reduce"),
                 "distributed.reproducible_reduce goes with strategy ddp or none, not with fsdp: sharded gradients are "
                 "summed by the collective library.",
+            )
+        backend, endpoint = self.rendezvous.backend, self.rendezvous.endpoint
+        if backend == "etcd-v2" and endpoint is None:
+            yield (
+                ("rendezvous",),
+                "distributed.rendezvous.backend etcd-v2 needs distributed.rendezvous.endpoint. Set it to host:port of "
+                "the etcd server.",
+            )
+        if endpoint is not None and backend is None:
+            yield (
+                ("rendezvous",),
+                "distributed.rendezvous.endpoint is set, but distributed.rendezvous.backend is empty. Set it to "
+                "etcd-v2, or leave both out.",
+            )
+        if endpoint is not None and not is_host_port(endpoint):
+            yield (
+                ("rendezvous",),
+                f"distributed.rendezvous.endpoint must be host:port, such as etcd.default:2379, without http://, got "
+                f"{endpoint!r}.",
             )
         if self.rank is not None and self.rank >= (self.world_size or 1):
             yield (

@@ -129,7 +129,10 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
                 raise _no_rendezvous(job, backend, problem) from None
             raise
         finally:
-            agent.end_all(close_meeting=not was_told)
+            # A meeting that is closed in etcd stays closed for two hours, and the pods that the platform starts instead
+            # of these could not meet there. (That of c10d ends with node 0.)
+            is_left_open = backend.startswith("etcd") and not job.max_restarts
+            agent.end_all(close_meeting=not was_told and not is_left_open)
         return agent.ended(), was_told
 
 

@@ -6,7 +6,7 @@ Each value is a list of sources, the first that is set wins. Problems go to the 
 import functools
 from dataclasses import dataclass
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.schema import DistributedSection, RendezvousSection
 from llmtrain.distributed.sources import (
     DEFAULT_PORT,
     NAMES,
@@ -80,7 +80,11 @@ def read_node(reader: Reader, hostname: str, distributed: DistributedSection, *,
     per_node = reader.settle("processes_per_node", on_node, Found(1, "default")) or 1
     check_local_rank(reader, reader.find("local_rank", number), per_node)
     fewest, most = _nodes(reader, per_node, distributed)
-    kind = reader.settle("rdzv_backend", reader.find("rdzv_backend", backend))
+    # A process that trains has been started already: how nodes meet is no longer its business.
+    wanted = RendezvousSection() if is_train else distributed.rendezvous
+    kind = reader.settle(
+        "rdzv_backend", reader.find("rdzv_backend", backend), from_config("rendezvous.backend", wanted.backend)
+    )
     conf = reader.settle("rdzv_conf", reader.find("rdzv_conf", settings)) or {}
     if kind == "c10d" and "timeout" in conf:
         reader.complain(
@@ -94,6 +98,13 @@ def read_node(reader: Reader, hostname: str, distributed: DistributedSection, *,
             "Use the rendezvous backend c10d, or one number of nodes.",
         )
     meeting = reader.find("rdzv_endpoint", endpoint)
+    if meeting is None and wanted.endpoint and kind == wanted.backend:  # the config's is for its own backend only
+        meeting = Found(endpoint(wanted.endpoint), "distributed.rendezvous.endpoint")
+    if kind in ("etcd", "etcd-v2") and meeting is None and reader.sound("rdzv_endpoint"):
+        reader.complain(
+            f"{reader.sources['rdzv_backend']} is {kind}, but nothing says where the etcd server is.",
+            "Set --rdzv-endpoint (or distributed.rendezvous.endpoint) to its host:port.",
+        )
     host_port = reader.settle("rdzv_endpoint", meeting)
     node_rank = _node_rank(reader, hostname, distributed, per_node, most)
     is_decided_later = fewest != most or kind not in (None, "static")

@@ -88,7 +88,7 @@ class JobPlan:
 
     @property
     def launch_id(self) -> str:
-        return f"{self.number}-{self.nonce}" if self.nonce else str(self.number)
+        return launch_id(self.number, self.nonce)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -107,6 +107,10 @@ class JobPlan:
     def claim(self, volume: str) -> str:
         """The claim behind a volume: an existing one, or the one that is created."""
         return self.launch.volumes[volume].claim or f"{self.run_id}-{volume}"
+
+
+def launch_id(number: int, nonce: str) -> str:
+    return f"{number}-{nonce}" if nonce else str(number)
 
 
 def config_map_name(run_id: str) -> str:
@@ -167,7 +171,7 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
         container=kind.container,
         master_addr=master_addr,
         config_text=dump_config(resolved),
-        command=_command(launch, work, run_id, master_addr),
+        command=_command(config, work, run_id, master_addr, launch_id(number, nonce)),
         ports_outside=_ports_outside(resolved, work, is_fetching or work.mode in ("command", "hold")),
         is_fetching=is_fetching,
         launch=launch,
@@ -178,35 +182,48 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
     )
 
 
-def _command(launch: LaunchSection, work: Work, run_id: str, master_addr: str) -> list[str]:
+def _command(config: Config, work: Work, run_id: str, master_addr: str, launched: str) -> list[str]:
     """What every pod runs, whatever the kind. Which node it is is not in here: the platform says that."""
+    launch = config.launch
     own = [word.replace("$", "$$") for word in work.command]  # else Kubernetes puts $(NAME) in
     if work.mode == "hold":
         return [*HELD_COMMAND, "hold"]
     if work.launcher == "torchrun":
-        return _torchrun(launch, own, run_id, master_addr)
+        return _torchrun(config, own, run_id, master_addr)
     return [
         *("python", "-m", "llmtrain", "node"),
         *(() if work.mode == "command" else ("--config", f"{CONFIG_DIR}/{CONFIG_FILE}")),
         *({"smoke": ["--smoke"], "doctor": ["--doctor"]}.get(work.mode, [])),
         *("--nodes", str(launch.nodes)),
         *("--processes-per-node", str(launch.processes_per_node)),
-        *("--master-addr", master_addr),
-        *("--master-port", str(launch.master_port)),
-        *("--rdzv-id", run_id),
+        *_rendezvous(config, run_id, master_addr, launched),
         *("--grace-sec", str(launch.grace_period_sec)),
         *(("--", *own) if work.mode == "command" else ()),
     ]
 
 
-def _torchrun(launch: LaunchSection, own: list[str], run_id: str, master_addr: str) -> list[str]:
+def _rendezvous(config: Config, run_id: str, master_addr: str, launched: str) -> list[str]:
+    """Where pods meet, in the options of `llmtrain node`."""
+    launch, wanted = config.launch, config.distributed.rendezvous
+    backend = ["--rdzv-backend", wanted.backend] if wanted.backend else []
+    if wanted.backend == "etcd-v2":
+        # One server is for many: neither a run of this name in another namespace, nor pods of the launch before that
+        # are about to end, may meet these.
+        meeting_id = f"{launch.namespace or DEFAULT_NAMESPACE}-{run_id}-{launched}"
+        return [*backend, "--rdzv-endpoint", str(wanted.endpoint), "--rdzv-id", meeting_id]
+    at = ["--master-addr", master_addr, "--master-port", str(launch.master_port)]
+    return [*at, *backend, "--rdzv-id", run_id]
+
+
+def _torchrun(config: Config, own: list[str], run_id: str, master_addr: str) -> list[str]:
     """Which node it is, Kubernetes puts in: the value of $(NAME)."""
+    launch = config.launch
     at = f"{master_addr}:{launch.master_port}"
     index = find_kind(launch).index_variable(launch)
     fewest, most = launch.node_range
     meeting = (
         ["--rdzv-backend=c10d", f"--rdzv-endpoint={at}", f"--rdzv-id={run_id}"]
-        if fewest < most
+        if fewest < most or config.distributed.rendezvous.backend == "c10d"
         else [f"--node-rank=$({index})", f"--master-addr={master_addr}", f"--master-port={launch.master_port}"]
     )
     sizes = [f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}"]
@@ -250,6 +267,7 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
             "A StatefulSet starts pods again when they end, and under torchrun nothing keeps them from ending.",
             remedy="Use another --kind, or --launcher llmtrain.",
         )
+    _check_rendezvous(config, work, master_addr)
     longest = f"{master_addr.partition('.')[0].removesuffix('0')}{nodes - 1}"
     if len(longest) > NAME_LIMIT:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
@@ -268,7 +286,8 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
     if taken:
         raise UsageError(
             f"launch.env sets {', '.join(taken)}, which the launcher or the platform sets.",
-            remedy="Leave it out: launch.nodes and launch.processes_per_node say it once for all pods.",
+            remedy="Leave it out: launch.nodes, launch.processes_per_node and distributed.rendezvous say it once for "
+            "all pods.",
         )
     if config.mlflow.tracking_uri and has_credentials(config.mlflow.tracking_uri):
         raise UsageError(
@@ -277,9 +296,35 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
         )
 
 
+def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
+    launch, wanted = config.launch, config.distributed.rendezvous
+    if wanted.backend == "etcd-v2" and work.launcher == "torchrun":
+        raise UsageError(
+            "distributed.rendezvous.backend etcd-v2 does not go with --launcher torchrun: when a process fails, "
+            "torchrun closes the meeting in etcd for two hours, and the pods that replace it cannot join.",
+            remedy="Use --launcher llmtrain, or the backend c10d.",
+        )
+    min_nodes, nodes = launch.node_range
+    if wanted.backend == "static" and min_nodes < nodes:
+        raise UsageError(
+            f"launch.nodes is {launch.nodes}, but distributed.rendezvous.backend static takes one number of nodes.",
+            remedy="Use the backend c10d or etcd-v2, leave it out, or give one number of nodes.",
+        )
+    pod_0 = f"{master_addr}:{launch.master_port}"
+    if wanted.backend in ("static", "c10d") and wanted.endpoint not in (None, pod_0):
+        raise UsageError(
+            f"distributed.rendezvous.endpoint is {wanted.endpoint}, but with {wanted.backend} pods meet at pod 0, "
+            f"{pod_0}.",
+            remedy="Leave it out (launch.master_port sets the port), or use etcd-v2 for a server of its own.",
+        )
+
+
 def _ports_outside(config: Config, work: Work, is_asking: bool) -> list[int]:
-    """Ports of the hub and of the tracking server, as far as this job asks them for anything."""
+    """Ports of the hub, of the tracking server and of etcd, as far as this job asks them for anything."""
     ports = {HTTPS_PORT} if is_asking and not is_offline(config.launch.env) else set()
+    rendezvous = config.distributed.rendezvous
+    if rendezvous.backend == "etcd-v2":
+        ports.add(int(str(rendezvous.endpoint).rpartition(":")[2]))
     places = [
         *(_tracking(config, work) or ())[1:],
         config.output.sync_uri,
