@@ -215,11 +215,17 @@ def _is_etcds(problem: Exception) -> bool:
 def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
     place = job.place
     what = " ".join(str(problem).split())[:300]
-    error = JoinError(
-        f"The {place.nodes} nodes did not find each other at {place.master_addr}:{place.master_port} ({backend}) "
-        f"(deadline {job.join_timeout_sec:.0f} s): {what}",
-        remedy="Check that every node has been started with the same --nodes and --master-addr; "
-        "`llmtrain node --doctor` looks closer.",
+    host, port = meeting_point(place)
+    remedy = (
+        "Check that the etcd server is reachable from every node and serves the v2 API (etcd --enable-v2, up to 3.5)."
+        if backend.startswith("etcd")
+        else "Check that every node has been started with the same --nodes and --master-addr; "
+        "`llmtrain node --doctor` looks closer."
     )
-    error.details = {"host": place.master_addr, "port": place.master_port, "node": socket.gethostname()}
+    error = JoinError(
+        f"The {place.nodes} nodes did not find each other at {host}:{port} ({backend}) "
+        f"(deadline {job.join_timeout_sec:.0f} s): {what}",
+        remedy=remedy,
+    )
+    error.details = {"host": host, "port": port, "node": socket.gethostname()}
     return error
