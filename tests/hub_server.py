@@ -220,10 +220,10 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve() -> Iterator[FakeHub]:
+def serve(host: str = "127.0.0.1", port: int = 0) -> Iterator[FakeHub]:
     hub = FakeHub()
-    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+    server = _Server((host, port), type("Handler", (_Handler,), {"hub": hub}))
+    hub.url = f"http://{host}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
