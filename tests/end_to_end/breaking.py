@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,31 @@ def _environment(pid: int) -> bytes:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
+
+
+def processes_of(kube: Kube, pod: str) -> list[int]:
+    """Of a pod's container, as this machine numbers them. They cannot be frozen from inside: one of them is init."""
+    path = "jsonpath={.status.containerStatuses[0].containerID}"
+    container = kube.kubectl("get", "pod", pod, "-o", path).rpartition("/")[2]
+    assert container
+
+    def is_inside(process: Path) -> bool:
+        try:
+            return container in (process / "cgroup").read_text()
+        except OSError:  # it has ended
+            return False
+
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if is_inside(process)]
+
+
+def kill_pod(kube: Kube, pod: str) -> None:
+    """As a machine that runs out of memory does: no signal that could be handled."""
+    found = processes_of(kube, pod)
+    if not found:
+        pytest.skip("the processes of pods are not on this machine")
+    for process in found:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def freeze(pids: list[int]) -> None:

@@ -87,11 +87,14 @@ class Kube:
         job = ["--kind", kind, "--name", run, "--nodes", str(nodes), "--image", self.image]
         return ["launch", "--config", config, *job, *small, *volume, *more]
 
-    def kubectl(self, *words: str, input_: str | None = None, expect: int | None = 0) -> str:
+    @property
+    def kubectl_program(self) -> str:
         binary = HOME / "bin" / "kubectl"
-        program = str(binary) if binary.exists() else "kubectl"
+        return str(binary) if binary.exists() else "kubectl"
+
+    def kubectl(self, *words: str, input_: str | None = None, expect: int | None = 0) -> str:
         done = subprocess.run(
-            [program, "--kubeconfig", str(self.kubeconfig), "-n", self.namespace, *words],
+            [self.kubectl_program, "--kubeconfig", str(self.kubeconfig), "-n", self.namespace, *words],
             input=input_,
             capture_output=True,
             text=True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from breaking import processes_of
 from kube import Kube
 
 from llmtrain.launch.cluster import Cluster
@@ -225,24 +226,9 @@ def test_a_master_that_nobody_finds(kube: Kube) -> None:
     kube.kubectl("delete", "job", "no-master", "--wait=false")  # others need its room
 
 
-def processes(kube: Kube, pod: str) -> list[int]:
-    """Of a pod's container, as this machine numbers them. They cannot be frozen from inside: one of them is init."""
-    path = "jsonpath={.status.containerStatuses[0].containerID}"
-    container = kube.kubectl("get", "pod", pod, "-o", path).rpartition("/")[2]
-    assert container
-
-    def is_inside(process: Path) -> bool:
-        try:
-            return container in (process / "cgroup").read_text()
-        except OSError:  # it has ended
-            return False
-
-    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if is_inside(process)]
-
-
 @contextmanager
 def frozen(kube: Kube, pod: str) -> Iterator[None]:
-    found = processes(kube, pod)
+    found = processes_of(kube, pod)
     if not found:
         pytest.skip("the processes of pods are not on this machine")
     for process in found:
