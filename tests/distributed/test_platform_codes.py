@@ -256,6 +256,17 @@ def test_a_finished_run_is_not_started_again(tmp_path: Path, cache: Path) -> Non
         remove(one)
 
 
+@pytest.mark.parametrize("nodes", ["1", "2", "1:2"])
+def test_a_pod_beyond_the_nodes_of_the_run_waits_and_ends_nothing(tmp_path: Path, cache: Path, nodes: str) -> None:
+    """kubectl scale: the pods of the run, which come back now and then, must not take it for ended."""
+    path = config_file(tmp_path, cache)
+    one = node(tmp_path, "statefulset", "--json", "--config", path, "--nodes", nodes, POD_INDEX="2")
+    wait_until_idle(one, 64)
+    assert json.loads(one.out)["exit_code"] == 64
+    assert not (tmp_path / "runs" / "tiny").exists()
+    remove(one)
+
+
 def test_a_launch_that_failed_leaves_the_next_one_alone(tmp_path: Path, cache: Path) -> None:
     """All it leaves is ended.json, in a directory that is no run yet."""
     words = ["--config", config_file(tmp_path, cache), "--json"]

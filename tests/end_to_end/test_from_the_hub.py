@@ -38,7 +38,7 @@ CONFIG = """
 schema_version: 2
 run: {name: lora, threads: 1}
 model: {name: hf_causal_lm, path: MODEL, block_size: 64, lora: {rank: 4}}
-data: {name: instruct_jsonl, dataset_name: DATA, val_fraction: 0.2}
+data: {name: instruct_jsonl, dataset_name: DATA, val_split: null, val_fraction: 0.2}
 trainer: {max_steps: 4, micro_batch_size: 2, grad_accum_steps: 2, lr: 1.0e-3, log_every_steps: 1, eval_batches: 2}
 distributed: {strategy: ddp, reproducible_reduce: true}
 """

@@ -196,6 +196,11 @@ class TestEveryKind:
         _, manifests = make(kind, "launch.queue=team")
         queued = [m["kind"] for m in manifests if "kueue.x-k8s.io/queue-name" in m["metadata"]["labels"]]
         assert queued == [manifests[-1]["kind"]]
+        _, manifests = make(kind, "launch.queue=team", "launch.queue_priority=urgent")
+        found = [
+            m["kind"] for m in manifests if m["metadata"]["labels"].get("kueue.x-k8s.io/priority-class") == "urgent"
+        ]
+        assert found == queued
 
 
 # What each platform tells pod 3 of 4, with 2 processes a pod (kubernetes-facts, tried).

@@ -14,6 +14,7 @@ from why_runs import (
     DATA,
     GAVE_UP,
     GONE,
+    IDLE,
     JOIN,
     KINDS,
     NAN,
@@ -33,11 +34,13 @@ from why_runs import (
 from kube_server import KubeServer, now
 from llmtrain.commands import why as why_command
 from llmtrain.errors import UsageError
+from llmtrain.launch.cluster import PLURALS
 from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
 from llmtrain.operate import causes
 from llmtrain.operate import why as why_module
 from llmtrain.operate.clues import Silence
+from llmtrain.operate.status import all_status, run_status
 from llmtrain.operate.why import explain
 
 # How nodes end: (code, reason, what it says) of node 1, then of node 0; the cause; words of the answer.
@@ -197,6 +200,126 @@ def test_suspended(kube: KubeServer) -> None:
     by_hand = launch(kube, name="by-hand")
     by_hand.finish("Suspended", reason="JobSuspended", message="Job suspended")
     assert why(by_hand).cause == "suspended"
+
+
+def workload(run: FakeRun, owner: str | None = None, **conditions: str) -> None:
+    """What Kueue makes of a job; a condition is its status, reason and message."""
+    job = run.kube.objects[PLURALS[run.kind], "team", run.plan.run_id]
+    rows = [
+        {"type": kind, "status": said.split("|")[0], "reason": said.split("|")[1], "message": said.split("|")[2]}
+        for kind, said in conditions.items()
+    ]
+    run.kube.add(
+        {
+            "apiVersion": "kueue.x-k8s.io/v1beta2",
+            "kind": "Workload",
+            "metadata": {
+                "name": f"{run.kind.lower()}-{run.plan.run_id}-1a2b3",
+                "namespace": "team",
+                "ownerReferences": [{"uid": owner or job["metadata"]["uid"]}],
+            },
+            "status": {"conditions": rows},
+        }
+    )
+
+
+def hold_back(run: FakeRun) -> None:
+    """As Kueue does: jobs are suspended, pods of a StatefulSet are gated."""
+    if run.plan.launch.kind == "stateful_set":
+        gate = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling blocked"}
+        for index in range(2):
+            run.pod(index, {}, conditions=[gate])
+    else:
+        run.finish("Suspended", reason="Suspended", message="suspended")
+
+
+QUOTA_WAIT = "False|Pending|couldn't assign flavors: insufficient unused quota for cpu in flavor default, 200m more"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_queued_run_waits_for(kube: KubeServer, kind: str) -> None:
+    run = launch(kube, kind, "launch.queue=gpus")
+    hold_back(run)
+    kube.add({"kind": "LocalQueue", "metadata": {"name": "gpus"}})
+    workload(launch(kube, kind, "launch.queue=gpus", name="other"), QuotaReserved="False|Pending|of another")
+    workload(run, "a-pod" if kind == "stateful_set" else None, QuotaReserved=QUOTA_WAIT, Evicted="True|Preempted|by 7")
+    found = why(run)
+    assert found.cause == "queued"
+    assert "insufficient unused quota for cpu" in found.what
+    assert "Preempted: by 7" in shown(found)
+    assert "of another" not in shown(found)
+    status = run_status(run.cluster, run.record)
+    assert (status.state, "200m more" in (status.why_short or "")) == ("suspended", True)
+    assert [row.why_short for row in all_status(run.cluster, "team") if row.run_id == "demo"] == [status.why_short]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_queue_that_does_not_exist(kube: KubeServer, kind: str) -> None:
+    run = launch(kube, kind, "launch.queue=nosuch")
+    hold_back(run)
+    workload(run, QuotaReserved="False|Inadmissible|LocalQueue nosuch doesn't exist")
+    found = why(run)
+    assert found.cause == "queue_not_found"
+    assert "--set launch.queue=NAME" in found.remedy
+    assert "nosuch doesn't exist" in (run_status(run.cluster, run.record).why_short or "")
+
+
+@pytest.mark.parametrize("plural", ["workloads", "localqueues"])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_queue_that_cannot_be_looked_at(kube: KubeServer, plural: str, is_missing: bool) -> None:
+    """No right to it, or no Kueue any more: what is known is said all the same."""
+    run = launch(kube, "indexed_job", "launch.queue=gpus")
+    hold_back(run)
+    workload(run, QuotaReserved=QUOTA_WAIT)
+    said = "404 page not found" if is_missing else f'User "me" cannot list resource "{plural}" in API group'
+    kube.gate = lambda _, path, __: (404 if is_missing else 403, said) if f"/{plural}" in path else None
+    found = why(run)
+    assert found.cause == "queued"
+    assert ("insufficient" in found.what) == (plural == "localqueues")
+    assert any("workloads" in line for line in found.evidence) == (plural == "workloads" and not is_missing)
+    assert run_status(run.cluster, run.record).state == "suspended"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "replicas", "remedy"),
+    [("2", 3, "--nodes 3"), ("2", 1, "--nodes 1"), ("2", 0, "--replicas=2"), ("1", 2, "--nodes 2"), ("1:2", 3, "=2")],
+)
+def test_a_stateful_set_that_was_scaled(kube: KubeServer, nodes: str, replicas: int, remedy: str) -> None:
+    run = launch(kube, "stateful_set", f"launch.nodes={nodes}", "trainer.grad_accum_steps=2")
+    most = int(nodes[-1])
+    for index in range(replicas):
+        run.pod(index)
+        say(run, index, STEP.format(7) if index < most else IDLE.format(64))
+    kube.change("StatefulSet", "demo", {"spec": {"replicas": replicas}})
+    found = why(run)
+    assert found.cause == "scaled"
+    assert remedy in found.remedy
+    status = run_status(run.cluster, run.record)
+    assert status.state == ("running" if replicas >= most else "restarting" if replicas else "pending")
+    assert [pod.index for pod in status.pods] == list(range(min(replicas, most)))
+    assert f"scaled to {replicas}" in (status.why_short or "")
+    kube.change("StatefulSet", "demo", {"spec": {"replicas": most}})
+    assert why(run).cause != "scaled"
+
+
+def test_a_scaled_stateful_set_ends_as_its_run_does(kube: KubeServer) -> None:
+    """The pod that is not part of it waits with 64: the run has finished all the same."""
+    run = launch(kube, "stateful_set")
+    for index, code in enumerate((0, 0, 64)):
+        run.pod(index)
+        run.say(index, IDLE.format(code))
+    kube.change("StatefulSet", "demo", {"spec": {"replicas": 3}})
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code) == ("finished", 0)
+    assert why(run).cause == "finished"
+
+
+def test_an_elastic_stateful_set_may_be_scaled_within_its_range(kube: KubeServer) -> None:
+    run = launch(kube, "stateful_set", "launch.nodes=1:2", "trainer.grad_accum_steps=2")
+    run.pod(0)
+    say(run, 0, STEP.format(7))
+    kube.change("StatefulSet", "demo", {"spec": {"replicas": 1}})
+    assert why(run).cause == "healthy"
 
 
 def test_stopped_removed_incomplete_stopping(kube: KubeServer) -> None:

@@ -22,7 +22,7 @@ from llmtrain.commands.options import (
     shorthands,
 )
 from llmtrain.commands.processes import explaining, options, run_processes, worker_command
-from llmtrain.distributed.platform_codes import ended_before, keeping_the_end, kept_run
+from llmtrain.distributed.platform_codes import ended_before, keeping_the_end, kept_run, refuse_surplus_pod
 from llmtrain.distributed.sources import NAMES
 from llmtrain.errors import UsageError
 from llmtrain.logs import log
@@ -105,6 +105,8 @@ def command(
         rdzv_conf=rdzv_conf,
         rdzv_endpoint=rdzv_endpoint,
     )
+    if nodes and nodes.rpartition(":")[2].isdecimal():
+        refuse_surplus_pod(os.environ, socket.gethostname(), int(nodes.rpartition(":")[2]))
     run = kept_run(loaded) if loaded and not doctor and not smoke else None
     if run and (code := ended_before(run)) is not None:
         log("DDP", f"this launch of run {run.run_id} has ended before, for good")

@@ -180,6 +180,9 @@ class LaunchSection(Section):
     """Priority class of the pods."""
     queue: KubeName | None = None
     """Kueue's local queue to wait in."""
+    queue_priority: KubeName | None = None
+    """Kueue's WorkloadPriorityClass: a run of a higher one may preempt others of its queue. Empty: the priority of the
+    pods (`priority_class`)."""
     max_restarts: CountOrZero = 10
     """Crashes after which the platform gives up. Interruptions do not count. (`stateful_set` knows no such number;
     llmtrain itself gives up after three crashes without a newer checkpoint.)"""
@@ -232,6 +235,8 @@ class LaunchSection(Section):
         yield from self._resource_problems()
         yield from self._volume_problems(most)
         yield from self._secret_problems()
+        if self.queue_priority and not self.queue:
+            yield ("queue", "queue_priority"), "launch.queue_priority is for runs in a queue. Name it in launch.queue."
         if self.ttl_sec is not None and self.kind in NO_TTL:
             yield ("kind", "ttl_sec"), f"launch.ttl_sec cannot be kept by launch.kind {self.kind}. Leave it out."
         if self.active_deadline_sec is not None and self.kind == "stateful_set":

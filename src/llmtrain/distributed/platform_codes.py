@@ -108,6 +108,22 @@ def _wait_to_be_removed(code: int, was_told: bool) -> int:
     return 0
 
 
+def refuse_surplus_pod(environment: Mapping[str, str], hostname: str, most_nodes: int) -> None:
+    """A StatefulSet can be scaled beyond the nodes of its run. Such a pod waits to be removed, and keeps no end: the
+    others train on."""
+    if platform_of(environment) != "statefulset":
+        return
+    index = environment.get("POD_INDEX") or hostname.rpartition("-")[2]
+    if index.isdecimal() and int(index) >= most_nodes:
+        name, count = hostname.removesuffix(f"-{index}"), int(index) + 1
+        raise UsageError(
+            f"The StatefulSet was scaled up: pod {index} is not part of the run, which has {most_nodes} "
+            f"node{'s' * (most_nodes > 1)}.",
+            remedy=f"llmtrain stop {name}, then llmtrain resume {name} --nodes {count}. Or scale back: kubectl scale "
+            f"statefulset {name} --replicas={most_nodes}.",
+        )
+
+
 # What the child keeps, for pods that come back
 
 

@@ -33,6 +33,7 @@ PLURALS = {
     "Event": "events",
     "Job": "jobs",
     "JobSet": "jobsets",
+    "LocalQueue": "localqueues",
     "NetworkPolicy": "networkpolicies",
     "PersistentVolume": "persistentvolumes",
     "PersistentVolumeClaim": "persistentvolumeclaims",
@@ -49,6 +50,7 @@ PLURALS = {
     "StatefulSet": "statefulsets",
     "TrainJob": "trainjobs",
     "TrainingRuntime": "trainingruntimes",
+    "Workload": "workloads",
 }
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

@@ -14,7 +14,7 @@ from llmtrain.launch.pod import without_empty
 # Conditions of a Job, which a TrainJob has too.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
 IMAGE_NOTE, LAUNCH_NOTE = "llmtrain/image", "llmtrain/launch"
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def render(plan: JobPlan) -> list[Manifest]:
@@ -29,7 +29,8 @@ def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | No
 
 def job_metadata(plan: JobPlan) -> Manifest:
     """Of the object that Kueue looks at."""
-    return metadata(plan, labels={QUEUE_LABEL: plan.launch.queue} if plan.launch.queue else None)
+    launch = plan.launch
+    return metadata(plan, labels=without_empty({QUEUE_LABEL: launch.queue, PRIORITY_LABEL: launch.queue_priority}))
 
 
 def headless_service(plan: JobPlan) -> Manifest:

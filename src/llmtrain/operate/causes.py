@@ -14,8 +14,10 @@ CAUSES = (
     Cause("stopped", state.stopped),
     Cause("removed", state.removed),
     Cause("incomplete", state.incomplete),
+    Cause("queue_not_found", state.queue_not_found),
     Cause("queued", state.queued),
     Cause("suspended", state.suspended),
+    Cause("scaled", state.scaled),
     Cause("deadline_exceeded", state.deadline_exceeded),
     # Mistakes: others end because of them, never the other way round.
     Cause("prefetch_failed", mistake.prefetch_failed),

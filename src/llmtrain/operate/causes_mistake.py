@@ -31,7 +31,18 @@ def prefetch_failed(clues: Clues) -> Found | None:
     return Found(
         f"What the config takes from the hub could not be fetched{f': {said}' if said else '.'}",
         evidence_of(clues, end, said),
-        remedy_of(clues, end, "Is the hub reachable from the cluster? See model.path and launch.hf_token_secret."),
+        remedy_of(clues, end, "Is the hub reachable from the cluster? See model.path and launch.hf_token_secret.")
+        + _token_remedy(clues),
+    )
+
+
+def _token_remedy(clues: Clues) -> str:
+    """The error's own remedy is for a process that one starts oneself."""
+    if clues.record.config.launch.hf_token_secret.name:
+        return ""
+    return (
+        f" Pods get a token from a Secret: llmtrain secret hf-token --from-env-file .env{clues.place}, and --set "
+        "launch.hf_token_secret.name=hf-token."
     )
 
 

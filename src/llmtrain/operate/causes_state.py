@@ -6,7 +6,7 @@ from llmtrain.operate.clues import Clues
 from llmtrain.operate.container_ends import age_of
 from llmtrain.operate.events import event_time
 from llmtrain.operate.pods import current_container
-from llmtrain.operate.state import code_text
+from llmtrain.operate.state import code_text, scaled_text, scaled_to
 from llmtrain.operate.view import age_text, count, phase_counts, progress_words
 
 NO_PODS_SEC = 60.0  # in which whoever makes pods has begun
@@ -61,16 +61,32 @@ def incomplete(clues: Clues) -> Found | None:
     )
 
 
+def queue_not_found(clues: Clues) -> Found | None:
+    queue, record = clues.record.config.launch.queue, clues.record
+    if clues.queue.has_queue is not False:
+        return None
+    return Found(
+        f"Namespace {record.namespace} has no LocalQueue {queue} (launch.queue): the run waits until there is one.",
+        [f"The {record.kind.kind} is suspended.", *clues.queue.conditions],
+        f"kubectl get localqueues{clues.place} lists the queues. Name one: {go_on(clues, 'launch.queue=NAME')}. Or "
+        f"create {queue}: the run then starts by itself.",
+    )
+
+
 def queued(clues: Clues) -> Found | None:
-    """Kueue holds it back. Its own words are events of the job, or of the Workload that it makes of it."""
+    """Kueue holds it back. Its own words are in the Workload that it makes of the job, and in events of both."""
     queue = clues.record.config.launch.queue
-    is_gated = any(pod.reason == "SchedulingGated" for pod, _ in clues.pods)
-    if not queue or not (clues.status.state == "suspended" or (is_gated and clues.is_active)):
+    if not queue or clues.status.state != "suspended":
         return None
     said = [f"Event {e['reason']}: {one_line(e.get('message', ''))}" for e in clues.about(*_KUEUE_WORDS)]
+    waits_for = f": {clues.queue.waits_for}" if clues.queue.waits_for else ""
     return Found(
-        f"The run waits in Kueue's queue {queue} (launch.queue).",
-        [f"The {clues.record.kind.kind} is suspended.", *_condition_lines(clues), *said[:2]],
+        f"The run waits in Kueue's queue {queue} (launch.queue){waits_for}.",
+        [
+            f"The {clues.record.kind.kind} is suspended.",
+            *_condition_lines(clues),
+            *(clues.queue.conditions or said[:2]),
+        ],
         f"It starts by itself when the queue has room. Ask for less (launch.resources, launch.nodes) or name another "
         f"queue: {go_on(clues, 'launch.queue=NAME')}.",
     )
@@ -85,6 +101,24 @@ def suspended(clues: Clues) -> Found | None:
         [f"The {kind} is suspended.", *_condition_lines(clues)],
         f"kubectl patch {kind.lower()} {record.run_id} -n {record.namespace} --type merge -p "
         '\'{"spec":{"suspend":false}}\' lets it go on (PyTorchJob: spec.runPolicy.suspend).',
+    )
+
+
+def scaled(clues: Clues) -> Found | None:
+    """kubectl scale changes the number of pods, and not the number that the run was launched with."""
+    replicas = scaled_to(clues.record, clues.job) if clues.is_active else None
+    if replicas is None:
+        return None
+    record = clues.record
+    fewest, most = record.config.launch.node_range
+    nearest = fewest if replicas < fewest else most
+    back = f"kubectl scale statefulset {record.run_id}{clues.place} --replicas={nearest}"
+    change = f"Change the number of nodes: {go_on(clues)} --nodes {replicas}. " if replicas else ""
+    waits = f"waits for pods 0 to {fewest - 1}" if replicas < fewest else f"uses pods 0 to {most - 1}; the others wait"
+    return Found(
+        f"T{scaled_text(record, replicas)[1:]}.",
+        [f"spec.replicas of the StatefulSet is {replicas}. The run {waits}.", f"State {clues.status.state}."],
+        f"{change}Or scale back: {back}; the run then continues from its newest checkpoint.",
     )
 
 

@@ -15,6 +15,7 @@ from llmtrain.operate.events import event_time, is_about
 from llmtrain.operate.log_words import GAVE_UP
 from llmtrain.operate.pods import PodStatus, by_index, pod_statuses
 from llmtrain.operate.progress import read_progress
+from llmtrain.operate.queue import NOT_QUEUED, QueueState
 from llmtrain.operate.state import ENDED, Seen
 from llmtrain.operate.status import (
     AT_ONCE,
@@ -22,6 +23,7 @@ from llmtrain.operate.status import (
     find_job,
     find_pods,
     idle_code,
+    look_at_queue,
     make_status,
     rank_zero_progress,
 )
@@ -71,6 +73,7 @@ class Clues:
     hidden: list[str] = field(default_factory=list)
     """What we may not see, in words."""
     silence: Silence | None = None
+    queue: QueueState = NOT_QUEUED
     place: str = ""
     """Options that name namespace and cluster, for commands that can be typed."""
 
@@ -108,7 +111,9 @@ def look(cluster: Cluster, record: Record) -> Clues:
     statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.labels) if raw else None)
     progress = rank_zero_progress(cluster, record, statuses)
     events = _events(cluster, record, hidden)
-    seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events)
+    queue = look_at_queue(cluster, record, job, statuses)
+    hidden += [queue.unseen] if queue.unseen else []
+    seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue)
     status = make_status(record, seen)
     nodes, claims = by_index(record, raw), claim_names(record)
     endings: list[Ending] = []
@@ -132,6 +137,7 @@ def look(cluster: Cluster, record: Record) -> Clues:
         has_service=_has_service(cluster, record) if any(end.code == UNREACHABLE for end in endings) else None,
         usage={pod.name: pod.memory for pod in statuses if pod.memory},
         hidden=hidden,
+        queue=queue,
         place=cluster.place(record.namespace),
     )
 

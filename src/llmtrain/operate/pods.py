@@ -80,7 +80,8 @@ def by_index(record: Record, pods: Iterable[Object]) -> dict[int, list[Object]]:
     found: dict[int, list[Object]] = defaultdict(list)
     for pod in pods:
         index = node_index(record, pod)
-        if index is not None:
+        # A StatefulSet that was scaled up has pods that are no part of the run: they wait.
+        if index is not None and index < record.config.launch.node_range[1]:
             found[index].append(pod)
     for own in found.values():
         own.sort(key=lambda pod: (pod["metadata"]["creationTimestamp"], not _has_ended(pod)))

@@ -10,6 +10,7 @@ from llmtrain.launch.record import Record
 from llmtrain.operate.events import had_job, refusal
 from llmtrain.operate.pods import PodStatus, worst_code
 from llmtrain.operate.progress import Progress
+from llmtrain.operate.queue import GATED, NOT_QUEUED, QueueState
 
 ENDED = ("finished", "failed", "stopped", "removed", "incomplete")
 """The states that do not change any more by themselves."""
@@ -35,6 +36,8 @@ class Seen:
     idle_code: int | None = None
     """Where every pod waits to be removed (StatefulSet): what they ended with."""
     events: Sequence[Object] = field(default=(), repr=False)
+    queue: QueueState = NOT_QUEUED
+    """Looked at only while it waits in one."""
 
 
 def find_state(record: Record, seen: Seen) -> str:
@@ -52,7 +55,41 @@ def find_state(record: Record, seen: Seen) -> str:
     if seen.idle_code is not None:
         return "failed" if seen.idle_code else "finished"
     ended = job_state(job, record)
+    if ended == "active" and is_gated(record, pods):
+        return "suspended"
     return ended if ended != "active" else _active_state(record, pods, seen.progress)
+
+
+def is_gated(record: Record, pods: list[PodStatus]) -> bool:
+    """Whether Kueue holds the pods of a StatefulSet back."""
+    return record.config.launch.queue is not None and any(pod.reason == GATED for pod in pods)
+
+
+def wants_queue_state(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
+    """Whether it waits in a queue, as far as its job and its pods say."""
+    if job is None or record.config.launch.queue is None or "deletionTimestamp" in job["metadata"]:
+        return False
+    return job_state(job, record) == "suspended" or is_gated(record, pods)
+
+
+def scaled_to(record: Record, job: Object | None) -> int | None:
+    """The replicas of a StatefulSet that somebody has scaled to a number of pods that the run does not have."""
+    if record.config.launch.kind != "stateful_set" or job is None:
+        return None
+    replicas = int((job.get("spec") or {}).get("replicas", 1))
+    fewest, most = record.config.launch.node_range
+    return None if fewest <= replicas <= most else replicas
+
+
+def scaled_text(record: Record, replicas: int) -> str:
+    return f"the StatefulSet was scaled to {replicas}, but the run has {_nodes_text(record)}"
+
+
+def _nodes_text(record: Record) -> str:
+    fewest, most = record.config.launch.node_range
+    if fewest < most:
+        return f"{fewest} to {most} nodes"
+    return "1 node" if most == 1 else f"{most} nodes"
 
 
 def job_state(job: Object, record: Record) -> str:
@@ -96,8 +133,8 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
     if state == "failed":
         return _explain_failure(record, seen)
     if state == "suspended":
-        queue = record.config.launch.queue
-        return f"waits in the queue {queue}" if queue else "suspended by somebody"
+        queue, said = record.config.launch.queue, seen.queue.waits_for
+        return f"waits in the queue {queue}{f': {said}' if said else ''}" if queue else "suspended by somebody"
     if state == "stopped":
         return f"stopped at {record.stopped_at}"
     if state == "removed":
@@ -110,6 +147,9 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
 
 
 def _explain_waiting(record: Record, seen: Seen) -> str | None:
+    replicas = scaled_to(record, seen.job)
+    if replicas is not None:
+        return f"{scaled_text(record, replicas)}: llmtrain why {record.run_id} says what to do"
     silent = [pod for pod in seen.pods if pod.silent_sec is not None]
     if silent:
         return _explain_silent(record, silent)

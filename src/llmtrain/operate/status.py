@@ -14,7 +14,16 @@ from llmtrain.launch.record import Record, is_ours, list_records
 from llmtrain.operate.events import find_events
 from llmtrain.operate.pods import PodStatus, pod_statuses, worst_code
 from llmtrain.operate.progress import Progress, read_progress
-from llmtrain.operate.state import ENDED, Seen, age_sec, explain_state, find_exit_code, find_state
+from llmtrain.operate.queue import NOT_QUEUED, QueueState, find_queue_state
+from llmtrain.operate.state import (
+    ENDED,
+    Seen,
+    age_sec,
+    explain_state,
+    find_exit_code,
+    find_state,
+    wants_queue_state,
+)
 
 TAIL_LINES = 400  # of rank 0's log: enough to hold a step, whatever else it says
 IDLE_LINES = 5  # of a pod that waits: the mark is its last line
@@ -68,7 +77,8 @@ def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_
     progress = rank_zero_progress(cluster, record, statuses, unseen) if with_log else None
     idle = idle_code(cluster, record, statuses, progress)
     events = find_events(cluster, record.namespace) if wants_events(record, job, statuses) else []
-    status = make_status(record, Seen(job, statuses, progress, idle, events))
+    queue = look_at_queue(cluster, record, job, statuses)
+    status = make_status(record, Seen(job, statuses, progress, idle, events, queue))
     return replace(status, unseen=unseen[0]) if unseen else status
 
 
@@ -90,7 +100,8 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
     def finish(record: Record, each: Seen) -> RunStatus:
         progress = rank_zero_progress(cluster, record, each.pods) if _is_going(record, each) else None
         idle = idle_code(cluster, record, each.pods, progress)
-        status = make_status(record, Seen(each.job, each.pods, progress, idle, events))
+        queue = look_at_queue(cluster, record, each.job, each.pods)
+        status = make_status(record, Seen(each.job, each.pods, progress, idle, events, queue))
         why = unseen.get(record.kind.kind)
         return replace(status, state="unknown", why_short=why) if why else status
 
@@ -137,6 +148,12 @@ def find_job(cluster: Cluster, record: Record) -> Object | None:
 
 def find_pods(cluster: Cluster, record: Record) -> list[Object]:
     return cluster.find("v1", "Pod", record.namespace, record.labels)
+
+
+def look_at_queue(cluster: Cluster, record: Record, job: Object | None, pods: list[PodStatus]) -> QueueState:
+    """What Kueue says, where the run waits for it."""
+    is_asked = job is not None and wants_queue_state(record, job, pods)
+    return find_queue_state(cluster, record, job) if job is not None and is_asked else NOT_QUEUED
 
 
 def wants_events(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
