@@ -67,7 +67,7 @@ def check_copy(kube: Kube, s3: Any, run: str) -> None:
         if path.is_file()
     }
     # Who is alive is no part of a run; log and lock are written until the very end.
-    moving = {"logs", "heartbeats", "lock.json", "lock", "ended.json"}
+    moving = {"logs", "heartbeats", "lock", "ended.json"}
     wanted = {
         name: value for name, value in here.items() if name.split("/")[0] not in moving and "/." not in f"/{name}"
     }

@@ -298,7 +298,25 @@ def test_a_run_with_the_field_is_copied_at_its_end(s3: FakeS3, train, workdir: P
     count = len(s3.uploads)
     again = train(f"output.sync_uri={URI}", more=["--resume", "made"])
     assert again.code == 0, again.err
-    assert len(s3.uploads) == count, "a run that was finished before is not copied again"
+    assert len(s3.uploads) == count, "what is there is not sent again"
+
+
+@pytest.mark.parametrize("words", [["train", "--resume", "made"], ["node"]])
+def test_a_copy_that_was_killed_is_completed_by_the_next_start(
+    s3: FakeS3, train, cli, tiny: list[str], workdir: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Of a pod: its launch has ended for the other nodes, and finished.json, which is sent last, is not there."""
+    sets = [*tiny, f"output.sync_uri={URI}", "output.run_id=made"]
+    assert train(*sets).code == 0
+    whole = stored(s3)
+    for key in ("finished.json", "metrics.jsonl"):
+        del s3.buckets["runs"][f"team/a/made/{key}"]
+    if words[0] == "node":
+        monkeypatch.setenv("LLMTRAIN_LAUNCH", "1")
+        (workdir / "runs" / "made" / "ended.json").write_text('{"launch": "1", "exit_code": 0}')
+    again = cli(*words, "--config", "gpt_smoke", *(word for text in sets for word in ("--set", text)))
+    assert again.code == 0, again.err
+    assert {name: stored(s3).get(name) for name in whole} == whole
 
 
 @pytest.mark.usefixtures("s3")

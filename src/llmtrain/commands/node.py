@@ -33,6 +33,7 @@ from llmtrain.runs.heartbeats import START, announce_start
 if TYPE_CHECKING:
     from llmtrain.config.schema import DistributedSection
     from llmtrain.distributed.identity import Place
+    from llmtrain.runs.directory import RunDirectory
 
 # What a platform says about pods must not be taken for what torchrun says about processes.
 STALE = [
@@ -110,6 +111,8 @@ def command(
     run = kept_run(loaded) if loaded and not doctor and not smoke else None
     if run and (code := ended_before(run)) is not None:
         log("DDP", f"this launch of run {run.run_id} has ended before, for good")
+        if code == 0 and loaded and loaded.output.sync_uri:
+            copy_again(run, loaded.output.sync_uri, find_place(os.environ, given, socket.gethostname(), distributed))
         raise typer.Exit(code)  # cli.main then waits
     with keeping_the_end(run):
         check_prefetch()
@@ -146,6 +149,16 @@ def command(
             what = ["smoke"] if smoke else ["train", "--resume", "auto"]
             with explaining(loaded):
                 run_processes(place, worker_command(*what, *own_words), distributed, max_restarts, grace_sec)
+
+
+def copy_again(run: "RunDirectory", uri: str, place: "Place") -> None:
+    """Node 0 may have been killed while it copied the finished run, after the others had ended. What is there already
+    is not sent again."""
+    from llmtrain.runs.sync import check_installed, sync_finished
+
+    if place.node_rank in (0, None) and run.finished.is_file():
+        check_installed("output.sync_uri is set")
+        sync_finished(run, uri)
 
 
 def check_prefetch() -> None:

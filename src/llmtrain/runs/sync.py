@@ -16,7 +16,7 @@ from typing import Any
 
 from llmtrain.config.schema import S3_URI_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.logs import warn
+from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
@@ -69,6 +69,17 @@ def sync_run(run: RunDirectory, uri: str) -> dict[str, Any]:
             remedy="When it can, the same command goes on where this one ended.",
         ) from None
     return {"run_id": run.run_id, "uri": where, "files": copy.files, "bytes": copy.byte_count, "skipped": copy.skipped}
+
+
+def sync_finished(run: RunDirectory, uri: str) -> None:
+    """The run is finished and stays so, whatever the storage says."""
+    try:
+        copied = sync_run(run, uri)
+    except Exception as problem:
+        what = problem.what if isinstance(problem, LlmtrainError) else redact(str(problem))
+        warn("SAVE", f"the run is finished, but was not copied: {what} Repeat with: llmtrain sync {run.path} {uri}")
+        return
+    log("SAVE", f"{copied['files']} files, {copied['bytes'] / 1e6:.1f} MB copied to {copied['uri']}")
 
 
 def _send(run: RunDirectory, copy: "_Copy") -> None:

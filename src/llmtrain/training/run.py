@@ -16,7 +16,7 @@ from llmtrain.distributed.micro_batches import Share, micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
-from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
+from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
@@ -24,9 +24,9 @@ from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation
 from llmtrain.runs.heartbeats import START, clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
 from llmtrain.runs.metadata import collect_metadata
-from llmtrain.runs.redact import redact, redact_values
+from llmtrain.runs.redact import redact_values
 from llmtrain.runs.sync import check_installed as check_sync_installed
-from llmtrain.runs.sync import sync_run
+from llmtrain.runs.sync import sync_finished
 from llmtrain.tracking.base import Status, TrackedRun
 from llmtrain.tracking.console import ConsoleTracker
 from llmtrain.tracking.mlflow import tracking_location
@@ -86,7 +86,7 @@ def run_training(
             check_sync_installed("output.sync_uri is set")
         is_over, done = finished_before(config, resume)
         if is_over:
-            return done
+            return _copied(config, find_resumed_run(config, resume or "auto"), done)
         world = stack.enter_context(join_world(config.distributed, config.run))
         stop.joined()
         stack.enter_context(peer_errors())
@@ -104,7 +104,7 @@ def run_training(
             rank0(lambda: check_config(resumption, config, allow_config_change))
             done = rank0(lambda: already_finished(config, resumption, allow_config_change))
             if done:
-                return done if world.is_first else None
+                return _copied(config, run, done if world.is_first else None)
         set_up_torch(config)
         parts = world.control.together(lambda: make_parts(config, world))
         check_alike(world, "data", parts.prepared.fingerprint, "Give every process the same files.")
@@ -129,20 +129,15 @@ def run_training(
         threads = f"CPU threads: {config.run.threads} ({threads_source})"
         log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
         result = _train(settled, config, world, run, resumption, parts, lock, stop, generation)
-        if result and config.output.sync_uri:  # rank 0 of a run that has finished
-            sync_finished(run, config.output.sync_uri)
-        return result
+        return _copied(config, run, result)
 
 
-def sync_finished(run: RunDirectory, uri: str) -> None:
-    """The run is finished and stays so, whatever the storage says."""
-    try:
-        copied = sync_run(run, uri)
-    except Exception as problem:
-        what = problem.what if isinstance(problem, LlmtrainError) else redact(str(problem))
-        warn("SAVE", f"the run is finished, but was not copied: {what} Repeat with: llmtrain sync {run.path} {uri}")
-        return
-    log("SAVE", f"{copied['files']} files, {copied['bytes'] / 1e6:.1f} MB copied to {copied['uri']}")
+def _copied(config: Config, run: RunDirectory | None, result: TrainResult | None) -> TrainResult | None:
+    """Rank 0 of a run that has finished copies it; again where it had finished before, as its process may have been
+    killed while it copied."""
+    if result and run and config.output.sync_uri:
+        sync_finished(run, config.output.sync_uri)
+    return result
 
 
 def base_sizes(parts: Parts) -> str:
