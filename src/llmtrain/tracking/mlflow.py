@@ -1,10 +1,13 @@
 """MLflow (extra `mlflow`), in a thread of its own: a slow or dead server costs training nothing.
 
-The id of the MLflow run is kept in the run directory, so that a resumed run goes on in the same one.
+The id of the MLflow run is kept in the run directory, so that a resumed run goes on in the same one. There it first
+adds the rows of metrics.jsonl that the server did not get before the interruption, and then leaves out the steps that
+it has already: the steps after the newest checkpoint are trained twice.
 """
 
 import importlib.util
 import logging
+import math
 import os
 import queue
 import re
@@ -23,6 +26,7 @@ from llmtrain.errors import UsageError
 from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.metrics import Row, read_metrics
 from llmtrain.runs.redact import redact
 from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # MLflow's own variable: a directory as a store
 RUN_ID_TAG = "llmtrain.run_id"
+_LOSSES = ("train/loss", "val/loss")
+_NO_METRIC = ("step", "time")
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # what a server takes in one call
 FLUSH_SEC = 30.0
 FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod that is told to stop has little time left
@@ -51,15 +57,17 @@ class MlflowTracker(NullTracker):
         self._location = tracking_location(run.config)
         _say_where(run.config, self._location[0])
         self._made: MlflowRun
+        # Read here, before the training thread appends to it; the JSONL tracker has dropped what will be redone.
+        self._earlier = read_rows(run.directory) if run.resumed_from else []
         self._dead = False
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._jobs.put(self._open)
         self._thread.start()
 
     def log(self, step: int, metrics: Metrics) -> None:
         now = int(time.time() * 1000)
-        self._jobs.put(lambda: self._made.log_metrics(as_metrics(step, metrics, now)))
+        self._jobs.put(lambda: self._made.add([(step, metrics, now)]))
 
     def samples(self, step: int, path: Path) -> None:  # noqa: ARG002
         self._jobs.put(lambda: self._made.client.log_artifact(self._made.id, str(path), artifact_path="samples"))
@@ -86,8 +94,11 @@ class MlflowTracker(NullTracker):
     def _open(self) -> None:
         run = self._run
         self._made = MlflowRun(run.directory, run.config, run.facts, self._location)
-        if not self._made.reopen():
+        if self._made.reopen():
+            self._made.read_history()
+        else:
             self._made.create()
+        self._made.add(self._earlier)
 
     def _close(self, status: Status, result: dict[str, Any] | None) -> None:
         best = (result or {}).get("best_checkpoint")
@@ -118,6 +129,7 @@ class MlflowRun:
             folder.mkdir(parents=True, exist_ok=True)
         self.client = _client(uri)
         self.id = ""
+        self._there: dict[tuple[str, int], set[str]] = {}  # (metric, step) -> its values, as text: nan != nan
 
     def reopen(self) -> bool:
         """Go on in the MLflow run that an earlier start made, unless it was made in another store."""
@@ -168,9 +180,28 @@ class MlflowRun:
                 self.client.log_artifact(self.id, str(path))
         self._write_note(described=True)
 
-    def log_metrics(self, metrics: Sequence["Metric"]) -> None:
+    def read_history(self) -> None:
+        """Look up which steps the store has."""
+        for name in self.client.get_run(self.id).data.metrics:
+            for metric in self.client.get_metric_history(self.id, name):
+                self._there.setdefault((metric.key, metric.step), set()).add(repr(float(metric.value)))
+
+    def add(self, rows: Sequence["TrackedRow"]) -> int:
+        """Log what the store does not have yet, and say how many values that was."""
+        metrics = [metric for step, values, at in rows for metric in as_metrics(step, self._missing(step, values), at)]
         for start in range(0, len(metrics), METRICS_AT_ONCE):
             self.client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
+        return len(metrics)
+
+    def _missing(self, step: int, values: Metrics) -> Metrics:
+        """A step whose losses are there with the same values was logged before it was trained again: its throughput
+        is another, and would be a second point at the same step. Other losses are news, whatever is there."""
+
+        def has(name: str) -> bool:
+            return repr(float(values[name])) in self._there.get((name, step), ())
+
+        is_same = all(has(name) for name in _LOSSES if name in values)
+        return {n: v for n, v in values.items() if not has(n) and not (is_same and (n, step) in self._there)}
 
     def end(self, status: Status, ended_at_ms: int | None = None) -> None:
         self.client.set_terminated(self.id, status=_STATUS[status], end_time=ended_at_ms)
@@ -220,6 +251,25 @@ def _client(uri: str) -> Any:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every table they make
     return MlflowClient(tracking_uri=uri)
+
+
+TrackedRow = tuple[int, Metrics, int]
+"""Step, metrics, and when: milliseconds since 1970."""
+
+
+def read_rows(run: RunDirectory) -> list[TrackedRow]:
+    """metrics.jsonl, as trackers get it; null stands for a number that was not finite."""
+    return [(row["step"], _metrics(row), _time_ms(row, run)) for row in read_metrics(run.metrics)]
+
+
+def _metrics(row: Row) -> Metrics:
+    values = {name: math.nan if value is None else value for name, value in row.items() if name not in _NO_METRIC}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
+
+
+def _time_ms(row: Row, run: RunDirectory) -> int:
+    seconds = row.get("time")
+    return round((seconds if isinstance(seconds, int | float) else run.metrics.stat().st_mtime) * 1000)
 
 
 def as_metrics(step: int, metrics: Metrics, time_ms: int) -> list["Metric"]:

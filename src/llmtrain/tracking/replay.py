@@ -3,7 +3,6 @@
 It is written the way the live tracker writes, through the same MlflowRun. Doing it again adds what is new.
 """
 
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,11 @@ from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.lock import is_held
-from llmtrain.runs.metrics import Row, read_metrics
 from llmtrain.runs.redact import redact
-from llmtrain.tracking.base import Metrics, Status
-from llmtrain.tracking.mlflow import MlflowRun, as_metrics, local_folder, require_mlflow, sqlite_in, store_at
+from llmtrain.tracking.base import Status
+from llmtrain.tracking.mlflow import MlflowRun, local_folder, read_rows, require_mlflow, sqlite_in, store_at
 
 _FACTS = ("parameters", "trainable_parameters", "device", "world_size")
-_NO_METRIC = ("step", "time")
 
 
 def replay_run(run: RunDirectory, uri: str | None = None) -> dict[str, Any]:
@@ -50,22 +47,16 @@ def replay_run(run: RunDirectory, uri: str | None = None) -> dict[str, Any]:
 
 def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
     location = store_at(uri)
-    rows = list(read_metrics(run.metrics))
-    times = [_time_ms(row, run) for row in rows]
+    rows = read_rows(run)
+    times = [at for _, _, at in rows]
     made = MlflowRun(run, config, _facts(run), location, is_home=False)
     is_new = not (made.reopen() or made.find())
     if is_new:
         made.create(started_at_ms=min(times, default=None))
     else:
         made.describe()
-    known = _known(made, rows)
-    metrics = [
-        metric
-        for row, time_ms in zip(rows, times, strict=True)
-        for metric in as_metrics(row["step"], _metrics(row), time_ms)
-        if _same(metric.key, metric.step, metric.value) not in known
-    ]
-    made.log_metrics(metrics)
+        made.read_history()
+    added = made.add(rows)
     artifacts = _upload(made, run)
     status = _status(run)
     if status is not None:
@@ -77,8 +68,8 @@ def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
         "mlflow_run_id": made.id,
         "is_new": is_new,
         "status": status or "running",
-        "metrics": len(metrics),
-        "metrics_there": sum(len(_metrics(row)) for row in rows) - len(metrics),
+        "metrics": added,
+        "metrics_there": sum(len(values) for _, values, _ in rows) - added,
         "artifacts": artifacts,
     }
 
@@ -110,28 +101,6 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
     if isinstance(result, dict):
         found |= {name: result.get(name) for name in _FACTS}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _metrics(row: Row) -> Metrics:
-    """The numbers of a row; null stands for one that was not finite."""
-    values = {name: math.nan if value is None else value for name, value in row.items() if name not in _NO_METRIC}
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _time_ms(row: Row, run: RunDirectory) -> int:
-    seconds = row.get("time")
-    return round((seconds if isinstance(seconds, int | float) else run.metrics.stat().st_mtime) * 1000)
-
-
-def _known(made: MlflowRun, rows: list[Row]) -> set[tuple[str, int, str]]:
-    """What the store has. Not told apart by time: the live tracker's clock stood a little later than the row's."""
-    there = made.client.get_run(made.id).data.metrics.keys() & {name for row in rows for name in _metrics(row)}
-    histories = (made.client.get_metric_history(made.id, name) for name in sorted(there))
-    return {_same(metric.key, metric.step, metric.value) for history in histories for metric in history}
-
-
-def _same(name: str, step: int, value: float) -> tuple[str, int, str]:
-    return name, step, repr(float(value))  # as text: nan is not equal to itself
 
 
 def _upload(made: MlflowRun, run: RunDirectory) -> list[str]:

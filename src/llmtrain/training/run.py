@@ -24,7 +24,7 @@ from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation
 from llmtrain.runs.heartbeats import START, clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
 from llmtrain.runs.metadata import collect_metadata
-from llmtrain.runs.redact import redact_values
+from llmtrain.runs.redact import redact, redact_values
 from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_finished
 from llmtrain.tracking.base import Status, TrackedRun
