@@ -26,7 +26,21 @@ LINES = {
     ),
     "torchrun": "-- python train.py",
 }
+SCRIPTS = {
+    "bash -c 'torchrun --nproc_per_node 2 train.py'": (
+        "In the script, write: python train.py; and give llmtrain node --processes-per-node 2"
+    ),
+    "sh -c 'pip install x && cd /app && exec torchrun main.py --lr 1'": "In the script, write: python main.py --lr 1",
+    "bash -lc 'set -e\nA=1 accelerate launch train.py'": "In the script, write: python train.py",
+    "/bin/bash -ec 'if true; then deepspeed x.py; fi'": "In the script, write: python x.py",
+}
 FINE = [
+    "bash -c 'echo torchrun train.py'",
+    "bash -c 'python train.py --with torchrun'",
+    "bash run.sh -c torchrun",
+    "bash -c 'echo \"'",
+    "bash -c",
+    "sh",
     "python train.py",
     "python train.py -m torch.distributed.run",
     "python -m pkg.train",
@@ -43,6 +57,13 @@ def test_a_launcher_is_refused_with_the_line_to_type(line: str, instead: str) ->
     with pytest.raises(UsageError) as refused:
         refuse_nested_launcher(shlex.split(line), "llmtrain node")
     assert refused.value.remedy == f"Type: llmtrain node {instead}"
+
+
+@pytest.mark.parametrize(("line", "remedy"), SCRIPTS.items())
+def test_a_launcher_in_a_shell_script_is_refused(line: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        refuse_nested_launcher(shlex.split(line), "llmtrain node")
+    assert refused.value.remedy == remedy
 
 
 @pytest.mark.parametrize("line", FINE)

@@ -45,7 +45,7 @@ _DEEPSPEED = _Launcher(
 
 def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
     """Raise UsageError where the command is a launcher; `ours` is the command line up to the options and `--`."""
-    found = _find(command)
+    found = _find(command) or next(filter(None, map(_find, _shell_commands(command))), None)
     if found is None:
         return
     launcher, rest = found
@@ -59,10 +59,13 @@ def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
         words = ["python", "-m", *words]
     elif "no-python" not in options:
         words = ["python", *words]
+    what = f"The command {'is' if _find(command) else 'runs'} {launcher.label}"
+    instead = shlex.join(words)
     raise UsageError(
-        f"The command is {launcher.label}, but llmtrain starts the processes itself: each of them would start a run of "
-        "its own.",
-        remedy=f"Type: {ours} {shlex.join([*sizes, '--', *words])}",
+        f"{what}, but llmtrain starts the processes itself: each of them would start a run of its own.",
+        remedy=f"Type: {ours} {shlex.join([*sizes, '--', *words])}"
+        if _find(command)
+        else f"In the script, write: {instead}" + (f"; and give {ours} {shlex.join(sizes)}" if sizes else ""),
     )
 
 
@@ -111,6 +114,29 @@ def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
     if program == "accelerate" and words[1:2] == ["launch"]:
         return _ACCELERATE, words[2:]
     return None
+
+
+def _shell_commands(command: Sequence[str]) -> list[list[str]]:
+    """The simple commands of `bash -c "..."`."""
+    words = _without_env(command)
+    if not words or _program(words) not in ("sh", "bash", "dash"):
+        return []
+    count = next((index for index, word in enumerate(words[1:]) if not word.startswith("-")), 0)
+    if not re.fullmatch(r"-[a-z]*c", words[count]):  # the option before the script
+        return []
+    script = words[count + 1]
+    commands: list[list[str]] = [[]]
+    lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        for word in lexer:
+            if word.strip(";&|()") == "" or word in ("exec", "then", "do", "else"):
+                commands.append([])
+            elif commands[-1] or not re.match(r"\w+=", word):  # A=1 in front of a command
+                commands[-1].append(word)
+    except ValueError:  # an open quote: the shell will say so
+        return []
+    return commands
 
 
 def _without_env(command: Sequence[str]) -> list[str]:
