@@ -25,6 +25,7 @@ LINES = {
         "--nodes 2 --processes-per-node 8 -- python train.py --deepspeed ds.json"
     ),
     "torchrun": "-- python train.py",
+    "python -W ignore -mtorch.distributed.run x.py": "-- python x.py",
 }
 SCRIPTS = {
     "bash -c 'torchrun --nproc_per_node 2 train.py'": (
@@ -32,6 +33,10 @@ SCRIPTS = {
     ),
     "sh -c 'pip install x && cd /app && exec torchrun main.py --lr 1'": "In the script, write: python main.py --lr 1",
     "bash -lc 'set -e\nA=1 accelerate launch train.py'": "In the script, write: python train.py",
+    "bash -euo pipefail -c 'torchrun x.py'": "In the script, write: python x.py",
+    "bash -c '# start\ntorchrun \\\n  --nproc_per_node=4 \\\n  train.py --lr 1'": (
+        "In the script, write: python train.py --lr 1; and give llmtrain node --processes-per-node 4"
+    ),
     "/bin/bash -ec 'if true; then deepspeed x.py; fi'": "In the script, write: python x.py",
 }
 FINE = [

@@ -40,6 +40,19 @@ def _is_ready(machine: str) -> bool:
     return subprocess.run([*kubectl, *words], capture_output=True, text=True, timeout=30).stdout == "True"
 
 
+@contextmanager
+def waiting_in_save(kube: Kube, run: str, step: int) -> Iterator[list[str]]:
+    """Words for launch. The run waits in the middle of that save until the context ends: else a small run may be over
+    before anybody has looked."""
+    flag = kube.volume("runs") / f"wait-{run}"
+    flag.touch()
+    fault = {"LLMTRAIN_FAULT": f"save_before_rename:{step}:0:wait", "LLMTRAIN_FAULT_FILE": f"/out/{flag.name}"}
+    try:
+        yield [word for name, value in fault.items() for word in ("--set", f"launch.env.{name}={value}")]
+    finally:
+        flag.unlink()
+
+
 class Caught:
     """A run of two nodes whose rank 0 waits in the middle of a save, just before the checkpoint is published."""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import kill_pod, wait_for
+from breaking import kill_pod, wait_for, waiting_in_save
 from kube import SET, Kube, finished_hash
 from services import from_here, start_service
 
@@ -73,17 +73,13 @@ def check_complete(kube: Kube, client: Any, run: str, mlflow_run: Any) -> None:
 def test_tracked_live_although_a_pod_is_killed(kube: Kube, client: Any, reference: str, index: int) -> None:
     """Pod 0 is the one that tracks. It is killed in the middle of a save: steps that MLflow has are trained again."""
     run = f"tracked-{index}"
-    flag = kube.volume("runs") / f"wait-{run}"  # the run waits while it is there: it would be over before the server
-    flag.touch()
-    fault = {"LLMTRAIN_FAULT": "save_before_rename:40:0:wait", "LLMTRAIN_FAULT_FILE": f"/out/{flag.name}"}
-    env = [word for name, value in fault.items() for word in ("--set", f"launch.env.{name}={value}")]
-    kube.llmtrain(*kube.launch_words("indexed_job", run, *SET, *TRACKED, *env), "--detach")
-    wait_for(lambda: len(logged(client, run)) >= 25, 150, f"25 steps of {run} in MLflow")
-    [live] = runs_of(client, run)
-    assert live.info.status == "RUNNING"
-    assert live.data.params["trainer.max_steps"] == "120"
-    kill_pod(kube, next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == index))
-    flag.unlink()
+    with waiting_in_save(kube, run, 40) as wait:
+        kube.llmtrain(*kube.launch_words("indexed_job", run, *SET, *TRACKED, *wait), "--detach")
+        wait_for(lambda: len(logged(client, run)) >= 25, 150, f"25 steps of {run} in MLflow")
+        [live] = runs_of(client, run)
+        assert live.info.status == "RUNNING"
+        assert live.data.params["trainer.max_steps"] == "120"
+        kill_pod(kube, next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == index))
     kube.llmtrain("status", run, "--watch")
     assert finished_hash(kube, run) == reference
     [ended] = runs_of(client, run)

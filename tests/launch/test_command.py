@@ -104,7 +104,7 @@ def test_a_model_of_a_volume(cli: Cli, kind: str) -> None:
     assert '"initContainers"' not in cli(*demo, *VOLUMES, "--set", "model.path=somebody/tiny", LOCAL[-1], "--json").out
 
 
-@pytest.mark.parametrize("folder", ["/home/me/llama", "models/llama", "llama"])
+@pytest.mark.parametrize("folder", ["/srv/llama", "models/llama", "llama"])
 def test_a_model_of_this_machine_gets_a_warning(cli: Cli, folder: str) -> None:
     words = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "demo", *VOLUMES)
     done = cli(*words, "--model-local-dir", folder, "--json")

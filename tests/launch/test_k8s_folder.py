@@ -67,3 +67,9 @@ def test_a_comment_is_only_where_it_is_true() -> None:
     text = "spec:\n  initContainers:\n  - command:\n    - python\n    - -m\n    - llmtrain\n    - prefetch\n"
     text += "    securityContext:\n      readOnlyRootFilesystem: false\n  volumes:\n  - emptyDir: {}\n"
     assert with_comments("Unknown", text) == text
+
+
+def test_labels_of_the_user_are_no_fields() -> None:
+    """A node selector may have a label called like a field of a pod."""
+    text = with_comments("Job", "spec:\n  nodeSelector:\n    command: x\n    emptyDir: y\n")
+    assert text.count("#") == 1

@@ -97,11 +97,14 @@ def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
         return None
     program = _program(words)
     if _PYTHON.fullmatch(program):
-        position = next((index for index, word in enumerate(words) if word == "-m"), None)
-        # Only options of Python itself may come before its -m.
-        if position is None or any(not word.startswith("-") for word in words[1:position]):
+        rest = words[1:]
+        while rest and rest[0].startswith("-") and not rest[0].startswith("-m"):  # options of Python itself
+            rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
+        if not rest or not rest[0].startswith("-m"):
             return None
-        module, rest = (words[position + 1 : position + 2] or [""])[0], words[position + 2 :]
+        if rest[0] != "-m":  # -mtorch.distributed.run
+            rest = ["-m", rest[0][2:], *rest[1:]]
+        module, rest = (rest[1:2] or [""])[0], rest[2:]
         if module in ("torch.distributed.run", "torch.distributed.launch"):
             return _TORCHRUN, rest
         if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
@@ -121,12 +124,14 @@ def _shell_commands(command: Sequence[str]) -> list[list[str]]:
     words = _without_env(command)
     if not words or _program(words) not in ("sh", "bash", "dash"):
         return []
-    count = next((index for index, word in enumerate(words[1:]) if not word.startswith("-")), 0)
-    if not re.fullmatch(r"-[a-z]*c", words[count]):  # the option before the script
+    rest = words[1:]
+    while rest and rest[0].startswith("-") and not re.fullmatch(r"-[a-z]*c", rest[0]):
+        rest = rest[2:] if re.fullmatch(r"-[a-z]*o", rest[0]) else rest[1:]  # -o pipefail
+    if len(rest) < 2 or not rest[0].startswith("-"):
         return []
-    script = words[count + 1]
+    script = re.sub(r"(?m)^\s*#.*$", "", rest[1].replace("\\\n", " ")).replace("\n", " ; ")
     commands: list[list[str]] = [[]]
-    lexer = shlex.shlex(script.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(script, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     try:
         for word in lexer:

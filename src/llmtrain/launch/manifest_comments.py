@@ -41,6 +41,9 @@ FIELDS = {
 }
 
 
+_OF_THE_USER = ("nodeSelector", "affinity")
+
+
 def with_comments(kind: str, text: str) -> str:
     """A manifest as text, with its comments; each field has one at its first place."""
     lines = text.splitlines(keepends=True)
@@ -64,9 +67,14 @@ def _is_meant(key: str, value: yaml.Node) -> bool:
 
 
 def _fields(node: yaml.Node | None) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """(key, value) of every mapping, from top to bottom. What stands inside a text, such as the config, is no field."""
+    """(key, value) of every mapping, from top to bottom. What stands inside a text, such as the config, is no field,
+    nor are the names that the user gives."""
     if isinstance(node, yaml.MappingNode):
-        return [field for key, value in node.value for field in [(key, value), *_fields(value)]]
+        return [
+            field
+            for key, value in node.value
+            for field in [(key, value), *(_fields(value) if key.value not in _OF_THE_USER else [])]
+        ]
     if isinstance(node, yaml.SequenceNode):
         return [field for item in node.value for field in _fields(item)]
     return []
