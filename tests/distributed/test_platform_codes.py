@@ -316,7 +316,7 @@ def test_the_peer_of_a_node_that_failed_for_good(tmp_path: Path, cache: Path) ->
     words = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port(), "--config", path]
     first = node(tmp_path, "statefulset", "--node-rank", 0, *words, LLMTRAIN_DEBUG="1")
     first.wait_for(lambda: "[DDP]" in first.err)
-    mistaken = node(tmp_path, "statefulset", "--node-rank", 1, *words, "--set", "trainer.grad_accum_steps=3")
+    mistaken = node(tmp_path, "statefulset", "--node-rank", 1, *words, "--set", "trainer.grad_accum_steps=1")
     wait_until_idle(mistaken, 64)
     assert record(tmp_path) == {"exit_code": 64, "launch": "1"}
     assert first.wait(60) == 69, first.err

@@ -7,7 +7,7 @@ from llmtrain.errors import DataError, LlmtrainError, UsageError
 from llmtrain.hub.token import TOKEN_VARIABLES, clean, tokens
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOTDIR}
-_DISK |= {errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+_DISK |= {errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _SET_A_TOKEN = f"set {TOKEN_VARIABLES[0]} (or {', '.join(TOKEN_VARIABLES[1:])}) to a token of that account."
 OFFLINE_REMEDY = (
     "With a network, run `llmtrain fetch-model NAME --to DIR` (fetch-data for a dataset), then set model.path to DIR."
@@ -44,6 +44,8 @@ def _explain_one(problem: BaseException, what: str, offline_remedy: str) -> Llmt
     if by_http or isinstance(problem, ConnectionError | TimeoutError):
         reason = " ".join(str(problem).split())[:200] or type(problem).__name__
         return UsageError(f"{what}: the hub cannot be reached: {reason}.", remedy=offline_remedy)
+    if isinstance(problem, FileNotFoundError) and problem.filename:
+        return DataError(f"{what} lacks a file: {problem.filename}.", remedy="Save or download it again.")
     if isinstance(problem, OSError) and problem.errno in _DISK:
         where = f" ({problem.filename})" if problem.filename else ""
         return UsageError(
