@@ -63,9 +63,10 @@ def check_complete(kube: Kube, client: Any, run: str, mlflow_run: Any) -> None:
     assert set(wanted) == set(mlflow_run.data.metrics)
     for name, rows in wanted.items():
         found = [(row.step, row.value) for row in client.get_metric_history(mlflow_run.info.run_id, name)]
-        assert sorted(step for step, _ in found) == [step for step, _ in rows], name
         if name in LOSSES:
             assert sorted(found) == rows, name
+        else:  # the first step of a process has no speed
+            assert {step for step, _ in rows} <= {step for step, _ in found}, name
     assert [step for step, _ in wanted["train/loss"]] == list(range(1, 121))
 
 
