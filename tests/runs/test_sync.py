@@ -92,6 +92,12 @@ def test_everything_arrives_and_the_word_that_it_is_finished_last(s3: FakeS3, ru
         assert own[-1].endswith("manifest.json")
 
 
+def test_the_list_of_removed_checkpoints_goes_along(s3: FakeS3, run: RunDirectory) -> None:
+    (run.checkpoints / "removed.jsonl").write_text('{"step": 2}\n')
+    sync_run(run, URI)
+    assert "checkpoints/removed.jsonl" in stored(s3)
+
+
 def test_repeated_it_sends_nothing(s3: FakeS3, run: RunDirectory) -> None:
     first = sync_run(run, URI)
     count = len(s3.uploads)

@@ -89,7 +89,8 @@ def _send(run: RunDirectory, copy: "_Copy") -> None:
     checkpoints = [found for folder in sorted(run.checkpoints.glob("step_*")) if (found := _checkpoint(folder))]
     for checkpoint in checkpoints:
         copy.know(checkpoint)
-    for path in _files(run.path, skip=(run.checkpoints, run.heartbeats, run.lock, run.finished)):
+    lists = sorted(run.checkpoints.glob("*.jsonl"))  # of checkpoints that were removed
+    for path in (*_files(run.path, skip=(run.checkpoints, run.heartbeats, run.lock, run.finished)), *lists):
         with contextlib.suppress(FileNotFoundError):
             copy.send_file(path)
     sent = {checkpoint.folder.name for checkpoint in checkpoints if _send_checkpoint(checkpoint, copy)}
