@@ -45,7 +45,8 @@ _DEEPSPEED = _Launcher(
 
 def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
     """Raise UsageError where the command is a launcher; `ours` is the command line up to the options and `--`."""
-    found = _find(command) or next(filter(None, map(_find, _shell_commands(command))), None)
+    direct = _find(command)
+    found = direct or next(filter(None, map(_find, _shell_commands(command))), None)
     if found is None:
         return
     launcher, rest = found
@@ -59,13 +60,15 @@ def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
         words = ["python", "-m", *words]
     elif "no-python" not in options:
         words = ["python", *words]
-    what = f"The command {'is' if _find(command) else 'runs'} {launcher.label}"
-    instead = shlex.join(words)
+    if direct:
+        what, remedy = "is", f"Type: {ours} {shlex.join([*sizes, '--', *words])}"
+    else:
+        options_too = f"; and give {ours} {shlex.join(sizes)}" if sizes else ""
+        what, remedy = "runs", f"In the script, write: {shlex.join(words)}{options_too}"
     raise UsageError(
-        f"{what}, but llmtrain starts the processes itself: each of them would start a run of its own.",
-        remedy=f"Type: {ours} {shlex.join([*sizes, '--', *words])}"
-        if _find(command)
-        else f"In the script, write: {instead}" + (f"; and give {ours} {shlex.join(sizes)}" if sizes else ""),
+        f"The command {what} {launcher.label}, but llmtrain starts the processes itself: each of them would start a "
+        "run of its own.",
+        remedy=remedy,
     )
 
 
