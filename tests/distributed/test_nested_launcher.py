@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.distributed.nested_launcher import launcher_name, process_command, refuse_nested_launcher
+from llmtrain.distributed.nested_launcher import check_own_command, launcher_name, process_command
 from llmtrain.errors import UsageError
 
 # Command lines of the guides that people come with.
@@ -17,7 +17,11 @@ LINES = {
     ),
     "torchrun --standalone --nproc-per-node gpu -m pkg.train": "--processes-per-node gpu -- python -m pkg.train",
     "/usr/bin/torchrun --no-python ./run.sh": "-- ./run.sh",
-    "env A=1 torchrun train.py": "-- python train.py",
+    "env A=1 torchrun train.py": "-- env A=1 python train.py",
+    "env -u A torchrun train.py": "-- env -u A python train.py",
+    "timeout -k 5 60 torchrun train.py": "-- timeout -k 5 60 python train.py",
+    "uv run --with x torchrun train.py": "-- uv run --with x python train.py",
+    "nice -n 5 timeout 60 torchrun train.py": "-- nice -n 5 timeout 60 python train.py",
     "python -u -m torch.distributed.run --nnodes 2 train.py": "--nodes 2 -- python train.py",
     "python3.11 -m torch.distributed.launch --use_env train.py": "-- python train.py",
     "accelerate launch --multi_gpu --num_machines 2 --num_processes 8 train.py": "--nodes 2 -- python train.py",
@@ -37,10 +41,20 @@ SCRIPTS = {
     "bash -c '# start\ntorchrun \\\n  --nproc_per_node=4 \\\n  train.py --lr 1'": (
         "In the script, write: python train.py --lr 1; and give llmtrain node --processes-per-node 4"
     ),
+    "bash -c 'ulimit -n 9 ; { torchrun x.py; }'": "In the script, write: python x.py",
+    "bash -c 'torchrun x.py > log 2>&1 || true'": "In the script, write: python x.py",
+    "bash -c 'torchrun --node_rank=$(hostname) x.py'": "In the script, write: python x.py",
+    "bash -c 'bash -c \"torchrun x.py\"'": "In the script, write: python x.py",
+    "bash -c 'timeout 60 torchrun \"a b.py\"'": "In the script, write: python 'a b.py'",
     "/bin/bash -ec 'if true; then deepspeed x.py; fi'": "In the script, write: python x.py",
 }
 FINE = [
     "bash -c 'echo torchrun train.py'",
+    "bash -c 'echo then torchrun train.py'",
+    "bash -c 'echo \"a; torchrun x.py\"'",
+    "bash -c 'python x.py # torchrun x.py'",
+    "timeout 60",
+    "uv pip install torchrun",
     "bash -c 'python train.py --with torchrun'",
     "bash run.sh -c torchrun",
     "bash -c 'echo \"'",
@@ -60,20 +74,26 @@ FINE = [
 @pytest.mark.parametrize(("line", "instead"), LINES.items())
 def test_a_launcher_is_refused_with_the_line_to_type(line: str, instead: str) -> None:
     with pytest.raises(UsageError) as refused:
-        refuse_nested_launcher(shlex.split(line), "llmtrain node")
+        check_own_command(shlex.split(line), "llmtrain node")
     assert refused.value.remedy == f"Type: llmtrain node {instead}"
 
 
 @pytest.mark.parametrize(("line", "remedy"), SCRIPTS.items())
 def test_a_launcher_in_a_shell_script_is_refused(line: str, remedy: str) -> None:
     with pytest.raises(UsageError) as refused:
-        refuse_nested_launcher(shlex.split(line), "llmtrain node")
+        check_own_command(shlex.split(line), "llmtrain node")
     assert refused.value.remedy == remedy
+
+
+@pytest.mark.parametrize("line", ["''", "' '"])
+def test_an_empty_command_is_refused(line: str) -> None:
+    with pytest.raises(UsageError):
+        check_own_command(shlex.split(line), "llmtrain node")
 
 
 @pytest.mark.parametrize("line", FINE)
 def test_other_commands_pass(line: str) -> None:
-    refuse_nested_launcher(shlex.split(line), "llmtrain node")
+    check_own_command(shlex.split(line), "llmtrain node")
 
 
 @pytest.mark.parametrize(

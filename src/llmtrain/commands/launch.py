@@ -146,10 +146,10 @@ def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, 
     if launcher == "torchrun" and not own_command:
         raise UsageError("--launcher torchrun is for a command of your own.", remedy="Add it: -- python train.py")
     if own_command:
-        from llmtrain.distributed.nested_launcher import refuse_nested_launcher
+        from llmtrain.distributed.nested_launcher import check_own_command
 
         option = " --launcher torchrun" if launcher == "torchrun" else ""
-        refuse_nested_launcher(own_command, f"llmtrain launch{option}")
+        check_own_command(own_command, f"llmtrain launch{option}")
         return Work("command", tuple(own_command), "torchrun" if launcher == "torchrun" else "llmtrain")
     return Work("smoke" if smoke else "doctor" if doctor else "hold" if hold else "train")
 

@@ -82,14 +82,14 @@ def command(
     from llmtrain.config.schema import DistributedSection, LoggingSection
     from llmtrain.distributed.identity import Given, find_place
     from llmtrain.distributed.micro_batches import micro_batches_in_step
-    from llmtrain.distributed.nested_launcher import refuse_nested_launcher
+    from llmtrain.distributed.nested_launcher import check_own_command
     from llmtrain.logs import setup_logging
 
     set_ = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     if sum((bool(own_command), doctor, smoke)) > 1:
         raise UsageError("Give one of: a command, --doctor, --smoke.")
     if own_command:
-        refuse_nested_launcher(own_command, "llmtrain node")
+        check_own_command(own_command, "llmtrain node")
     if own_command and (config or set_):
         raise UsageError("--config and --set are for llmtrain's own trainer; a command of yours has its own arguments.")
     loaded = None if own_command else load_config(config, set_)

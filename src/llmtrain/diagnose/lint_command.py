@@ -7,15 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from llmtrain.diagnose.lint_yaml import Node
+from llmtrain.distributed.shell_command import commands_in, script_position
 
 _WORD = re.compile(r"""(?:\$\([^)]*\)|[^\s"';|&()]|"[^"]*"|'[^']*')+""")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\((\w+)\)|\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
-_SEPARATOR = re.compile(r"[\n;|&]+")
-# What may stand before a command in a script: a variable of its own, a keyword, a wrapper that runs the rest.
-_PREFIX = re.compile(r"[A-Za-z_]\w*=.*|exec|nohup|time|if|then|else|do|!", re.DOTALL)
 _COMMENT = re.compile(r"(?m)^\s*#.*$")
-SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\btorch/distributed/(?:run|launch)\.py")
 OTHER_LAUNCHERS = re.compile(r"\baccelerate\s+launch\b|\bdeepspeed\b|\bmpirun\b|\bhorovodrun\b|\bcomposer\b|\bray\b")
 LLMTRAIN = re.compile(r"\bllmtrain\s+(?:node|train)\b")
@@ -67,7 +64,7 @@ class Container:
     @property
     def shell_script(self) -> Node | None:
         """The script of `sh -c SCRIPT`."""
-        position = _script_position([entry.text for entry in self.entries])
+        position = script_position([entry.text for entry in self.entries])
         return None if position is None else self.entries[position]
 
     @property
@@ -182,32 +179,6 @@ class Container:
     def backend(self) -> str:
         found = self.settings(("rdzv-backend",), ("PET_RDZV_BACKEND",))
         return found[0].value if found else "static"
-
-
-def commands_in(words: list[str]) -> list[list[str]]:
-    """The commands of `sh -c SCRIPT`; any other command is one."""
-    position = _script_position(words)
-    if position is None:
-        return [words]
-    script = _COMMENT.sub("", words[position]).replace("\\\n", " ")
-    found = []
-    for part in _SEPARATOR.split(script):
-        own = [re.sub(r"[\"']", "", word) for word in _WORD.findall(part)]
-        while own and _PREFIX.fullmatch(own[0]):
-            own = own[1:]
-        found += [own] if own else []
-    return found
-
-
-def _script_position(words: list[str]) -> int | None:
-    if not words or words[0].rpartition("/")[2] not in SHELLS:
-        return None
-    for position, word in enumerate(words[1:], 1):
-        if re.fullmatch(r"-\w*c", word):
-            return position + 1 if position + 1 < len(words) else None
-        if not word.startswith("-"):
-            return None
-    return None
 
 
 def is_index(setting: Setting) -> bool:

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmtrain.distributed.shell_command import commands_in, program, without_wrappers
 from llmtrain.errors import UsageError
 
 
@@ -43,10 +44,12 @@ _DEEPSPEED = _Launcher(
 )
 
 
-def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
-    """Raise UsageError where the command is a launcher; `ours` is the command line up to the options and `--`."""
+def check_own_command(command: Sequence[str], ours: str) -> None:
+    """Raise UsageError for a launcher or an empty command; `ours` is the command line up to the options and `--`."""
+    if not command[0].strip():
+        raise UsageError("The command after -- is empty.", remedy=f"Type: {ours} -- python train.py")
     direct = _find(command)
-    found = direct or next(filter(None, map(_find, _shell_commands(command))), None)
+    found = direct or next(filter(None, map(_find, commands_in(command))), None)
     if found is None:
         return
     launcher, rest = found
@@ -61,7 +64,8 @@ def refuse_nested_launcher(command: Sequence[str], ours: str) -> None:
     elif "no-python" not in options:
         words = ["python", *words]
     if direct:
-        what, remedy = "is", f"Type: {ours} {shlex.join([*sizes, '--', *words])}"
+        wrappers = command[: len(command) - len(without_wrappers(command))]
+        what, remedy = "is", f"Type: {ours} {shlex.join([*sizes, '--', *wrappers, *words])}"
     else:
         options_too = f"; and give {ours} {shlex.join(sizes)}" if sizes else ""
         what, remedy = "runs", f"In the script, write: {shlex.join(words)}{options_too}"
@@ -85,21 +89,19 @@ def process_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
         launcher, rest = found
         options, script = _split(launcher, rest)
         return launcher.label, ["python", "-m", *script] if _is_module(options) else script
-    words = _without_env(command)
-    if words[:1] and _PYTHON.fullmatch(_program(words)) and words[1:2] == ["-m"]:
+    words = without_wrappers(command)
+    if _PYTHON.fullmatch(program(words)) and words[1:2] == ["-m"]:
         words = words[2:]
-    if words[:1] and _program(words) == "llmtrain" and words[1:2] == ["node"] and "--" in words:
+    if program(words) == "llmtrain" and words[1:2] == ["node"] and "--" in words:
         return "llmtrain node", words[words.index("--") + 1 :]
     return None
 
 
 def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
     """The launcher that a command is, and what follows it."""
-    words = _without_env(command)
-    if not words:
-        return None
-    program = _program(words)
-    if _PYTHON.fullmatch(program):
+    words = without_wrappers(command)
+    name = program(words)
+    if _PYTHON.fullmatch(name):
         rest = words[1:]
         while rest and rest[0].startswith("-") and not rest[0].startswith("-m"):  # options of Python itself
             rest = rest[2:] if rest[0] in ("-W", "-X") else rest[1:]
@@ -113,52 +115,13 @@ def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
         if module in ("accelerate.commands.launch", "accelerate.commands.accelerate_cli"):
             return _ACCELERATE, rest[1:] if rest[:1] == ["launch"] else rest
         return (_DEEPSPEED, rest) if module == "deepspeed.launcher.runner" else None
-    if program == "torchrun":
+    if name == "torchrun":
         return _TORCHRUN, words[1:]
-    if program == "deepspeed":
+    if name == "deepspeed":
         return _DEEPSPEED, words[1:]
-    if program == "accelerate" and words[1:2] == ["launch"]:
+    if name == "accelerate" and words[1:2] == ["launch"]:
         return _ACCELERATE, words[2:]
     return None
-
-
-def _shell_commands(command: Sequence[str]) -> list[list[str]]:
-    """The simple commands of `bash -c "..."`."""
-    words = _without_env(command)
-    if not words or _program(words) not in ("sh", "bash", "dash"):
-        return []
-    rest = words[1:]
-    while rest and rest[0].startswith("-") and not re.fullmatch(r"-[a-z]*c", rest[0]):
-        rest = rest[2:] if re.fullmatch(r"-[a-z]*o", rest[0]) else rest[1:]  # -o pipefail
-    if len(rest) < 2 or not rest[0].startswith("-"):
-        return []
-    script = re.sub(r"(?m)^\s*#.*$", "", rest[1].replace("\\\n", " ")).replace("\n", " ; ")
-    commands: list[list[str]] = [[]]
-    lexer = shlex.shlex(script, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    try:
-        for word in lexer:
-            if word.strip(";&|()") == "" or word in ("exec", "then", "do", "else"):
-                commands.append([])
-            elif commands[-1] or not re.match(r"\w+=", word):  # A=1 in front of a command
-                commands[-1].append(word)
-    except ValueError:  # an open quote: the shell will say so
-        return []
-    return commands
-
-
-def _without_env(command: Sequence[str]) -> list[str]:
-    """Without `env A=1` in front."""
-    words = list(command)
-    if words and _program(words) == "env":
-        words = words[1:]
-        while words and re.fullmatch(r"\w+=.*", words[0], re.DOTALL):
-            words = words[1:]
-    return words
-
-
-def _program(words: list[str]) -> str:
-    return words[0].rpartition("/")[2]
 
 
 def _is_module(options: dict[str, str]) -> bool:

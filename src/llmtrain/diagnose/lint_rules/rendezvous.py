@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from llmtrain.diagnose.lint_command import Setting, commands_in, is_index
+from llmtrain.diagnose.lint_command import Setting, is_index
 from llmtrain.diagnose.lint_model import OPERATOR_KINDS, Pod
 from llmtrain.diagnose.lint_rules.rule import Seen, all_pods, joined_pods, rule, shown, training_pods
 from llmtrain.distributed.nested_launcher import launcher_name, process_command
+from llmtrain.distributed.shell_command import commands_in
 
 INDEX_SELECTORS = ("job-completion-index", "pod-index", "replica-index", "pod-name", "job-role")
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
