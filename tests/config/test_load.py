@@ -26,7 +26,7 @@ VERSION_1: dict[str, Any] = {
         "d_ff": 100,
         "dropout": 0.1,
         "tie_embeddings": False,
-        "vocab_size": 300,
+        "vocab_size": 50300,
     },
     "data": {
         "name": "hf_text",
@@ -450,3 +450,15 @@ def test_a_rendezvous_that_cannot_be(sets: tuple[str, ...]) -> None:
 def test_a_rendezvous_at_etcd(endpoint: str) -> None:
     sets = ["distributed.rendezvous.backend=etcd-v2", f"distributed.rendezvous.endpoint={endpoint}"]
     assert load_config("ddp_smoke", sets).distributed.rendezvous.endpoint == endpoint.strip("'")
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "size", "valid"), [(None, 255, False), (None, 256, True), ("gpt2", 50256, False), ("char", 10, True)]
+)
+def test_a_vocabulary_smaller_than_the_tokenizers_is_refused(tokenizer: str | None, size: int, valid: bool) -> None:
+    overrides = [f"model.vocab_size={size}", *([f"data.tokenizer={tokenizer}"] if tokenizer else [])]
+    if valid:
+        assert load_config("gpt_smoke", overrides).model.vocab_size == size
+        return
+    with pytest.raises(ConfigError, match=r"model\.vocab_size"):
+        load_config("gpt_smoke", overrides)

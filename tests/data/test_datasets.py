@@ -10,7 +10,7 @@ import pytest
 from llmtrain import registry
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import DataModule, PreparedData
-from llmtrain.errors import DataError
+from llmtrain.errors import DataError, UsageError
 
 TRAIN = [f"Train row {i}.\n" for i in range(40)]
 VAL = [f"Val row {i}.\n" for i in range(5)]
@@ -146,6 +146,20 @@ class TestHFText:
         (tmp_path / "saved" / "data-00000-of-00001.arrow").write_bytes(b"x")
         with pytest.raises(DataError):
             prepare("hf_text", tmp_path, **fields, val_split=None)
+
+    def test_what_a_saved_dataset_cannot_have(self, tmp_path: Path) -> None:
+        datasets.Dataset.from_dict({"text": TRAIN}).save_to_disk(tmp_path / "saved")
+        datasets.Dataset.from_dict({"text": []}).save_to_disk(tmp_path / "empty")
+        with pytest.raises(UsageError, match=r"data\.dataset_config"):
+            prepare("hf_text", tmp_path, dataset_name=str(tmp_path / "saved"), dataset_config="x", val_split=None)
+        with pytest.raises(DataError, match="no examples"):
+            prepare("hf_text", tmp_path, dataset_name=str(tmp_path / "empty"), val_split=None)
+
+    def test_a_file_is_not_a_dataset_name(self, tmp_path: Path) -> None:
+        (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+        with pytest.raises(UsageError) as caught:
+            prepare("hf_text", tmp_path, dataset_name=str(tmp_path / "a.jsonl"))
+        assert "data.files" in (caught.value.remedy or "")
 
     def test_a_missing_column_brings_the_known(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="'body' is not a column") as caught:

@@ -12,8 +12,9 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
+from llmtrain.errors import UsageError
 from llmtrain.tracking import mlflow
-from llmtrain.tracking.mlflow import tracking_location
+from llmtrain.tracking.mlflow import local_folder, store_at, tracking_location
 
 MakeConfig = Callable[..., Config]
 
@@ -137,6 +138,22 @@ def test_a_failed_run_is_marked(tracked: MakeConfig) -> None:
     assert harness.run(config, fault="loss:3:0:nan").code == 65
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
     assert run["status"] == "FAILED"
+
+
+def test_a_directory_with_special_characters(tmp_path: Path) -> None:
+    from sqlalchemy.engine import make_url
+
+    folder = tmp_path / "50% a?b #1"
+    uri, artifacts = store_at(str(folder))
+    assert make_url(uri).database == str(folder / "mlflow.db")
+    assert local_folder(uri) == folder
+    assert artifacts == (folder / "mlartifacts").as_uri()
+
+
+def test_a_file_uri_of_another_host_is_refused() -> None:
+    with pytest.raises(UsageError, match="nas"):
+        store_at("file://nas/mlruns")
+    assert local_folder("file://localhost/a%20b") == Path("/a b")
 
 
 @pytest.mark.parametrize("kind", ["directory", "file", "sqlite"])

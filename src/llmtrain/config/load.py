@@ -58,9 +58,11 @@ def build_config(document: Document, overrides: Sequence[str] = (), notes: list[
         del values["ddp"]
     _apply(given, values, problems)
     sections = _build_sections(values, document, problems, {key for key, _ in given})
-    if problems:
+    config = None if problems else Config.model_validate(sections)
+    problems += [text for _, text in config.problems()] if config else []
+    if config is None or problems:
         raise ConfigError(document.source, problems)
-    return Config.model_validate(sections)
+    return config
 
 
 def find_config(source: str | Path) -> Path:

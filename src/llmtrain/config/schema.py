@@ -22,6 +22,7 @@ SCHEMA_VERSION = 2
 DEFAULT_STEPS = 1000
 MAX_THREADS = 1024
 S3_URI_PATTERN = r"s3://(?P<bucket>[A-Za-z0-9._-]{1,255})(?:/(?P<prefix>[^\s?#@]*))?"
+VOCABULARIES = {"byte": 256, "gpt2": 50257}  # of the tokenizers that need no file
 ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
 
 # Which fields may differ between a run and its resumption: they do not decide the result.
@@ -510,6 +511,15 @@ class Config(Section):
     logging: LoggingSection = LoggingSection()
     output: OutputSection = OutputSection()
     launch: LaunchSection = LaunchSection()
+
+    def problems(self) -> Iterator[Problem]:
+        least = VOCABULARIES.get(self.data.tokenizer or ("" if self.model.name == "hf_causal_lm" else "byte"), 0)
+        if self.model.vocab_size is not None and self.model.vocab_size < least:
+            yield (
+                ("model", "data"),
+                f"model.vocab_size {self.model.vocab_size} is smaller than the tokenizer's vocabulary of {least}. "
+                "Leave model.vocab_size empty to take the tokenizer's.",
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; loading them gives this config again."""

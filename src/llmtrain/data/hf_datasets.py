@@ -18,19 +18,33 @@ def load_split(config: DataSection, split: Split) -> Any:
     token = hub_token()
 
     def read(datasets: Any, cache: str) -> Any:
-        folder = Path(config.dataset_name or "")
+        folder = Path(config.dataset_name or "").expanduser()
+        if folder.is_file():
+            raise UsageError(
+                f"data.dataset_name '{folder}' is a file; it must be a dataset of the hub or a directory.",
+                remedy=f"Name files in {_files_field(config)}.",
+            )
         if any((folder / mark).is_file() for mark in ("dataset_dict.json", "state.json")):
-            return _saved_split(datasets, folder, name)
-        full_name = full_dataset_name(str(config.dataset_name), Path(cache))
+            return _saved_split(datasets, folder, name, config.dataset_config)
+        full_name = str(folder) if folder.is_dir() else full_dataset_name(str(config.dataset_name), Path(cache))
         return datasets.load_dataset(full_name, config.dataset_config, split=name, cache_dir=cache, token=token)
 
     rows = load(config, read)
     return rows if config.val_split else held_out(rows, config, split)
 
 
-def _saved_split(datasets: Any, folder: Path, name: str) -> Any:
+def _saved_split(datasets: Any, folder: Path, name: str, dataset_config: str | None) -> Any:
     """A split of what `save_to_disk` wrote, which load_dataset refuses. A dataset without splits is all `train`."""
-    saved = datasets.load_from_disk(str(folder))
+    if dataset_config is not None:
+        raise UsageError(
+            f"data.dataset_config is '{dataset_config}', but '{folder}' was written by save_to_disk and has no "
+            "configurations.",
+            remedy="Set data.dataset_config to null.",
+        )
+    try:
+        saved = datasets.load_from_disk(str(folder))
+    except IndexError:  # it takes the format from the first of no files
+        raise DataError(f"Dataset '{folder}', or one of its splits, has no examples.") from None
     splits = saved if isinstance(saved, dict) else {"train": saved}
     parts = datasets.ReadInstruction.from_spec(name).to_absolute({key: len(rows) for key, rows in splits.items()})
     return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
@@ -54,10 +68,14 @@ def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
     datasets.disable_progress_bars()
     try:
         return read(datasets, str(Path(config.cache_dir).expanduser() / "datasets"))
-    except DataError:
+    except LlmtrainError:
         raise
     except Exception as problem:  # the library raises many kinds, few of them its own
         raise _explain(config, problem) from None
+
+
+def _files_field(config: DataSection) -> str:
+    return "data.files" if config.name == "hf_text" else "data.train_file"
 
 
 def _explain(config: DataSection, problem: Exception) -> LlmtrainError:
@@ -68,10 +86,10 @@ def _explain(config: DataSection, problem: Exception) -> LlmtrainError:
     if config.files:
         return DataError(f"data.files cannot be read by the datasets library: {what}.")
     if isinstance(problem, ConnectionError) or "offline" in what.lower() or "connect" in what.lower():
-        field = "data.files" if config.name == "hf_text" else "data.train_file"
         return DataError(
             f"Dataset '{config.dataset_name}' cannot be reached: {what}.",
-            remedy=f"Without a network, name local files in {field}, or a directory in data.dataset_name.",
+            remedy=f"Without a network, name local files in {_files_field(config)}, "
+            "or a directory in data.dataset_name.",
         )
     told = explain_hub_error(problem, f"Dataset '{config.dataset_name}'")
     if isinstance(told, UsageError):  # the hub said no: a licence, a token, a name

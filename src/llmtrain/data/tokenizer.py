@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from llmtrain.config.schema import VOCABULARIES
 from llmtrain.data.cutting import split_words
 from llmtrain.errors import DataError, UsageError
 from llmtrain.runs.atomic import read_json, write_json
@@ -61,7 +62,7 @@ class ByteTokenizer(Tokenizer):
     """UTF-8 bytes. NUL, which text does not contain, stands between documents."""
 
     kind = "byte"
-    vocab_size = 256
+    vocab_size = VOCABULARIES[kind]
     end_of_text = 0
 
     def encode(self, text: str) -> Ids:
@@ -115,7 +116,7 @@ class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte pairs, by tiktoken."""
 
     kind = "gpt2"
-    vocab_size = 50257
+    vocab_size = VOCABULARIES[kind]
     end_of_text = 50256
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 from urllib.request import url2pathname
 
 from llmtrain.config.schema import Config
@@ -309,7 +309,8 @@ def store_at(uri: str) -> tuple[str, str | None]:
 
 
 def sqlite_in(folder: Path) -> str:
-    return f"sqlite:///{folder.expanduser().absolute() / 'mlflow.db'}"
+    path = str(folder.expanduser().absolute() / "mlflow.db")
+    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")  # as SQLAlchemy reads it back
 
 
 def opens_directories() -> bool:
@@ -332,6 +333,14 @@ def local_folder(uri: str) -> Path | None:
     if uri.startswith("databricks") or ("://" in uri and not uri.startswith(("sqlite:", "file:"))):
         return None
     if uri.startswith("sqlite:"):
-        return Path(uri.removeprefix("sqlite:///")).expanduser().absolute().parent
-    path = url2pathname(urlsplit(uri).path) if uri.startswith("file:") else uri
-    return Path(path).expanduser().absolute()
+        path = unquote(uri.removeprefix("sqlite:///").partition("?")[0])
+        return Path(path).expanduser().absolute().parent
+    if not uri.startswith("file:"):
+        return Path(uri).expanduser().absolute()
+    parts = urlsplit(uri)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(
+            f"MLflow's tracking URI '{uri}' names the host '{parts.netloc}', but file: is for paths of this machine.",
+            remedy=f"Write file://{parts.path or '/...'}, or the http:// URL of a server.",
+        )
+    return Path(url2pathname(parts.path)).expanduser().absolute()
