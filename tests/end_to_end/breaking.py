@@ -41,12 +41,12 @@ def _is_ready(machine: str) -> bool:
 
 
 @contextmanager
-def waiting_in_save(kube: Kube, run: str, step: int) -> Iterator[list[str]]:
-    """Words for launch. The run waits in the middle of that save until the context ends: else a small run may be over
+def waiting_at(kube: Kube, run: str, point: str, step: int) -> Iterator[list[str]]:
+    """Words for launch. Rank 0 waits at that point of the step until the context ends: else a small run may be over
     before anybody has looked."""
     flag = kube.volume("runs") / f"wait-{run}"
     flag.touch()
-    fault = {"LLMTRAIN_FAULT": f"save_before_rename:{step}:0:wait", "LLMTRAIN_FAULT_FILE": f"/out/{flag.name}"}
+    fault = {"LLMTRAIN_FAULT": f"{point}:{step}:0:wait", "LLMTRAIN_FAULT_FILE": f"/out/{flag.name}"}
     try:
         yield [word for name, value in fault.items() for word in ("--set", f"launch.env.{name}={value}")]
     finally:

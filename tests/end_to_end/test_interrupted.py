@@ -2,20 +2,25 @@
 
 import re
 import signal
+import time
 
 import pytest
+from breaking import waiting_at
 from kube import SET, Kube, finished_hash
 
 from llmtrain.registry import LAUNCHERS
 
+SIGNAL_SEC = 3  # until SIGTERM has reached a deleted pod
+
 
 def deleted_pod(kube: Kube, kind: str, reference: str, index: int) -> None:
     run = f"{kind.replace('_', '-')}-pod-{index}"
-    kube.llmtrain(*kube.launch_words(kind, run, *SET), "--detach")
-    kube.wait(run, lambda status: (status["step"] or 0) >= 20)
-    victim = next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == index)
-    kube.kubectl("delete", "pod", victim, "--wait=false")
-    before = kube.status(run)["step"]
+    with waiting_at(kube, run, "forward", 25) as wait:
+        kube.llmtrain(*kube.launch_words(kind, run, *SET, *wait), "--detach")
+        before = kube.wait(run, lambda status: (status["step"] or 0) >= 20)["step"]
+        victim = next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == index)
+        kube.kubectl("delete", "pod", victim, "--wait=false")
+        time.sleep(SIGNAL_SEC)
     watched = kube.llmtrain("status", run, "--watch")
     assert kube.status(run)["state"] == "finished"
     assert finished_hash(kube, run) == reference
@@ -52,18 +57,19 @@ def test_an_elastic_run_ends_although_a_pod_found_no_room(kube: Kube, reference:
 
 def test_stopped_and_resumed_on_one_node(kube: Kube, reference: str) -> None:
     run = "stopped"
-    watching = kube.start(*kube.launch_words("indexed_job", run, *SET))
-    assert watching.stdout is not None
-    for line in watching.stdout:
-        if "step 20/" in line:
-            break
-    watching.send_signal(signal.SIGINT)  # Ctrl-C leaves it running
-    last = watching.stdout.read()
-    assert watching.wait(10) == 0
-    assert f"Run {run} goes on." in last
-    assert kube.status(run)["state"] == "running"
-    again = kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), expect=64)
-    assert "exists already" in again.err
+    with waiting_at(kube, run, "forward", 25) as wait:
+        watching = kube.start(*kube.launch_words("indexed_job", run, *SET, *wait))
+        assert watching.stdout is not None
+        for line in watching.stdout:
+            if "step 20/" in line:
+                break
+        watching.send_signal(signal.SIGINT)  # Ctrl-C leaves it running
+        last = watching.stdout.read()
+        assert watching.wait(10) == 0
+        assert f"Run {run} goes on." in last
+        assert kube.status(run)["state"] == "running"
+        again = kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), expect=64)
+        assert "exists already" in again.err
 
     stopped = kube.llmtrain("stop", run)
     assert "[SAVE]" in stopped.err

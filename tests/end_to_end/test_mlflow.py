@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import kill_pod, wait_for, waiting_in_save
+from breaking import kill_pod, wait_for, waiting_at
 from kube import SET, Kube, finished_hash
 from services import from_here, start_service
 
@@ -74,7 +74,7 @@ def check_complete(kube: Kube, client: Any, run: str, mlflow_run: Any) -> None:
 def test_tracked_live_although_a_pod_is_killed(kube: Kube, client: Any, reference: str, index: int) -> None:
     """Pod 0 is the one that tracks. It is killed in the middle of a save: steps that MLflow has are trained again."""
     run = f"tracked-{index}"
-    with waiting_in_save(kube, run, 40) as wait:
+    with waiting_at(kube, run, "save_before_rename", 40) as wait:
         kube.llmtrain(*kube.launch_words("indexed_job", run, *SET, *TRACKED, *wait), "--detach")
         wait_for(lambda: len(logged(client, run)) >= 25, 150, f"25 steps of {run} in MLflow")
         [live] = runs_of(client, run)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import wait_for
+from breaking import wait_for, waiting_at
 from kube import HOME, SET, TOOLS, Kube, finished_hash
 
 from llmtrain.registry import LAUNCHERS
@@ -97,16 +97,16 @@ def test_waits_then_preempts_and_is_preempted(queues: Kube, kind: str, reference
     had been."""
     kube, short = queues, kind.replace("_", "-")
     low, high = f"low-{short}", f"high-{short}"
-    launch(kube, kind, low, "--set", "launch.queue_priority=low")
-    kube.wait(low, lambda status: (status["step"] or 0) >= 15)
-    launch(kube, kind, f"wait-{short}", "--set", "launch.queue_priority=low", nodes=1)
-    why = explained(kube, f"wait-{short}", "queued")
-    assert "quota" in why["what"]
-    assert "quota" in kube.status(f"wait-{short}")["why_short"]
-    kube.llmtrain("delete", f"wait-{short}")
-
-    launch(kube, kind, high, "--set", "launch.queue_priority=high", "--set", "trainer.max_steps=40")
-    wait_for(lambda: workload(kube, low).get("Evicted", {}).get("status") == "True", 60, f"{low} to be preempted")
+    with waiting_at(kube, low, "forward", 20) as wait:  # it must not end before it is preempted
+        launch(kube, kind, low, "--set", "launch.queue_priority=low", *wait)
+        kube.wait(low, lambda status: (status["step"] or 0) >= 15)
+        launch(kube, kind, f"wait-{short}", "--set", "launch.queue_priority=low", nodes=1)
+        why = explained(kube, f"wait-{short}", "queued")
+        assert "quota" in why["what"]
+        assert "quota" in kube.status(f"wait-{short}")["why_short"]
+        kube.llmtrain("delete", f"wait-{short}")
+        launch(kube, kind, high, "--set", "launch.queue_priority=high", "--set", "trainer.max_steps=40")
+        wait_for(lambda: workload(kube, low).get("Evicted", {}).get("status") == "True", 60, f"{low} to be preempted")
     why = explained(kube, low, "queued", 120)
     assert any("Preempted" in line for line in why["evidence"]), why
     kube.llmtrain("status", high, "--watch", timeout=400)

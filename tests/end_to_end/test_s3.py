@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from breaking import kill_pod, tool, waiting_in_save
+from breaking import kill_pod, tool, waiting_at
 from kube import HOME, SET, TOOLS, Kube, finished_hash
 
 from llmtrain.runs.manifest import step_of
@@ -80,7 +80,7 @@ def check_copy(kube: Kube, s3: Any, run: str) -> None:
 
 def test_a_run_is_copied_although_a_pod_was_killed(kube: Kube, s3: Any, reference: str) -> None:
     run = "copied"
-    with waiting_in_save(kube, run, 40) as wait:
+    with waiting_at(kube, run, "save_before_rename", 40) as wait:
         kube.llmtrain(*kube.launch_words("indexed_job", run, *SET, *words(s3), *wait), "--detach")
         kube.wait(run, lambda status: (status["step"] or 0) >= 20)
         kill_pod(kube, next(pod["name"] for pod in kube.status(run)["pods"] if pod["index"] == 0))
