@@ -1,0 +1,32 @@
+"""Runs that the first version recorded (tests/first_version) resume to the bits that it would have reached itself."""
+
+import json
+import platform
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from conftest import Cli
+
+RECORDED = Path(__file__).resolve().parents[1] / "first_version"
+EXPECTED = json.loads((RECORDED / "expected.json").read_text())
+
+
+@pytest.mark.parametrize("run", sorted(EXPECTED["runs"]))
+def test_a_run_of_the_first_version_resumes_to_the_same_bits(run: str, cli: Cli, workdir: Path) -> None:
+    if run in ("lora", "packed"):
+        pytest.importorskip("peft", reason="needs the hf extra")
+    shutil.copytree(RECORDED, workdir, dirs_exist_ok=True)
+    processes = ["--processes", "2"] if run == "ddp" else []
+    done = cli("train", "--resume", run, *processes, "--json")
+    assert done.code == 0, done.err
+    expected: dict[str, Any] = EXPECTED["runs"][run]
+    result = done.json
+    assert (result["steps"], result["resumed_from"]) == (12, 7)
+    if EXPECTED["made_on"] == f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}":
+        assert result["state_sha256"] == expected["state_sha256"]
+    for loss in ("final_train_loss", "final_val_loss"):
+        assert result[loss] == pytest.approx(expected[loss], abs=2e-3)
