@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,11 +204,12 @@ def test_a_restart_takes_over_from_a_rank_that_died_on_another_machine(
     assert [ended.code for ended in ends] == [-signal.SIGKILL, 75]
     lock = root / RUN_ID / "lock"
     lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "another-machine"}))
-    almost_stale = (
-        time.time() - lock_module.STALE_AFTER_SEC + 3
-    )  # what is left to wait, should it have to be waited for
-    os.utime(lock, (almost_stale, almost_stale))
-    assert harness.go_on(world_config, 2, world_golden, env={"TORCHELASTIC_RESTART_COUNT": "1"}) == 4
+
+    def quick(_: int) -> None:
+        lock_module.STALE_AFTER_SEC = 3.0
+
+    restarted = {"TORCHELASTIC_RESTART_COUNT": "1"}
+    assert harness.go_on(world_config, 2, world_golden, env=restarted, before=quick) == 4
 
 
 @pytest.mark.slow

@@ -1,23 +1,29 @@
+import errno
 import json
+import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from llmtrain.errors import ResumeMe, UsageError
+from llmtrain.errors import PeerLost, ResumeMe, Superseded, UsageError
 from llmtrain.runs import lock as lock_module
 from llmtrain.runs.lock import STALE_AFTER_SEC, RunLock, is_held
 
 HOLDER = """
 import sys
 from pathlib import Path
-from llmtrain.runs.lock import RunLock
-with RunLock(Path(sys.argv[1])):
+from llmtrain.runs import lock
+lock.HEARTBEAT_SEC = 0.3
+with lock.RunLock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -43,9 +49,27 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     process.communicate()
 
 
-def make_stale(path: Path) -> None:
-    long_ago = time.time() - STALE_AFTER_SEC - 10
-    os.utime(path, (long_ago, long_ago))
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock without a heartbeat is stale in a moment; not that of a holder, which beats more often."""
+    monkeypatch.setattr(lock_module, "STALE_AFTER_SEC", 0.5)
+
+
+def change(path: Path, **fields: Any) -> None:
+    """Change fields of the lock; None removes one. The time of the file stays."""
+    before = path.stat()
+    owner = {name: value for name, value in {**json.loads(path.read_text()), **fields}.items() if value is not None}
+    path.write_text(json.dumps(owner))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def set_age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def boot(path: Path) -> str:
+    return str(json.loads(path.read_text())["process"]).partition(":")[0]
 
 
 def test_it_is_held_inside_and_gone_after(path: Path) -> None:
@@ -94,24 +118,22 @@ def test_a_killed_owner_nobody_waited_for_is_replaced(path: Path, holder: subpro
         lock.check()
 
 
-def test_a_stopped_owner_is_replaced_when_its_heartbeat_is_old(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_a_stopped_owner_of_this_machine_is_refused_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
+    """The process table decides, however old the heartbeat is."""
     holder.send_signal(signal.SIGSTOP)
+    set_age(path, 3600)
     with pytest.raises(UsageError), RunLock(path):
-        pytest.fail("the heartbeat was fresh")
-    make_stale(path)
-    with RunLock(path) as lock:
-        holder.send_signal(signal.SIGCONT)
-        holder.communicate()  # it ends in its own time, and must leave our lock alone
-        lock.check()
-        assert is_held(path)
+        pytest.fail("two writers")
+    assert is_held(path)
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_owner_that_was_replaced_may_publish_nothing(path: Path) -> None:
     first = RunLock(path)
     first.__enter__()
-    make_stale(path)
+    change(path, host="elsewhere")
     with RunLock(path) as second:
-        with pytest.raises(ResumeMe) as caught:
+        with pytest.raises(Superseded) as caught:
             first.check()
         assert caught.value.exit_code == 75
         first.__exit__(None, None, None)
@@ -119,25 +141,174 @@ def test_an_owner_that_was_replaced_may_publish_nothing(path: Path) -> None:
 
 
 def test_a_later_process_with_the_same_number_is_not_the_owner(path: Path) -> None:
-    """A restarted pod has the same host name and is process 1 again."""
+    """A restarted container's first process is number 1 again."""
     with RunLock(path):
-        owner = json.loads(path.read_text())
-    path.write_text(json.dumps({**owner, "process": "another boot:1"}))
+        change(path, process=f"{boot(path)}:1")
+        owner = path.read_text()
+    path.write_text(owner)
+    assert not is_held(path)
     with RunLock(path) as lock:
         lock.check()
 
 
-def test_an_owner_on_another_machine_counts_by_its_heartbeat(path: Path) -> None:
+ELSEWHERE = [
+    {"host": "elsewhere"},
+    {"process": "another-boot:1"},
+    {"pid_namespace": 1},
+    {"pid_namespace": None, "process": "another-boot:1"},  # a lock of an earlier version
+    {"pid": "?"},
+]
+
+
+@pytest.mark.parametrize("fields", ELSEWHERE)
+def test_an_owner_that_the_process_table_does_not_show_is_refused_when_its_heartbeat_changes(
+    path: Path, holder: subprocess.Popen[str], fields: dict[str, Any]
+) -> None:
+    """It is alive, and no number of this machine's process table says so."""
+    change(path, **fields)
+    for age in (3600, -3600):  # by this machine's clock
+        set_age(path, age)
+        started = time.monotonic()
+        with pytest.raises(UsageError) as caught, RunLock(path):
+            pytest.fail("two writers")
+        assert time.monotonic() - started < 5
+        assert caught.value.exit_code == 64
+    assert holder.poll() is None
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("fields", "age"), [*((fields, 0) for fields in ELSEWHERE), *((ELSEWHERE[0], age) for age in (3600, -365 * 86400))]
+)
+def test_an_owner_elsewhere_without_a_heartbeat_is_replaced(
+    path: Path, holder: subprocess.Popen[str], fields: dict[str, Any], age: int
+) -> None:
+    """Also one whose lock has a time in the future."""
+    change(path, **fields)
+    set_age(path, age)
+    holder.kill()
+    holder.wait()
+    started = time.monotonic()
+    with RunLock(path) as lock:
+        assert time.monotonic() - started >= lock_module.STALE_AFTER_SEC
+        lock.check()
+
+
+def test_a_living_owner_in_a_lock_of_an_earlier_version_is_refused(path: Path, holder: subprocess.Popen[str]) -> None:
+    change(path, pid_namespace=None)
+    holder.send_signal(signal.SIGSTOP)  # so no heartbeat will change
+    with pytest.raises(UsageError), RunLock(path):
+        pytest.fail("two writers")
+
+
+def test_a_clock_that_is_ahead_changes_nothing(
+    path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(path, host="elsewhere")
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 60)
+    with pytest.raises(UsageError), RunLock(path):
+        pytest.fail("two writers")
+    assert holder.poll() is None
+
+
+@pytest.mark.usefixtures("quick")
+def test_time_in_which_this_process_was_frozen_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner may have been frozen with it (a paused machine), and must get the time to beat."""
+    monkeypatch.setattr(lock_module, "_MOST_COUNTED_SEC", 0.1)
+    path.write_text(json.dumps({"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}))
+    sleep = time.sleep
+    slept: list[float] = []
+
+    def freeze(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(0.6)
+
+    monkeypatch.setattr(time, "sleep", freeze)
+    with RunLock(path):
+        assert len(slept) >= 5
+
+
+@pytest.mark.usefixtures("quick")
+def test_of_two_that_wait_for_a_dead_owner_one_gets_the_lock(path: Path) -> None:
+    owner = {"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}
+    path.write_text(json.dumps(owner))
+    with RunLock(path):
+        pass
+    path.write_text(json.dumps(owner))
+    second = RunLock(path)
+    gone = second._wait_for_owner(0.0)
+    with RunLock(path) as first:
+        assert not second._take(gone)
+        first.check()
+
+
+def test_a_reader_goes_by_the_age_of_a_heartbeat_elsewhere(path: Path) -> None:
     path.write_text(json.dumps({"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}))
     assert is_held(path)
-    with pytest.raises(UsageError, match="elsewhere"), RunLock(path):
-        pytest.fail("two writers")
-    make_stale(path)
+    for age in (STALE_AFTER_SEC + 10, -365 * 86400):
+        set_age(path, age)
+        assert not is_held(path)
+
+
+def test_another_pid_namespace_does_not_take_over_a_living_owner(path: Path, holder: subprocess.Popen[str]) -> None:
+    """As two containers with the name of their machine."""
+    other = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if not shutil.which("unshare") or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespace can be made here")
+    ended = subprocess.run(
+        [*other, sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True, text=True, check=False
+    )
+    assert "UsageError" in ended.stderr
+    assert ended.stdout == ""
+    assert json.loads(path.read_text())["pid"] == holder.pid
+
+
+def unreadable(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
+    """The next reads of the lock fail as on network storage that lost its handle."""
+    read, left = lock_module._read, [times]
+
+    def fail(path: Path) -> Any:
+        if threading.current_thread() is threading.main_thread() and left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return read(path)
+
+    monkeypatch.setattr(lock_module, "_read", fail)
+
+
+def test_a_lock_that_cannot_be_read_for_a_moment_is_not_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(path) as lock:
+        unreadable(monkeypatch, 8)  # 2 s
         lock.check()
 
 
-@pytest.mark.parametrize("content", ["", "{", "null", "{}"])
+@pytest.mark.usefixtures("quick")
+def test_a_lock_that_stays_unreadable_stops_the_owner_without_a_claim(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with RunLock(path) as lock:
+        unreadable(monkeypatch, math.inf)
+        with pytest.raises(PeerLost) as caught:
+            lock.check()
+        assert caught.value.exit_code == 75
+        started = time.monotonic()
+        with pytest.raises(PeerLost):
+            lock.check()  # it has waited already
+        assert time.monotonic() - started < lock_module.STALE_AFTER_SEC
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_lock_that_cannot_be_read_is_not_free(
+    path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unreadable(monkeypatch, math.inf)
+    with pytest.raises(UsageError), RunLock(path):
+        pytest.fail("two writers")
+    assert json.loads(path.read_text())["pid"] == holder.pid
+
+
+@pytest.mark.parametrize("content", ["", "{", "null", "{}", "[1]"])
 def test_a_damaged_lock_is_no_lock(path: Path, content: str) -> None:
     path.write_text(content)
     with RunLock(path) as lock:
@@ -154,9 +325,10 @@ def test_a_lock_somebody_removed_stops_the_owner(path: Path) -> None:
 def test_the_heartbeat_keeps_it_fresh(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "HEARTBEAT_SEC", 0.02)
     with RunLock(path):
-        make_stale(path)
+        change(path, host="elsewhere")
+        set_age(path, 3600)
         deadline = time.monotonic() + 5
-        while time.time() - path.stat().st_mtime > STALE_AFTER_SEC and time.monotonic() < deadline:
+        while not is_held(path) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert is_held(path)
 

@@ -390,7 +390,7 @@ def finish(run: RunDirectory, lock: NullLock, result: TrainResult, outputs: Outp
 def still_ours(lock: NullLock) -> bool:
     try:
         lock.check()
-    except Superseded:
+    except ResumeMe:  # superseded, or the lock cannot be read
         return False
     return True
 
