@@ -19,6 +19,7 @@ from llmtrain.data.tokenizer import (
     Tokenizer,
     load_saved_tokenizer,
     load_tokenizer,
+    saved_sha256,
     tokenizer_identity,
     train_bpe,
 )
@@ -218,3 +219,26 @@ class TestGpt2:
         hf = load_tokenizer(str(folder))
         assert hf.encode(TEXT).tolist() == gpt2.encode(TEXT).tolist()
         assert (hf.vocab_size, hf.end_of_text) == (gpt2.vocab_size, gpt2.end_of_text)
+
+
+def test_the_hash_of_a_tokenizer_is_of_what_its_ids_mean(bpe: HFTokenizer, tmp_path: Path) -> None:
+    other = train_bpe([TEXT.upper()], 300, tmp_path / "other")
+    tokenizers = [ByteTokenizer(), CharTokenizer("abc"), CharTokenizer("ABC"), CharTokenizer("abcd"), bpe, other]
+    assert len({tokenizer.sha256() for tokenizer in tokenizers}) == len(tokenizers)
+    for number, tokenizer in enumerate(tokenizers):
+        folder = tmp_path / str(number)
+        assert saved_and_loaded(tokenizer, folder).sha256() == tokenizer.sha256() == saved_sha256(folder)
+
+
+def test_a_saved_tokenizer_that_was_changed_is_refused(tmp_path: Path) -> None:
+    CharTokenizer("abc").save(tmp_path)
+    description = tmp_path / "llmtrain_tokenizer.json"
+    description.write_text(description.read_text().replace("abc", "ABC"))
+    assert saved_sha256(tmp_path) is None
+    with pytest.raises(DataError):
+        load_saved_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_an_earlier_version_saved_can_be_used(tmp_path: Path) -> None:
+    (tmp_path / "llmtrain_tokenizer.json").write_text('{"kind": "char", "characters": "abc"}')
+    assert saved_sha256(tmp_path) == CharTokenizer("abc").sha256()

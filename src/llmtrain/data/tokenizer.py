@@ -52,9 +52,18 @@ class Tokenizer(ABC):
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / DESCRIPTION, {"kind": self.kind, **self._description()})
+        write_json(folder / DESCRIPTION, {"kind": self.kind, "sha256": self.sha256(), **self._description()})
+
+    def sha256(self) -> str:
+        """Over what the ids mean. Two tokenizers may give two texts the same ids."""
+        facts = [self.kind, self.vocab_size, self.end_of_text, self._description(), self._vocabulary()]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def _description(self) -> dict[str, Any]:
+        return {}
+
+    def _vocabulary(self) -> dict[str, int]:
+        """The id of every token, where `kind` and the description do not tell."""
         return {}
 
 
@@ -213,6 +222,10 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def _vocabulary(self) -> dict[str, int]:
+        # Not tokenizer.json as a whole: how it is written depends on the version of the library.
+        return dict(self._tokenizer.get_vocab(with_added_tokens=True))
+
     def prefix_ids(self) -> list[int]:
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         whole = self._tokenizer.encode("a", add_special_tokens=True).ids
@@ -247,10 +260,31 @@ def load_saved_tokenizer(folder: Path) -> Tokenizer:
     if not isinstance(description, dict):
         raise DataError(f"{folder} holds no saved tokenizer ({DESCRIPTION} is missing or damaged).")
     if description.get("kind") == "char":
-        return CharTokenizer(str(description.get("characters", "")))
-    if description.get("kind") == "hf":
-        return HFTokenizer(folder)
-    return load_tokenizer(str(description.get("kind")))
+        tokenizer: Tokenizer = CharTokenizer(str(description.get("characters", "")))
+    elif description.get("kind") == "hf":
+        tokenizer = HFTokenizer(folder)
+    else:
+        tokenizer = load_tokenizer(str(description.get("kind")))
+    if description.get("sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
+        raise DataError(
+            f"The tokenizer in {folder} was changed after it was saved: its vocabulary is another one.",
+            remedy="Put its files back from a copy.",
+        )
+    return tokenizer
+
+
+def saved_sha256(folder: Path) -> str | None:
+    """Tokenizer.sha256 of a saved tokenizer; None where there is none that can be used."""
+    try:
+        return load_saved_tokenizer(folder).sha256()
+    except DataError:
+        return None
+
+
+def save_anew(tokenizer: Tokenizer, folder: Path) -> None:
+    """Save in place of another tokenizer, of which no file may stay."""
+    shutil.rmtree(folder, ignore_errors=True)
+    tokenizer.save(folder)
 
 
 def is_saved_tokenizer(folder: Path) -> bool:

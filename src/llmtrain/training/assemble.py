@@ -270,6 +270,7 @@ def what_decides(
     return {
         "config": redact_values(config.as_dict()),
         "data_fingerprint": prepared.fingerprint,
+        "tokenizer_sha256": prepared.tokenizer.sha256(),
         "vocab_size": adapter.vocab_size,
         "micro_batches": micro_batches,
         "world_size": world.world_size,

@@ -70,6 +70,11 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     state = chosen.state()
     config = build_config(Document(str(chosen.path), state["config"]))
     tokenizer = load_saved_tokenizer(run.tokenizer)
+    if state.get("tokenizer_sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
+        raise CheckpointError(
+            f"{chosen.path} was trained with another tokenizer than the one in {run.tokenizer}.",
+            remedy="Use a newer checkpoint of the run, or put the tokenizer of this one there.",
+        )
     base_path = source.model or config.model.path
     config = _as_used(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)

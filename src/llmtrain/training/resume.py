@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from llmtrain.config.schema import MAX_THREADS, Config, TrainerSection, differences, may_change
+from llmtrain.data.tokenizer import saved_sha256
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.logs import log, warn
@@ -19,7 +20,7 @@ from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_check
 from llmtrain.training.state import Progress, load_tensors
 
 TrainResult = dict[str, Any]
-_RECORDED = ("data_fingerprint", "vocab_size", "micro_batches", "base_sha256")
+_RECORDED = ("data_fingerprint", "tokenizer_sha256", "vocab_size", "micro_batches", "base_sha256")
 
 
 @dataclass(frozen=True)
@@ -158,11 +159,13 @@ def check_not_past(resumption: Resumption, config: Config) -> None:
 
 
 def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bool) -> None:
-    """Refuse to go on with other data; paths may differ, what they hold may not."""
+    """Refuse to go on with other data or another tokenizer; paths may differ, what they hold may not."""
     checkpoint = resumption.checkpoint
     if checkpoint is None:
         return
     then = checkpoint.state()
+    if "tokenizer_sha256" not in then:  # a checkpoint of an earlier version: the run has its tokenizer
+        then = {**then, "tokenizer_sha256": saved_sha256(resumption.run.tokenizer) or now["tokenizer_sha256"]}
     names = [name for name in _RECORDED if then.get(name) != now[name]]
     changed = [(name, then.get(name), now[name]) for name in names]
     if changed:

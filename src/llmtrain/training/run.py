@@ -10,7 +10,7 @@ from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.row_store import RowStore
-from llmtrain.data.tokenizer import is_saved_tokenizer
+from llmtrain.data.tokenizer import save_anew, saved_sha256
 from llmtrain.distributed.channel import peer_errors
 from llmtrain.distributed.micro_batches import Share, micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
@@ -107,7 +107,8 @@ def run_training(
                 return _copied(config, run, done if world.is_first else None)
         set_up_torch(config)
         parts = world.control.together(lambda: make_parts(config, world))
-        check_alike(world, "data", parts.prepared.fingerprint, "Give every process the same files.")
+        data = f"{parts.prepared.fingerprint} {parts.recorded['tokenizer_sha256']}"
+        check_alike(world, "data", data, "Give every process the same files.")
         check_alike(world, "base model", base_sizes(parts), "Give every process the same model directory.")
         parts.recorded["base_sha256"] = rank0(lambda: base_sha256(config, parts.adapter))
         if resumption:
@@ -230,7 +231,7 @@ def _train(
     wrapped, loss = wrap(config, world, parts)
     optimizer = build_optimizer(parts.module, config.trainer)
     progress = world.control.together(lambda: restore(resumption, store, parts.module, optimizer, world))
-    world.control.from_first(lambda: describe_start(as_given, run, parts, world, generation))
+    world.control.from_first(lambda: describe_start(as_given, run, parts, world, generation, progress.step))
     parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
     tokens_per_step = round(parts.train_batches.tokens_in_step)
     of_them = f" ({trained:,} of them trained, {trained / parameters:.2%})" if trained < parameters else ""
@@ -364,6 +365,7 @@ def make_result(
         "parameters": parameter_count(parts.module),
         "trainable_parameters": trainable_count(parts.module),
         "base_sha256": parts.recorded["base_sha256"],
+        "tokenizer_sha256": parts.recorded["tokenizer_sha256"],
         "world_size": world.world_size,
         "strategy": config.distributed.strategy,
         "generation": generation,
@@ -430,9 +432,11 @@ def begin(
     return number
 
 
-def describe_start(config: Config, run: RunDirectory, parts: Parts, world: World, generation: int) -> None:
+def describe_start(
+    config: Config, run: RunDirectory, parts: Parts, world: World, generation: int, from_step: int
+) -> None:
     clear_heartbeats(run.heartbeats, generation)
-    describe_run(config, run, parts, world)
+    describe_run(config, run, parts, world, from_step)
 
 
 def leave_together(world: World) -> None:
@@ -487,15 +491,16 @@ def dry_run(config: Config) -> dict[str, Any]:
     }
 
 
-def describe_run(config: Config, run: RunDirectory, parts: Parts, world: World) -> None:
-    """Write down what the run is; a resumed run keeps the metadata of its first start."""
+def describe_run(config: Config, run: RunDirectory, parts: Parts, world: World, from_step: int) -> None:
+    """Write down what the run is; a resumed run keeps the metadata of its first start, and from a checkpoint on its
+    tokenizer."""
     if config.output.save_config_copy:
         settled = config.with_values("output", run_id=run.run_id)
         write_atomic(run.config, dump_document(redact_values(settled.as_dict())))
     if config.output.save_meta_json and not run.meta.exists():
         write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(world.device)))
-    if not is_saved_tokenizer(run.tokenizer):
-        parts.prepared.tokenizer.save(run.tokenizer)
+    if from_step == 0 or saved_sha256(run.tokenizer) != parts.recorded["tokenizer_sha256"]:
+        save_anew(parts.prepared.tokenizer, run.tokenizer)
     for path in parts.adapter.config_files():  # the base model may be gone when the run is used
         run.model_config.mkdir(exist_ok=True)
         write_atomic(run.model_config / path.name, path.read_text(encoding="utf-8"))
