@@ -1,5 +1,8 @@
+import errno
 import hashlib
 import json
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmtrain.data import token_store
+from llmtrain.data import store_folder, token_store
 from llmtrain.data.base import Piece, Split
+from llmtrain.data.row_store import row_writer
+from llmtrain.data.rows import Row, Segment
 from llmtrain.data.store_folder import StoreFolder, open_or_build
 from llmtrain.data.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
 from llmtrain.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
@@ -98,16 +103,129 @@ def forget_sizes(folder: Path) -> None:
     (folder / "meta.json").write_text(json.dumps({**meta, "sizes": []}))
 
 
-@pytest.mark.parametrize("damage", [cut_tokens, lose_tokens, lose_meta, cut_meta, cut_tokenizer, forget_sizes])
-def test_a_damaged_store_is_made_anew(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+def overwrite_tokens(folder: Path) -> None:
+    """Bytes of the same number, with the time they had before."""
+    path = folder / "train.bin"
+    before = path.stat()
+    path.write_bytes(b"x" * before.st_size)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def overwrite_tokenizer(folder: Path) -> None:
+    path = folder / "tokenizer" / "llmtrain_tokenizer.json"
+    path.write_text(path.read_text().replace("byte", "gpt2"))
+
+
+def change_meta(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "fingerprint": "0" * 64}))
+
+
+def forget_hashes(folder: Path) -> None:
+    """As a store of an earlier version."""
+    meta = json.loads((folder / "meta.json").read_text())
+    kept = {name: value for name, value in meta.items() if name not in ("sha256", "meta_sha256")}
+    (folder / "meta.json").write_text(json.dumps(kept))
+    (folder / "verified.json").unlink()
+
+
+DAMAGES = [
+    cut_tokens,
+    lose_tokens,
+    lose_meta,
+    cut_meta,
+    cut_tokenizer,
+    forget_sizes,
+    overwrite_tokens,
+    overwrite_tokenizer,
+    change_meta,
+    forget_hashes,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_store_is_made_anew(
+    tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
     source = Source()
     damage(source.open(tmp_path).path)
-    folder = source.open(tmp_path)
+    with caplog.at_level("INFO", logger="llmtrain"):
+        folder = source.open(tmp_path)
+    assert len([record for record in caplog.records if "rebuilt" in record.message]) == 1
     assert source.read == ["train", "val"] * 2
     assert text_of(folder, "train") == "some text\n\0for training\0"
     assert isinstance(folder.tokenizer(), ByteTokenizer)
     assert source.open(tmp_path) == folder
     assert source.read == ["train", "val"] * 2
+
+
+@pytest.mark.parametrize("name", ["train.bin", "train.answers.bin", "val.rows.bin"])
+def test_a_damaged_store_of_rows_is_rebuilt(tmp_path: Path, name: str) -> None:
+    rows = [Row([Segment("question", False), Segment(" answer", True)], "file.jsonl", 1, ends_text=True)]
+    write = row_writer(lambda _: rows, threads=1)
+    path = open_or_build(tmp_path, {}, ByteTokenizer, write).path / name
+    good = path.read_bytes()
+    path.write_bytes(bytes(len(good)))
+    open_or_build(tmp_path, {}, ByteTokenizer, write)
+    assert path.read_bytes() == good
+
+
+def touch_tokens(folder: Path) -> None:
+    (folder / "train.bin").touch()
+
+
+def replace_tokens(folder: Path) -> None:
+    """The same bytes in another file, with the same time."""
+    path, copy = folder / "train.bin", folder / "copy"
+    shutil.copy2(path, copy)
+    copy.replace(path)
+
+
+def lose_verified(folder: Path) -> None:
+    (folder / "verified.json").unlink()
+
+
+def damage_verified(folder: Path) -> None:
+    (folder / "verified.json").write_text("[")
+
+
+@pytest.mark.parametrize("change", [touch_tokens, replace_tokens, lose_verified, damage_verified])
+def test_files_are_verified_once(
+    tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    read: list[str] = []
+    real = store_folder.file_sha256
+    monkeypatch.setattr(store_folder, "file_sha256", lambda path: read.append(path.name) or real(path))
+    path = source.open(tmp_path).path
+    files = sorted(["train.bin", "val.bin", "llmtrain_tokenizer.json"])
+    assert sorted(read) == files
+    source.open(tmp_path)
+    assert sorted(read) == files  # nothing has changed
+    change(path)
+    for _ in range(2):
+        source.open(tmp_path)
+        assert sorted(read) == sorted([*files, *files])
+    assert source.read == ["train", "val"]
+
+
+def test_a_store_on_a_read_only_volume_is_verified_at_every_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source()
+    path = source.open(tmp_path).path
+    lose_verified(path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(store_folder.os, "access", lambda *_: False)
+    monkeypatch.setattr(store_folder, "write_json", refuse)
+    monkeypatch.setattr(store_folder, "FileLock", refuse)
+    assert text_of(source.open(tmp_path), "val") == "held out\0"
+    overwrite_tokens(path)
+    with pytest.raises(DataError):
+        source.open(tmp_path)
 
 
 def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
@@ -119,9 +237,11 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
 
 
 BUILDER = """
-import sys, time
+import logging, sys, time
 from pathlib import Path
 from llmtrain.data.base import Piece
+from llmtrain.data.row_store import row_writer
+from llmtrain.data.rows import Row, Segment
 from llmtrain.data.store_folder import open_or_build
 from llmtrain.data.token_store import text_writer
 from llmtrain.data.tokenizer import ByteTokenizer
@@ -132,10 +252,28 @@ def pieces(split):
     for number in range(5):
         time.sleep(0.05)  # long enough for the other one to come by
         yield Piece(f"{split} {number} ", False)
+logging.basicConfig(level=logging.INFO)
 print("ready", flush=True)
 sys.stdin.readline()
 print(open_or_build(cache, {"x": 1}, ByteTokenizer, text_writer(pieces, 1)).fingerprint)
 """
+
+
+def test_of_processes_that_start_at_once_one_verifies(tmp_path: Path) -> None:
+    """As the ranks of a run do."""
+    command = [sys.executable, "-c", BUILDER, str(tmp_path), str(tmp_path / "journal")]
+    subprocess.run([*command, "first"], input="", check=True, capture_output=True, text=True, timeout=60)
+    (store,) = [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
+    lose_verified(store)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen([*command, name], text=True, **pipes) for name in "ab"]
+    for process in processes:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+    said = [process.communicate(timeout=60)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert "".join(said).count("verifying the SHA-256") == 1
+    assert len((tmp_path / "journal").read_text().splitlines()) == 2  # built once
 
 
 def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:

@@ -341,3 +341,18 @@ def test_a_checkpoint_says_what_made_it(good: Checkpoint) -> None:
     assert state["config"]["trainer"]["precision"] == "fp32"
     assert len(state["data_fingerprint"]) == 64
     assert {"torch", "python", "llmtrain"} <= set(state["versions"])
+
+
+def test_a_token_store_with_overwritten_bytes_is_not_trained_on(
+    make_config: Callable[..., Config], root: Path, tmp_path: Path, golden: Outcome
+) -> None:
+    cache = tmp_path / "own-cache"
+    config = make_config(data__cache_dir=str(cache))
+    assert harness.run(config, fault="forward:1:0:kill").code == -9
+    (tokens,) = cache.glob("tokens/*/train.bin")
+    before = tokens.stat()
+    tokens.write_bytes(b"x" * before.st_size)
+    os.utime(tokens, ns=(before.st_atime_ns, before.st_mtime_ns))
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert harness.outcome(root, ended.result) == golden

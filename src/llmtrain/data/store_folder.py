@@ -1,30 +1,35 @@
 """A directory of tokenised data: made once for a source and a tokenizer, then only opened.
 
-    <cache_dir>/tokens/<key>/   files of each split (train.bin, val.bin, ...)  tokenizer/  meta.json
+    <cache_dir>/tokens/<key>/   files of each split (train.bin, val.bin, ...)  tokenizer/  meta.json  verified.json
 
 The key is a hash of what decides the tokens. The directory is made under another name and renamed when complete,
-so it is there whole or not at all; a file lock lets one process make it while others wait.
+so it is there whole or not at all; a file lock lets one process make it while others wait. meta.json has the SHA-256
+of every file. They are verified once; verified.json remembers by size, times and inode that the files are unchanged.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from llmtrain.data.tokenizer import Tokenizer, is_saved_tokenizer, load_saved_tokenizer
+from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer
 from llmtrain.errors import DataError, UsageError
-from llmtrain.logs import warn
+from llmtrain.logs import log, warn
 from llmtrain.runs.atomic import fsync_dir, is_there, read_json, write_json
+from llmtrain.runs.content_hash import file_sha256, stamp
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, Split] = ("train", "val")
 FORMAT_VERSION = 2
 WAIT_FOR_OTHER_SEC = 24 * 3600
+META, VERIFIED = "meta.json", "verified.json"
 
 
 @dataclass(frozen=True)
@@ -58,17 +63,14 @@ class StoreFolder:
     def facts(self, split: Split) -> dict[str, Any]:
         return dict(self.meta["facts"][split])
 
-    def is_whole(self) -> bool:
-        """Every file there and as long as it was when written."""
+    def stamps(self) -> dict[str, list[int]] | None:
+        """The stamp of every file; None where one is missing or not as long as it was when written."""
         try:
-            sizes = self.meta["sizes"].items()
-            return (
-                bool(sizes)
-                and all((self.path / name).stat().st_size == size for name, size in sizes)
-                and is_saved_tokenizer(self.path / "tokenizer")
-            )
+            found = {name: stamp(self.path / name) for name in self.meta["sha256"]}
+            is_whole = bool(found) and all(found[name][0] == size for name, size in self.meta["sizes"].items())
         except (OSError, KeyError, TypeError, AttributeError):
-            return False
+            return None
+        return found if is_whole and self.meta.get("meta_sha256") == _meta_sha256(self.meta) else None
 
 
 def open_or_build(
@@ -77,14 +79,16 @@ def open_or_build(
     identity = {"format": FORMAT_VERSION, **identity}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
     path = cache_dir / "tokens" / key
-    found = _open_folder(path)
+    found = _open_verified(path)
+    if found is None and not os.access(path.parent, os.W_OK):
+        found = _verify(path)  # on a read-only volume nobody can remember it for the next start
     if found:
         return found
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f"{key}.lock"), timeout=WAIT_FOR_OTHER_SEC):
-            found = _open_folder(path)  # another process may have made it while this one waited
-            return found or _build(path, identity, tokenizer(), write)
+            found = _open_verified(path)  # another process may have made or verified it while this one waited
+            return found or _verify(path) or _build(path, identity, tokenizer(), write)
     except (PermissionError, NotADirectoryError, FileExistsError) as problem:
         raise UsageError(
             f"The cache {cache_dir} cannot be used: {problem.strerror or problem}.",
@@ -96,15 +100,50 @@ def open_or_build(
         raise DataError(f"The tokens could not be written to {cache_dir}: {problem.strerror or problem}.") from None
 
 
-def _open_folder(path: Path) -> StoreFolder | None:
-    meta = read_json(path / "meta.json")
-    if meta is None and not is_there(path):
+def _open(path: Path) -> StoreFolder:
+    meta = read_json(path / META)
+    return StoreFolder(path, meta if isinstance(meta, dict) else {})
+
+
+def _open_verified(path: Path) -> StoreFolder | None:
+    """The store, where its files are those that were verified before."""
+    folder = _open(path)
+    stamps = folder.stamps()
+    return folder if stamps is not None and stamps == read_json(path / VERIFIED) else None
+
+
+def _verify(path: Path) -> StoreFolder | None:
+    """The store, after every byte of it was read; None where there is none, or a damaged one."""
+    if not is_there(path):
         return None
-    folder = StoreFolder(path, meta if isinstance(meta, dict) else {})
-    if folder.is_whole():
-        return folder
-    warn("DATA", f"the token store {path} is damaged; it is made anew")
-    return None
+    folder = _open(path)
+    stamps = folder.stamps()  # before the files are read: a change in the meantime shows at the next start
+    if "sha256" not in folder.meta and "sizes" in folder.meta:
+        log("DATA", f"the token store {path} was made by an earlier version, without checksums; it is rebuilt")
+        return None
+    damaged = next(_damaged(folder), None) if stamps is not None else "a file is missing or has another size"
+    if damaged:
+        warn("DATA", f"the token store {path} is damaged ({damaged}); it is rebuilt")
+        return None
+    with contextlib.suppress(OSError):  # then the next start verifies it again
+        write_json(path / VERIFIED, stamps)
+    return folder
+
+
+def _damaged(folder: StoreFolder) -> Iterator[str]:
+    total = sum(folder.meta["sizes"].values())
+    log("DATA", f"verifying the SHA-256 of the token store {folder.path} ({total / 1e6:.1f} MB)")
+    for name, sha256 in folder.meta["sha256"].items():
+        try:
+            if file_sha256(folder.path / name) != sha256:
+                yield f"the SHA-256 of {name} is not the recorded one"
+        except OSError as problem:
+            yield f"{name} cannot be read: {problem.strerror or problem}"
+
+
+def _meta_sha256(meta: dict[str, Any]) -> str:
+    rest = {name: value for name, value in meta.items() if name != "meta_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _build(path: Path, identity: dict[str, Any], tokenizer: Tokenizer, write: Write) -> StoreFolder:
@@ -114,15 +153,21 @@ def _build(path: Path, identity: dict[str, Any], tokenizer: Tokenizer, write: Wr
     try:
         written = {split: write(temporary, split, tokenizer) for split in SPLITS}
         tokenizer.save(temporary / "tokenizer")
-        files = sorted(file for file in temporary.rglob("*") if file.is_file())
-        meta = {
+        files = {
+            file.relative_to(temporary).as_posix(): file for file in sorted(temporary.rglob("*")) if file.is_file()
+        }
+        facts = {
             "identity": identity,
             "tokens": {split: part.count for split, part in written.items()},
             "facts": {split: part.facts for split, part in written.items()},
-            "sizes": {file.relative_to(temporary).as_posix(): file.stat().st_size for file in files},
+            "sizes": {name: file.stat().st_size for name, file in files.items()},
+            "sha256": {name: file_sha256(file) for name, file in files.items()},
             "fingerprint": hashlib.sha256("".join(part.sha256 for part in written.values()).encode()).hexdigest(),
         }
-        write_json(temporary / "meta.json", meta)
+        meta = json.loads(json.dumps(facts))  # as it will be read
+        meta["meta_sha256"] = _meta_sha256(meta)
+        write_json(temporary / META, meta)
+        write_json(temporary / VERIFIED, StoreFolder(temporary, meta).stamps())
         if path.exists():  # damaged, or it would have been opened
             shutil.rmtree(path)
         temporary.rename(path)
