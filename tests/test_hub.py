@@ -339,6 +339,23 @@ def test_a_name_that_leads_out_of_the_folder(place: Place) -> None:
     assert outside.read_text() == "keep"
 
 
+@pytest.mark.parametrize("how", ["above", "absolute", "link"])
+def test_a_marker_that_names_files_outside_the_folder(place: Place, how: str) -> None:
+    """Nothing outside is removed as a file of an earlier commit; the marker may have come with the folder."""
+    assert place.fetch().code == 0
+    outside = place.to.parent / "outside" / "precious.json"
+    outside.parent.mkdir()
+    outside.write_text("keep")
+    (place.to / "linked").symlink_to(outside.parent)
+    name = {"above": "../outside/precious.json", "absolute": str(outside), "link": "linked/precious.json"}[how]
+    marker = json.loads((place.to / download.MARKER).read_text())
+    marker["files"][name] = {"bytes": 4, "id": "x"}
+    (place.to / download.MARKER).write_text(json.dumps(marker))
+    ended = place.fetch("--again")
+    assert ended.code == 65, ended.err
+    assert outside.read_text() == "keep"
+
+
 def test_answers_that_are_no(place: Place) -> None:
     gated = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
     place.hub.repos["somebody/gated"] = gated

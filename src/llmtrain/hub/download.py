@@ -178,7 +178,7 @@ def _list_files(wanted: _Wanted, revision: str) -> dict[str, Any]:
         and not _matches(entry.path, patterns["ignore_patterns"])
     }
     for name in files:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        if not _is_below(name):
             raise DataError(f"{wanted.what} has a file that would lie outside the directory: {name!r:.80}.")
     if not files:
         raise UsageError(f"{wanted.what} has no file that can be used.", known=patterns["allow_patterns"])
@@ -192,6 +192,11 @@ def _list_files(wanted: _Wanted, revision: str) -> dict[str, Any]:
         "code": wanted.code,
         "files": files,
     }
+
+
+def _is_below(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
@@ -210,8 +215,15 @@ def _remove_outdated(folder: Path, before: dict[str, Any] | None, files: dict[st
     fails to answer for one file, and always when the new commit has none of that name), and damaged ones (it does not
     look at sizes)."""
     old = before["files"] if before else {}
-    outdated = [name for name in old if old[name] != files.get(name)]
-    for name in {*outdated, *_damaged(folder, files)}:
+    outdated = {name for name in old if old[name] != files.get(name)} | set(_damaged(folder, files))
+    root = folder.resolve()
+    for name in sorted(outdated):  # before any is removed; the marker may have come with the folder from elsewhere
+        if not _is_below(name) or not (folder / name).parent.resolve().is_relative_to(root):
+            raise DataError(
+                f"{folder} names a file that lies outside it and would be removed: {name!r:.80}.",
+                remedy="Choose another directory for --to.",
+            )
+    for name in outdated:
         (folder / name).unlink(missing_ok=True)
     _remove_leftovers(folder)
 
