@@ -98,6 +98,19 @@ class TestHFText:
         assert text(prepared, "train").replace("\0", "") == "".join(TRAIN)
         assert text(prepared, "val").replace("\0", "") == "".join(VAL)
 
+    @pytest.mark.parametrize("kind", ["txt", "jsonl"])
+    def test_a_byte_order_mark_is_no_part_of_the_text(self, tmp_path: Path, kind: str) -> None:
+        line = "a line\n" if kind == "txt" else json.dumps({"text": "a line\n"}) + "\n"
+        path = write(tmp_path / f"a.{kind}", "\ufeff" + line)
+        prepared = prepare("hf_text", tmp_path, files=[path], val_files=[path])
+        assert text(prepared, "train") == "a line\n"
+
+    def test_nul_is_refused_with_the_byte_tokenizer_alone(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "a.jsonl", json.dumps({"text": "a\0b"}) + "\n")
+        with pytest.raises(DataError, match="Row 0 of the train data"):
+            prepare("hf_text", tmp_path, files=[path], val_files=[path])
+        assert prepare("hf_text", tmp_path, files=[path], val_files=[path], tokenizer="char").tokenizer.vocab_size == 3
+
     def test_rows_are_documents_lines_are_not(self, tmp_path: Path) -> None:
         rows = ["one line\n", "and its end", "another"]
         path = write(tmp_path / "a.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows))

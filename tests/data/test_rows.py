@@ -294,6 +294,8 @@ BAD_LINES = [
     ({**ROW, "instruction": ["a"]}, "field 'instruction' is not text but"),
     ({**ROW, "input": {"a": 1}}, "field 'input' is not text but"),
     ('{"instruction": "a", "output": "\\ud800"}', "field 'output', has half of a surrogate pair"),
+    ('{"instruction": "a", "output": "b", "output": "c"}', "key 'output' is given twice"),
+    ('{"instruction": "a", "output": "b", "more": [{"x": 1, "x": 1}]}', "key 'x' is given twice"),
 ]
 BAD_CHATS = [
     ({"conversations": []}, "there is no field 'messages'; the row has 'conversations'"),
@@ -311,6 +313,12 @@ BAD_CHATS = [
 
 
 class TestBadRows:
+    def test_nul_cannot_be_used_with_the_byte_tokenizer_alone(self, write_rows: Write) -> None:
+        train = write_rows({**ROW, "output": "a\0b"})
+        with pytest.raises(DataError, match=r"train\.jsonl, line 1: "):
+            segments(module(train_file=train, val_file=train, tokenizer="byte"))
+        assert segments(module(train_file=train, val_file=train, tokenizer="char"))
+
     @pytest.mark.parametrize(("bad", "reason"), BAD_LINES)
     def test_an_instruction_that_cannot_be_used(self, write_rows: Write, bad: Any, reason: str) -> None:
         train = write_rows(ROW, "", bad)
@@ -342,9 +350,9 @@ class TestBadRows:
         with caplog.at_level(logging.WARNING, "llmtrain"):
             prepared = prepare(tmp_path, train_file=train, val_file=val, bad_rows="skip", tokenizer="char")
         assert [whole for whole, _ in texts(prepared)] == [f"{PLAIN}a", f"{PLAIN_WITH_INPUT}b c"]
-        assert [prepared.train.place(row)[1] for row in (0, 1)] == [1, 16]  # type: ignore[union-attr]
+        assert [prepared.train.place(row)[1] for row in (0, 1)] == [1, len(bad) + 2]  # type: ignore[union-attr]
         [said] = [record.getMessage() for record in caplog.records]
-        assert f"14 of 16 rows of {train} left out: first line 2: not valid JSON" in said
+        assert f"16 of 18 rows of {train} left out: first line 2: not valid JSON" in said
 
     def test_all_of_them(self, tmp_path: Path, write_rows: Write) -> None:
         train = write_rows("{", "{")

@@ -14,6 +14,9 @@ from llmtrain.errors import DataError
 TEXT = "".join(f"import m{i}\nimport n{i}\n\ndef f{i}(x):\n\treturn x + {i}  # été\n\n" for i in range(200))
 
 
+TEXT_CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0")
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "text.txt"
@@ -41,9 +44,9 @@ def write(path: Path, text: str) -> list[str]:
 class TestPieces:
     @pytest.mark.usefixtures("small_blocks")
     @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(text=st.text(st.sampled_from("ab é€😀\n\r\t "), max_size=800) | st.text(st.characters(codec="utf-8")))
+    @given(text=st.text(st.sampled_from("ab é€😀\n\r\t "), max_size=800) | st.text(TEXT_CHARACTERS))
     def test_together_they_are_the_file(self, tmp_path: Path, text: str) -> None:
-        assert "".join(write(tmp_path / "x", text)) == text
+        assert "".join(write(tmp_path / "x", text)) == text.removeprefix("\ufeff")
 
     @pytest.mark.usefixtures("small_blocks")
     def test_no_word_is_cut_in_two(self, path: Path) -> None:
@@ -74,6 +77,20 @@ class TestPieces:
 
     def test_line_ends_are_left_as_they_are(self, path: Path) -> None:
         assert write(path, "a\r\nb\rc\n") == ["a\r\nb\rc\n"]
+
+
+class TestByteOrderMark:
+    def test_it_is_no_part_of_the_text(self, path: Path) -> None:
+        assert "".join(write(path, "\ufeffa line\n")) == "a line\n"
+        assert write(path, "\ufeff") == []
+
+    def test_further_on_it_is_a_character(self, path: Path) -> None:
+        assert "".join(write(path, "\ufeff\ufeffa\ufeff\n")) == "\ufeffa\ufeff\n"
+
+    @pytest.mark.usefixtures("small_blocks")
+    def test_in_the_first_block_only(self, path: Path) -> None:
+        text = "x" * 64 + "\ufeff" + "y" * 100
+        assert "".join(write(path, text)) == text
 
 
 class TestCuttingKeepsIds:
@@ -126,6 +143,25 @@ class TestInvalidUtf8:
 
     def test_utf16(self, path: Path) -> None:
         assert "byte 0 (0xff)" in self.problem(path, "hello".encode("utf-16"))
+
+
+class TestNul:
+    @pytest.mark.parametrize("before", [0, 63, 64, 65, 200])
+    @pytest.mark.usefixtures("small_blocks")
+    def test_file_line_and_byte_are_named(self, path: Path, before: int) -> None:
+        good = (b"some text\n" * 30)[:before]
+        path.write_bytes(good + b"\0more text\n" * 30)
+        with pytest.raises(DataError) as caught:
+            list(read_pieces(path))
+        assert caught.value.exit_code == 65
+        line = good.count(b"\n") + 1
+        assert f"{path}, line {line}:" in caught.value.what
+        assert f"byte {before}." in caught.value.what
+
+    def test_utf16_without_a_mark(self, path: Path) -> None:
+        path.write_bytes("hello".encode("utf-16-le"))
+        with pytest.raises(DataError):
+            list(read_pieces(path))
 
 
 class TestExpanding:

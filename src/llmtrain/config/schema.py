@@ -215,10 +215,11 @@ class DataSection(Section):
     """Rows longer than block_size: cut at the end (and left out where nothing of the answer is left), left out, both
     counted, or an error that names the first."""
     bad_rows: Literal["error", "skip"] = "error"
-    """Rows that cannot be used (not JSON, a field missing, no answer): an error that names the line, or left out and
-    counted."""
+    """Rows that cannot be used (not JSON, a key given twice, a field missing, no answer): an error that names the line,
+    or left out and counted."""
     files: Files = []
-    """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet."""
+    """Training files or globs, for `text_files` and for `hf_text` from local text, json or parquet. Text must be UTF-8
+    without NUL characters; a byte order mark is left out."""
     val_files: Files = []
     """Validation files or globs. Empty: `val_fraction` of the training text is held out."""
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05

@@ -48,6 +48,12 @@ class HFText(TextData):
                     raise DataError(
                         f"Row {number} of the {split} data: column '{column}' is not text but {text!r:.80}."
                     )
+                if self.tokenizer_spec == "byte" and "\0" in text:
+                    raise DataError(
+                        f"Row {number} of the {split} data: column '{column}' has a NUL character, which is the byte "
+                        "tokenizer's end of text.",
+                        remedy="Remove it, or use another tokenizer.",
+                    )
                 number += 1
                 if text:
                     yield Piece(text, ends_document=not text.endswith("\n"))
@@ -69,7 +75,7 @@ class HFText(TextData):
                 f"data.{field}: files must be of one kind, but they end in {sorted({p.suffix for p in files})}.",
                 known=_BUILDERS,
             )
-        options = {"keep_linebreaks": True} if kind == "text" else {}
+        options = {"keep_linebreaks": True, "encoding": "utf-8-sig"} if kind == "text" else {}
         rows = datasets.load_dataset(
             kind, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
         )

@@ -60,9 +60,22 @@ def _lines(path: Path, name: str) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{name} cannot be read: {problem.strerror or problem}.") from None
 
 
+class _KeyGivenTwice(ValueError):
+    pass
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """As json makes it, but a key that is given twice is an error: one of the two would be lost silently."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _KeyGivenTwice(f"key {next(key for key in keys if keys.count(key) > 1)!r:.60} is given twice")
+    return value
+
+
 def _parse(line: bytes) -> dict[str, Any] | BadRow:
     try:
-        value = json.loads(line.decode())
+        value = json.loads(line.decode(), object_pairs_hook=_object)
     except UnicodeDecodeError as problem:
         return BadRow(
             f"not valid UTF-8 (0x{problem.object[problem.start]:02x})",
@@ -70,6 +83,8 @@ def _parse(line: bytes) -> dict[str, Any] | BadRow:
         )
     except json.JSONDecodeError as problem:
         return BadRow(f"not valid JSON: {problem.msg} at character {problem.pos + 1}")
+    except _KeyGivenTwice as problem:
+        return BadRow(str(problem))
     except (ValueError, RecursionError) as problem:  # a number too long to convert, too deep a nesting
         return BadRow(f"not valid JSON: {problem}")
     if not isinstance(value, dict):

@@ -106,7 +106,10 @@ class JsonRows(RowData):
             try:
                 if isinstance(line.value, BadRow):
                     raise line.value
-                yield Row(self.segments(line.value), source, line.number, begins_special, ends_text=is_plain)
+                segments = self.segments(line.value)
+                if self.tokenizer_spec == "byte" and any("\0" in segment.text for segment in segments):
+                    raise BadRow("it has a NUL character, which is the byte tokenizer's end of text")
+                yield Row(segments, source, line.number, begins_special, ends_text=is_plain)
             except BadRow as bad:
                 if self.config.bad_rows == "error":
                     raise DataError(

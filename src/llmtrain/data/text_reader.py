@@ -1,4 +1,5 @@
-"""Reading text files of any size, strictly UTF-8, in pieces that can be tokenised one by one."""
+"""Reading text files of any size, strictly UTF-8, in pieces that can be tokenised one by one. A byte order mark is no
+part of the text. A file with NUL bytes is no text: most are UTF-16, and the byte tokenizer's end of text is NUL."""
 
 import codecs
 import glob
@@ -69,6 +70,15 @@ def _read_text(path: Path) -> Iterator[str]:
                     ) from None
                 if not block:
                     break
+                nul = block.find(b"\0")
+                if nul >= 0:
+                    line = lines + block[:nul].count(b"\n") + 1
+                    raise DataError(
+                        f"{path}, line {line}: a NUL character, at byte {offset + nul}.",
+                        remedy="Convert a UTF-16 file with iconv -f UTF-16 -t UTF-8; else remove it (tr -d '\\0').",
+                    )
+                if offset == 0:
+                    text = text.removeprefix("\ufeff")
                 offset += len(block)
                 lines += block.count(b"\n")
                 yield text
