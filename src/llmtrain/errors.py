@@ -5,7 +5,7 @@
     │   └── ConfigError   64  one or more problems in a config document, all listed
     ├── DataError         65  text, tokens or a tokenizer that cannot be used
     ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
-    ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full at the last save
+    ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full
     ├── JoinError         69  the processes did not find each other in time; to a platform this is a crash
     ├── ClusterError      69  the cluster cannot be reached, or does not do what it was asked
     └── ResumeMe          75  told to stop; the same command with --resume goes on

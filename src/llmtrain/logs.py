@@ -4,10 +4,12 @@ Tags people grep for: [DDP] [DATA] [TRAIN] [EVAL] [SAVE] [DONE]. A tag is the `t
 `log("TRAIN", "step 10/100 ...")`.
 """
 
+import errno
 import json
 import logging
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,38 @@ class _Stderr(logging.StreamHandler[Any]):
         super().emit(record)
 
 
+class _LogFile(logging.Handler):
+    """A file that may be on a full disk: lines that do not fit are dropped, and that is said once. Each line is one
+    write, so that none is left half-written in a buffer that can never be flushed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._is_failing = self._is_torn = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode(errors="replace")
+        try:
+            written = self._file.write(b"\n" + line if self._is_torn else line)
+        except OSError as problem:
+            self._say(problem.strerror or str(problem))
+        else:
+            self._is_torn = written < len(line)
+            if self._is_torn:
+                self._say(os.strerror(errno.ENOSPC))
+
+    def close(self) -> None:
+        with suppress(OSError):  # some storage reports only here that it is full
+            self._file.close()
+        super().close()
+
+    def _say(self, why: str) -> None:
+        if not self._is_failing:
+            self._is_failing = True  # first: what follows comes back here
+            warn("TRAIN", f"{self._path} cannot be written ({why}); lines that do not fit are only shown here")
+
+
 def setup_logging(config: "LoggingSection", file: Path | None = None) -> None:
     """Send llmtrain's lines to standard error and, when given, to a file. Calling it again replaces both."""
     close_logging()
@@ -98,7 +132,7 @@ def setup_logging(config: "LoggingSection", file: Path | None = None) -> None:
     logger.addHandler(console)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(file, encoding="utf-8")
+        handler = _LogFile(file)
         handler.setFormatter(_JsonFormatter() if config.json_output else _TimedFormatter())
         logger.addHandler(handler)
 

@@ -1,16 +1,23 @@
 """No space for a checkpoint: training goes on while it can, and the checkpoints there are stay whole."""
 
 import errno
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID, STEPS, Outcome
 
+from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.generations import read_generations
+from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training.checkpoint import CheckpointStore
 
 MakeConfig = Callable[..., Config]
@@ -91,7 +98,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def do_not_look_before_writing() -> None:
     """Without the check of free space first, the write itself fails half-way."""
-    CheckpointStore._check_space = lambda _self, _tensors: None
+    import shutil
+
+    checkpoint_module.shutil = SimpleNamespace(rmtree=shutil.rmtree, disk_usage=lambda _: SimpleNamespace(free=1 << 40))
 
 
 @pytest.mark.needs_root
@@ -169,3 +178,171 @@ def test_metrics_come_back_after_a_full_disk(make_config: MakeConfig, small_disk
     assert ended.code == 0, ended.output
     steps = [step for step, _ in harness.train_rows(root / RUN_ID)]
     assert steps[-10:] == list(range(51, 61)), ended.output
+
+
+# The command line on a real 4 MB file system, in a mount namespace of its own: nothing is mounted outside it.
+
+IN_NAMESPACE = """
+set -u
+mkdir -p "$DISK" && mount -t tmpfs -o size=4m tmpfs "$DISK" || { echo "tmpfs refused" >&2; exit 125; }
+"""
+
+
+def unshare() -> list[str]:
+    """A command that runs another in a mount namespace of its own; skips where the machine does not let us."""
+    own_user = [] if os.geteuid() == 0 else ["--map-root-user"]
+    words = ["unshare", "--mount", *own_user, "sh", "-c"]
+    try:
+        done = subprocess.run(
+            [*words, "mount -t tmpfs tmpfs /mnt"], capture_output=True, text=True, check=False, timeout=30
+        )
+    except FileNotFoundError:
+        pytest.skip("needs unshare (util-linux)")
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted in a namespace here: {done.stderr.strip()}")
+    return words
+
+
+def on_small_disk(config: Config, tmp_path: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell script with $DISK (4 MB), $CONFIG of the run and $PYTHON. It copies what is to be looked at."""
+    disk = tmp_path / "disk"
+    document = tmp_path / "config.yaml"
+    document.write_text(
+        dump_document(config.with_values("output", root_dir=str(disk / "runs")).as_dict()), encoding="utf-8"
+    )
+    names = {"DISK": disk, "CONFIG": document, "PYTHON": sys.executable, "AFTER": tmp_path / "after"}
+    return subprocess.run(
+        [*unshare(), IN_NAMESPACE + script],
+        env={**os.environ, **{name: str(value) for name, value in names.items()}, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+FILL_WHILE_IT_TRAINS = """
+touch "$LLMTRAIN_FAULT_FILE"
+"$PYTHON" -m llmtrain train --config "$CONFIG" --json &
+while ! grep -q '"step": 11,' "$DISK/runs/tiny/metrics.jsonl" 2>/dev/null; do kill -0 $! || exit 126; sleep 0.1; done
+dd if=/dev/zero of="$DISK/filler" bs=1k 2>/dev/null
+rm "$LLMTRAIN_FAULT_FILE"
+wait $!
+code=$?
+cp -r "$DISK/runs/tiny" "$AFTER"
+if test "$THEN" = resume; then
+  rm "$DISK/filler"
+  "$PYTHON" -m llmtrain train --resume "$DISK/runs/tiny" || exit 127
+  rm -r "$AFTER"
+  cp -r "$DISK/runs/tiny" "$AFTER"
+fi
+exit $code
+"""
+
+
+@pytest.mark.parametrize("then", ["end", pytest.param("resume", marks=pytest.mark.slow)])
+def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_path: Path, then: str) -> None:
+    """Log file, metrics, checkpoints and generations.json are all on it, and not a byte is left."""
+    config = make_config(trainer__max_steps=24, trainer__save_every_steps=4)
+    ended = on_small_disk(
+        config,
+        tmp_path,
+        FILL_WHILE_IT_TRAINS,
+        LLMTRAIN_FAULT="forward:12:0:wait",
+        LLMTRAIN_FAULT_FILE=str(tmp_path / "waiting"),
+        THEN=then,
+    )
+    assert ended.returncode == 65, ended.stderr
+    error = json.loads(ended.stdout.splitlines()[0])
+    assert (error["error"], error["exit_code"]) == ("TrainingStopped", 65)
+    assert "Traceback" not in ended.stderr
+    assert "Logging error" not in ended.stderr
+    run = RunDirectory(tmp_path / "after")
+    generations = read_generations(run)
+    if then == "end":
+        assert [row["ended"] for row in generations] == ["failed"]
+        assert not run.finished.exists()
+    else:
+        assert [row["ended"] for row in generations] == ["failed", "finished"]
+        assert [step for step, _ in harness.train_rows(run.path)] == list(range(1, 25))
+    steps = CheckpointStore(run.checkpoints).steps()
+    assert steps[-1] == (8 if then == "end" else 24)
+    for step in steps:
+        CheckpointStore(run.checkpoints).at(step).verify()
+
+
+START_WITH_LITTLE_LEFT = """
+mkdir -p "$DISK/runs" "$AFTER"
+for left in 0 8 16 24 200; do
+  rm -f "$DISK/filler"
+  dd if=/dev/zero of="$DISK/filler" bs=1k 2>/dev/null
+  truncate -s -${left}K "$DISK/filler"
+  "$PYTHON" -m llmtrain train --config "$CONFIG" --json >"$AFTER/$left.json" 2>"$AFTER/$left.err"
+  echo $? >"$AFTER/$left.code"
+  ls -A "$DISK/runs" >"$AFTER/$left.there"
+done
+"""
+
+
+def test_start_on_a_full_disk(make_config: MakeConfig, tmp_path: Path) -> None:
+    done = on_small_disk(make_config(), tmp_path, START_WITH_LITTLE_LEFT)
+    assert done.returncode == 0, done.stderr
+    for left in (0, 8, 16, 24, 200):
+        said = (tmp_path / "after" / f"{left}.err").read_text()
+        assert (tmp_path / "after" / f"{left}.code").read_text().strip() == "65", said
+        error = json.loads((tmp_path / "after" / f"{left}.json").read_text())
+        assert error["error"] == "TrainingStopped"
+        assert "output.root_dir" in error["remedy"]
+        assert "Traceback" not in said
+        assert (tmp_path / "after" / f"{left}.there").read_text() == "", "a run directory was left half-made"
+
+
+@pytest.mark.parametrize("point", ["run.lock", "generations.json", "config.yaml", "meta.json"])
+def test_start_takes_a_half_made_run_back(config: Config, root: Path, point: str) -> None:
+    """Free blocks were there when it was looked, but a quota or the inodes are used up."""
+
+    def no_space_for_it() -> None:
+        from llmtrain.runs import atomic
+
+        write = atomic.write_synced
+
+        def refuse(path: Path, data: bytes) -> None:
+            if point.removeprefix("run.") in path.name:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(path))
+            write(path, data)
+
+        atomic.write_synced = refuse
+
+    ended = harness.run(config, before=no_space_for_it)
+    assert ended.code == 65, ended.output
+    assert "Traceback" not in ended.output
+    assert not (root / RUN_ID).exists()
+    ended = harness.run(config)
+    assert ended.code == 0, ended.output
+
+
+def test_no_space_for_the_result(config: Config, root: Path, golden: Outcome) -> None:
+    """finished.json does not fit: the run is not finished, and finishes once there is space."""
+
+    def no_space_for_it() -> None:
+        from llmtrain.training import run as run_module
+
+        def refuse(path: Path, value: object) -> None:  # noqa: ARG001
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+        run_module.write_json = refuse if (root / RUN_ID).exists() else run_module.write_json
+
+    assert harness.run(config, fault="after_final_save:8:0:kill").code == -9
+    ended = harness.run(config, RUN_ID, before=no_space_for_it)
+    assert ended.code == 65, ended.output
+    assert "Traceback" not in ended.output
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert harness.outcome(root, ended.result) == golden
+
+
+def test_save_error_names_what_is_needed_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1_200_000))
+    with pytest.raises(OSError, match=r"0\.4 MB.* 1\.0 MB.* 1\.2 MB") as caught:
+        CheckpointStore(tmp_path)._begin(tmp_path / "new", 400_000, 1)
+    assert caught.value.errno == errno.ENOSPC

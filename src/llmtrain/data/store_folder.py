@@ -22,7 +22,7 @@ from filelock import FileLock, Timeout
 from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer
 from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import fsync_dir, is_there, read_json, write_json
+from llmtrain.runs.atomic import fsync_dir, is_full, is_there, read_json, write_json
 from llmtrain.runs.content_hash import file_sha256, stamp
 
 Split = Literal["train", "val"]
@@ -97,7 +97,10 @@ def open_or_build(
     except Timeout:
         raise UsageError(f"Another process has been tokenising into {path} for a day.") from None
     except OSError as problem:
-        raise DataError(f"The tokens could not be written to {cache_dir}: {problem.strerror or problem}.") from None
+        raise DataError(
+            f"The tokens could not be written to {cache_dir}: {problem.strerror or problem}.",
+            remedy="Free some space, or set data.cache_dir to another disk." if is_full(problem) else None,
+        ) from None
 
 
 def _open(path: Path) -> StoreFolder:

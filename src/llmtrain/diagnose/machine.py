@@ -10,7 +10,7 @@ from pathlib import Path
 from llmtrain.config.schema import Config
 from llmtrain.diagnose.checks import Finding, failed, in_bytes, many, passed, warned
 from llmtrain.distributed.sources import gpu_count, usable_cores
-from llmtrain.errors import UsageError
+from llmtrain.errors import LlmtrainError
 from llmtrain.runs.atomic import is_there
 from llmtrain.runs.directory import check_writable
 
@@ -144,7 +144,7 @@ def room(name: str, folder: Path, least_bytes: int) -> Finding:
 def writable(name: str, folder: Path, recommendation: str) -> Finding:
     try:
         check_writable(folder)
-    except UsageError as error:
+    except LlmtrainError as error:
         return failed(name, error.what, recommendation)
     return passed(name, f"{folder} can be written to" + ("" if is_there(folder) else " (it will be made)"))
 

@@ -89,21 +89,23 @@ class Channel:
         return values
 
 
-_Packed = tuple[str, str, str | None]
+_Packed = tuple[str, str, str | None, int | None]
+"""Kind of error, what is wrong, the remedy; of an OSError its errno."""
 
 
 def _pack(problem: Exception | None) -> _Packed | None:
     if problem is None:
         return None
     if isinstance(problem, LlmtrainError):
-        return type(problem).__name__, problem.what_and_known, problem.remedy
-    return "OSError", f"{getattr(problem, 'strerror', None) or problem}", None
+        return type(problem).__name__, problem.what_and_known, problem.remedy, None
+    return "OSError", f"{getattr(problem, 'strerror', None) or problem}", None, getattr(problem, "errno", None)
 
 
 def _unpack(packed: _Packed, rank: int) -> Exception:
-    name, what, remedy = packed
+    name, what, remedy, number = packed
     if name == "OSError":
-        return OSError(f"rank {rank}: {what}")
+        text = f"rank {rank}: {what}"
+        return OSError(text) if number is None else OSError(number, text)
     kind: Any = getattr(errors, name, LlmtrainError)
     if kind is errors.ConfigError:  # made from a list of problems
         kind = errors.UsageError

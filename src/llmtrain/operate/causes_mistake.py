@@ -9,6 +9,7 @@ from llmtrain.operate.clues import Clues
 from llmtrain.operate.container_ends import PREFETCH, Ending
 from llmtrain.operate.log_words import (
     CHECKPOINT,
+    DISK_FULL,
     GAVE_UP,
     NO_GPU_MEMORY,
     NOT_FINITE,
@@ -79,6 +80,7 @@ def gpu_out_of_memory(clues: Clues) -> Found | None:
 
 def disk_full(clues: Clues) -> Found | None:
     found = _stopped(clues, NOT_WRITTEN.search, "The last checkpoint could not be written", "")
+    found = found or _stopped(clues, DISK_FULL.search, "The run could not be written", "")
     if found is None:
         return None
     remedy = f"Free some space on the volume {clues.record.runs_claim}. Then: {go_on(clues)}."

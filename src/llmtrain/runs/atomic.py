@@ -1,10 +1,28 @@
 """Files that are either the old one or the new one, whole, whatever happens in between."""
 
+import errno
 import json
 import os
 import secrets
 from pathlib import Path
 from typing import Any
+
+from llmtrain.errors import TrainingStopped
+
+RESERVE_BYTES = 1 << 20
+"""Left free by checkpoints, for the metrics, logs and other small files of the run."""
+
+
+def is_full(problem: BaseException | None) -> bool:
+    """Whether a write failed for lack of space: the disk, its inodes or the quota are used up."""
+    return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full(folder: Path, why: str) -> TrainingStopped:
+    return TrainingStopped(
+        f"The disk of {folder} is full: {why}.",
+        remedy="Free some space, or set output.root_dir to a directory on a disk that has some.",
+    )
 
 
 def fsync_dir(path: Path) -> None:
@@ -45,6 +63,23 @@ def write_atomic(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def write_json_in_place(path: Path, value: Any) -> None:
+    """For a full disk: write over the file itself, whose blocks it has already. What does not fit is undone."""
+    data = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+    with path.open("r+b", buffering=0) as file:
+        before = file.read()
+        try:
+            if file.seek(0) or file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.truncate()
+            os.fsync(file.fileno())
+        except OSError:
+            file.seek(0)
+            file.write(before)
+            file.truncate()
+            raise
 
 
 def read_json(path: Path) -> Any:

@@ -20,13 +20,14 @@ runs/<run_id>/
 
 import re
 import secrets
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain.config.schema import RUN_ID_PATTERN
-from llmtrain.errors import UsageError, nearest
-from llmtrain.runs.atomic import is_there
+from llmtrain.errors import LlmtrainError, UsageError, nearest
+from llmtrain.runs.atomic import RESERVE_BYTES, disk_full, is_full, is_there
 
 
 @dataclass(frozen=True)
@@ -191,6 +192,11 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as problem:
         raise _unwritable(folder, problem) from None
+    free = shutil.disk_usage(existing).free
+    if free < RESERVE_BYTES:
+        raise disk_full(
+            folder, f"{free // 1024} KB are free, and a run needs {RESERVE_BYTES // 1024} KB besides its checkpoints"
+        )
 
 
 def _exists_already(run: RunDirectory) -> UsageError:
@@ -200,7 +206,9 @@ def _exists_already(run: RunDirectory) -> UsageError:
     )
 
 
-def _unwritable(folder: Path, problem: OSError) -> UsageError:
+def _unwritable(folder: Path, problem: OSError) -> LlmtrainError:
+    if is_full(problem):
+        return disk_full(folder, problem.strerror or str(problem))
     return UsageError(
         f"Cannot write to {folder}: {problem.strerror or problem}.",
         remedy="Set output.root_dir to a directory you may write to.",

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from llmtrain.errors import TrainingStopped
-from llmtrain.runs.atomic import read_json, write_json
+from llmtrain.runs.atomic import is_full, read_json, write_json, write_json_in_place
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metadata import cpu_architecture
 
@@ -79,4 +79,9 @@ def end_generation(run: RunDirectory, generation: int, status: str, step: int) -
     for row in rows:
         if row["generation"] == generation and row.get("ended") is None:
             row.update(ended=status, step=step)
-            write_json(run.generations, rows)
+            try:
+                write_json(run.generations, rows)
+            except OSError as problem:
+                if not is_full(problem):
+                    raise
+                write_json_in_place(run.generations, rows)

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from llmtrain.errors import PeerLost, Superseded, UsageError
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import write_json
+from llmtrain.runs.atomic import is_full, write_json
 
 HEARTBEAT_SEC = 2.0
 STALE_AFTER_SEC = 30.0
@@ -69,6 +69,8 @@ class RunLock(NullLock):
             while not self._take(None if self._supersede else self._wait_for_owner(deadline)):
                 pass  # another process was faster: look at that one
         except (OSError, Timeout) as problem:
+            if is_full(problem):
+                raise
             if self._supersede:  # nobody is there to be told of a mistake: it is tried again
                 raise PeerLost(f"The lock of run '{self._path.parent.name}' cannot be taken: {problem}.") from None
             raise UsageError(

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from llmtrain.distributed.channel import Channel
 from llmtrain.errors import CheckpointError
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import fsync_dir, write_atomic, write_synced
+from llmtrain.runs.atomic import RESERVE_BYTES, fsync_dir, write_atomic, write_synced
 from llmtrain.runs.manifest import MANIFEST, POINTERS, is_entry, is_whole, manifest_text, step_of
 from llmtrain.training.faults import fault
 from llmtrain.training.shards import Index, Shard, file_name, merge, read_into, read_whole
@@ -189,8 +189,9 @@ class CheckpointStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(temporary, ignore_errors=True)
         free = shutil.disk_usage(self.folder).free
-        if free < needed + (1 << 20):
-            raise OSError(errno.ENOSPC, f"{needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free")
+        if free < needed + RESERVE_BYTES:
+            sizes = f"{needed / 1e6:.1f} MB and a reserve of {RESERVE_BYTES / 1e6:.1f} MB are needed"
+            raise OSError(errno.ENOSPC, f"No space left on device: {sizes}, {free / 1e6:.1f} MB are free")
         temporary.mkdir()
         fault("save_begin", step)
 

@@ -1,9 +1,11 @@
 """Assembles a training run, in order, from a config; and the two ways in: run_training and dry_run."""
 
 import os
+import shutil
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from llmtrain.config.document import dump_document
@@ -18,11 +20,11 @@ from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
 from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
-from llmtrain.runs.atomic import read_json, write_atomic, write_json
+from llmtrain.runs.atomic import disk_full, is_full, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation
 from llmtrain.runs.heartbeats import START, clear_heartbeats
-from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock
+from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock, is_held
 from llmtrain.runs.metadata import collect_metadata
 from llmtrain.runs.redact import redact, redact_values
 from llmtrain.runs.sync import check_installed as check_sync_installed
@@ -80,6 +82,7 @@ def run_training(
     What has to be decided is decided by rank 0 for all."""
     setup_logging(config.logging)
     with ExitStack() as stack:
+        stack.enter_context(explain_full_disk(config))
         stop = stop or stack.enter_context(StopFlag())
         micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
         if config.output.sync_uri:
@@ -119,6 +122,8 @@ def run_training(
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
         if not existing:
             rank0(lambda: create(run))
+            if world.is_first:
+                stack.push(lambda _, error, __: remove_if_empty(run) if is_full(error) else None)
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
         generation = begin(stack, run, resumption, world, lock, settled)
@@ -168,6 +173,27 @@ def create(run: RunDirectory) -> None:
             f"Another start of run '{run.run_id}' has made its directory in the meantime.",
             remedy="Start it again: it goes on with that run.",
         ) from None
+
+
+@contextmanager
+def explain_full_disk(config: Config) -> Iterator[None]:
+    """Whatever the run could not write: no space is for the user to mend, not a crash to start again from."""
+    try:
+        yield
+    except OSError as problem:
+        if not is_full(problem):
+            raise
+        where = Path(config.output.root_dir).expanduser()
+        raise disk_full(
+            where, f"{problem.strerror} ({problem.filename})" if problem.filename else f"{problem.strerror}"
+        ) from None
+
+
+def remove_if_empty(run: RunDirectory) -> None:
+    """Take back a new run directory that holds nothing yet: no checkpoint, no metrics."""
+    has_metrics = run.metrics.is_file() and run.metrics.stat().st_size
+    if not has_metrics and not CheckpointStore(run.checkpoints).steps() and not is_held(run.lock):
+        shutil.rmtree(run.path, ignore_errors=True)
 
 
 def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
