@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import fault_harness as harness
 import pytest
@@ -21,6 +22,7 @@ from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training.checkpoint import CheckpointStore
 
 MakeConfig = Callable[..., Config]
+Cli = Callable[..., Any]
 BEFORE_RENAME = ["save_begin", "save_model_written", "save_before_manifest", "save_before_rename"]
 AFTER_RENAME = ["save_after_rename", "save_before_prune"]
 
@@ -339,6 +341,46 @@ def test_no_space_for_the_result(config: Config, root: Path, golden: Outcome) ->
     ended = harness.run(config, RUN_ID)
     assert ended.code == 0, ended.output
     assert harness.outcome(root, ended.result) == golden
+
+
+def test_failed_save_of_the_best_keeps_the_next_best(make_config: MakeConfig, root: Path, cli: Cli) -> None:
+    last = 4  # of a run that gets worse from its second step on
+    config = make_config(
+        trainer__max_steps=last,
+        trainer__schedule="constant",
+        trainer__lr=0.3,
+        trainer__warmup_steps=0,
+        trainer__eval_every_steps=1,
+        trainer__save_every_steps=1,
+        trainer__keep_checkpoints=2,
+    )
+    whole = harness.run(config.with_values("output", run_id="whole"))
+    assert whole.code == 0, whole.output
+    losses = {step: float.fromhex(loss) for step, loss in harness.val_rows(root / "whole")}
+    lost = whole.result["best_step"]
+    del losses[lost]
+    best = min(losses, key=lambda step: losses[step])
+    assert best < last - 1, "the run was meant to get worse"
+
+    ended = harness.run(config, fault=f"save_begin:{lost}:0:enospc")
+    assert ended.code == 0, ended.output
+    folder = root / RUN_ID / "checkpoints"
+    assert ended.result["state_sha256"] == whole.result["state_sha256"]
+    found = {name: ended.result[name] for name in ("best_step", "best_val_loss", "best_checkpoint")}
+    assert found == {"best_step": best, "best_val_loss": losses[best], "best_checkpoint": str(folder / f"step_{best}")}
+    assert (folder / "best").read_text().strip() == f"step_{best}"
+    assert harness.steps_saved(root) == sorted({best, last - 1, last})
+
+    to = root.parent / "exported"
+    written = cli("export", "--run", root / RUN_ID, "--to", to, "--json")
+    assert written.code == 0, written.err
+    assert (written.json["step"], written.json["val_loss"]) == (best, losses[best])
+    assert f"| validation loss | {losses[best]:.4f} |" in (to / "README.md").read_text()
+
+    (folder / "best").unlink()
+    ended = harness.run(config, str(folder / f"step_{last - 1}"))
+    assert ended.code == 0, ended.output
+    assert ended.result["best_step"] == best, "a resumed run finds it again"
 
 
 def test_save_error_names_what_is_needed_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

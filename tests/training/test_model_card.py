@@ -17,6 +17,7 @@ PROGRESS = Progress(
     first_train_loss=5.25,
     last_train_loss=1.5,
     last_val_loss=1.75,
+    evaluated_step=12,
     best_val_loss=1.625,
     best_step=8,
     epoch=2,
@@ -68,7 +69,7 @@ def test_losses_steps_and_origin() -> None:
         "training loss, first step": "5.2500",
         "training loss, last step": "1.5000",
         "validation loss": "1.7500",
-        "best validation loss": "1.6250",
+        "best validation loss (of step 8, not of these weights)": "1.6250",
     }
     assert "# my run\n" in card
     assert f"Low-rank adapters (LoRA) of `somebody/base-model` (SHA-256 of its files `{'ab' * 32}`)" in card
@@ -120,3 +121,11 @@ def test_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_CanaryOnTheCard7")
     secret = config(run={"notes": "with hf_CanaryOnTheCard7", "name": "hf_CanaryOnTheCard7"})
     assert "CanaryOnTheCard7" not in model_card(secret, PROGRESS, None, is_adapter=True)
+
+
+def test_loss_of_another_step_is_not_taken_for_that_of_the_weights() -> None:
+    saved_between = {**PROGRESS, "evaluated_step": 8, "best_step": 12}
+    found = table(model_card(config(), saved_between, None, is_adapter=True))
+    assert "validation loss" not in found
+    assert found["validation loss (of step 8, not of these weights)"] == "1.7500"
+    assert found["best validation loss"] == "1.6250"

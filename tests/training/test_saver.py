@@ -1,5 +1,6 @@
 """Saving in the loop's time or in the background: the same bytes, the same news when it fails."""
 
+import contextlib
 import errno
 import json
 import threading
@@ -21,6 +22,11 @@ from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from llmtrain.training.saver import Saver
 
 STATE = {"progress": {}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
+
+
+def evaluated(step: int, loss: float) -> dict[str, Any]:
+    """The state of a checkpoint whose weights were evaluated before it was saved."""
+    return {**STATE, "progress": {"step": step, "evaluated_step": step, "last_val_loss": loss}}
 
 
 def model() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -59,7 +65,7 @@ def test_it_writes_a_whole_checkpoint_and_points_to_it(tmp_path: Path, in_backgr
     saver = saver_of(store, in_background)
     module, optimizer = model()
     for step in (1, 2, 3, 4):
-        saver.save(step, module, optimizer, STATE, best_step=1)
+        saver.save(step, module, optimizer, evaluated(step, loss=float(step)))
         saver.finish()
         store.at(step).verify()
     assert store.steps() == [1, 3, 4], "the two newest and the best"
@@ -75,7 +81,7 @@ def test_the_loop_goes_on_while_it_is_written_and_does_not_disturb_it(tmp_path: 
     module, optimizer = model()
     wanted = module.weight.detach().clone()
     averages = optimizer.state[module.weight]["exp_avg"].clone()
-    saver.save(1, module, optimizer, STATE, None)
+    saver.save(1, module, optimizer, STATE)
     module(torch.full((3,), 5.0)).sum().backward()
     optimizer.step()
     assert not torch.equal(module.weight, wanted)
@@ -89,11 +95,11 @@ def test_the_loop_goes_on_while_it_is_written_and_does_not_disturb_it(tmp_path: 
 def test_its_copies_are_made_once(tmp_path: Path) -> None:
     saver = saver_of(CheckpointStore(tmp_path), in_background=True)
     module, optimizer = model()
-    saver.save(1, module, optimizer, STATE, None)
+    saver.save(1, module, optimizer, STATE)
     saver.finish()
     before = {name: tensor.data_ptr() for name, tensor in saver._copies.items()}
     assert len(before) == 2 + 2 * 3  # weight and bias; step and two averages each
-    saver.save(2, module, optimizer, STATE, None)
+    saver.save(2, module, optimizer, STATE)
     saver.finish()
     assert {name: tensor.data_ptr() for name, tensor in saver._copies.items()} == before
 
@@ -103,14 +109,41 @@ def test_a_failure_is_raised_by_finish_once(tmp_path: Path, in_background: bool)
     store = GatedStore(tmp_path, problem=OSError(errno.ENOSPC, "full"))
     saver = saver_of(store, in_background)
     module, optimizer = model()
-    saver.save(1, module, optimizer, STATE, None)
+    saver.save(1, module, optimizer, STATE)
     with pytest.raises(OSError, match="full"):
         saver.finish()
     saver.finish()
     store.problem = None
-    saver.save(1, module, optimizer, STATE, None)
+    saver.save(1, module, optimizer, STATE)
     saver.finish()
     store.at(1).verify()
+
+
+def test_best_is_the_best_that_is_there(tmp_path: Path) -> None:
+    """Neither an evaluation whose save failed nor a step that was not evaluated, and never one that is pruned."""
+    store = GatedStore(tmp_path)
+    saver = saver_of(store, in_background=False)
+    module, optimizer = model()
+    losses = {1: 3.0, 2: 1.0, 3: None, 4: 2.5, 5: 2.75, 6: 2.5, 7: 9.0}
+    for step, loss in losses.items():
+        store.problem = OSError(errno.ENOSPC, "full") if step == 2 else None
+        state = evaluated(step, loss) if loss is not None else evaluated(step - 1, losses[step - 1])
+        saver.save(step, module, optimizer, state)
+        with contextlib.suppress(OSError):
+            saver.finish()
+        wanted = 1 if step < 4 else 4
+        assert store.pointed("best") == store.at(wanted) == store.best()
+    assert store.steps() == [4, 6, 7]
+
+
+def test_a_step_saved_again_after_its_evaluation_counts(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    saver = saver_of(store, in_background=False)
+    module, optimizer = model()
+    for step, state in ((1, evaluated(1, 3.0)), (2, evaluated(1, 3.0)), (2, evaluated(2, 2.0))):
+        saver.save(step, module, optimizer, state)
+        saver.finish()
+    assert store.pointed("best") == store.at(2)
 
 
 # Whole runs

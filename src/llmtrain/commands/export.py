@@ -44,6 +44,7 @@ def command(
     files = export_model(
         loaded, Path(to).expanduser(), merge, dtype, card_of=Path(named).expanduser() if named else None
     )
-    value = {"run": loaded.label, "step": loaded.step, "to": to, "files": files}
-    at = f" at step {loaded.step}" if loaded.step is not None else ""
+    value = {"run": loaded.label, "step": loaded.step, "val_loss": loaded.val_loss, "to": to, "files": files}
+    loss = f" (validation loss {loaded.val_loss:.4f})" if loaded.val_loss is not None else ""
+    at = f" at step {loaded.step}{loss}" if loaded.step is not None else ""
     show(json_, value, f"{loaded.label}{at} written to {to}: {', '.join(files)}")

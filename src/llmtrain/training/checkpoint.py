@@ -12,6 +12,7 @@ loading a checkpoint, whoever made it, cannot run code.
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -50,6 +51,13 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return step_of(self.path.name) or 0
+
+    @property
+    def val_loss(self) -> float | None:
+        """Validation loss of these very weights; None where they were saved before they were evaluated."""
+        progress = self.state()["progress"]
+        loss = progress.get("last_val_loss") if progress.get("evaluated_step") == self.step else None
+        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
 
     def verify(self) -> None:
         """Raise, naming the file, unless every byte is what was written."""
@@ -124,6 +132,7 @@ class CheckpointStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._val_losses: dict[int, float | None] = {}  # of checkpoints there: read once each
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints there, oldest first. Half-written ones have other names."""
@@ -162,6 +171,20 @@ class CheckpointStore:
             return None
         return Checkpoint(self.folder / name) if step_of(name) is not None and (self.folder / name).is_dir() else None
 
+    def best(self) -> Checkpoint | None:
+        """Of the checkpoints there, the one whose own evaluation was the best; the earlier one where two are alike. An
+        evaluation whose checkpoint could not be written, or was removed by hand, does not count."""
+        losses = {step: loss for step in self.steps() if (loss := self._val_loss(step)) is not None}
+        return self.at(min(losses, key=lambda step: (losses[step], step))) if losses else None
+
+    def _val_loss(self, step: int) -> float | None:
+        if step not in self._val_losses:
+            try:
+                self._val_losses[step] = self.at(step).val_loss
+            except CheckpointError:  # damaged, which is said when it is used
+                self._val_losses[step] = None
+        return self._val_losses[step]
+
     def save(
         self,
         step: int,
@@ -176,6 +199,7 @@ class CheckpointStore:
         and may refuse by raising. `owner` keeps what two generations are writing apart, should one have been taken for
         dead. What fails on one rank fails on all, and leaves nothing behind."""
         temporary = self.folder / f".tmp-step_{step}-{owner}"
+        self._val_losses.pop(step, None)  # an evaluated step replaces the same one from before
         needed = sum(channel.gather(sum(shard.byte_count for shard in shards)))
         try:
             channel.from_first(lambda: self._begin(temporary, needed, step))
@@ -227,16 +251,20 @@ class CheckpointStore:
         fsync_dir(self.folder)
         fault("save_after_rename", step)
 
-    def point(self, pointer: str, step: int | None) -> None:
-        if step is not None and self.at(step).path.is_dir():
-            write_atomic(self.folder / pointer, f"step_{step}\n")
-        else:
-            (self.folder / pointer).unlink(missing_ok=True)
+    def point(self, latest: int) -> None:
+        """Let `latest` name this step, and `best` the best checkpoint there is."""
+        best = self.best()
+        for pointer, checkpoint in (("latest", self.at(latest)), ("best", best)):
+            if checkpoint is not None and checkpoint.path.is_dir():
+                write_atomic(self.folder / pointer, f"{checkpoint.path.name}\n")
+            else:
+                (self.folder / pointer).unlink(missing_ok=True)
 
-    def prune(self, keep: int, best_step: int | None) -> None:
+    def prune(self, keep: int) -> None:
         """Remove all but the newest `keep` and the best, after the new one is complete."""
+        best = self.best()
         for step in self.steps()[:-keep]:
-            if step != best_step:
+            if best is None or step != best.step:
                 self._discard(self.at(step).path)
                 self._note_removal(step, keep)
 

@@ -13,6 +13,7 @@ from llmtrain.config.schema import Config
 from llmtrain.data.tokenizer import Tokenizer, load_saved_tokenizer, load_tokenizer
 from llmtrain.distributed.world import pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
+from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory, find_run
@@ -44,6 +45,8 @@ class LoadedModel:
     """Where its chat template may be."""
     device: torch.device
     progress: dict[str, Any]
+    val_loss: float | None = None
+    """Of these weights, where the run evaluated them."""
     base_sha256: str | None = None
     base_path: str | None = None
     is_run: bool = False
@@ -90,6 +93,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         tokenizer_folder=run.tokenizer,
         device=device,
         progress=state["progress"],
+        val_loss=chosen.val_loss,
         base_sha256=state.get("base_sha256"),
         base_path=base_path,
         is_run=True,
@@ -186,8 +190,12 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
 def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
     store = CheckpointStore(run.checkpoints)
     if name in ("best", "latest"):
-        found = store.pointed(name) or store.pointed("latest") or store.newest_usable()
+        found = store.pointed(name)
         if found:
+            return found
+        found = store.pointed("latest") or store.newest_usable()
+        if found:
+            warn("SAVE", f"run {run.run_id} has no '{name}' checkpoint: {found.path.name} is used")
             return found
         raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.")
     try:

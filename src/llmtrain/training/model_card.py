@@ -30,8 +30,8 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         ("target tokens seen", progress.get("tokens")),
         ("training loss, first step", progress.get("first_train_loss")),
         ("training loss, last step", progress.get("last_train_loss")),
-        ("validation loss", progress.get("last_val_loss")),
-        ("best validation loss", progress.get("best_val_loss")),
+        (f"validation loss{_at(progress, 'evaluated_step')}", progress.get("last_val_loss")),
+        (f"best validation loss{_at(progress, 'best_step')}", progress.get("best_val_loss")),
     ]
     parts = [
         "---",
@@ -63,6 +63,12 @@ def _origin(config: Config, base_sha256: str | None) -> str:
         return f"A `{config.model.name}` model trained from scratch on `{source}` by llmtrain."
     sha = f" (SHA-256 of its files `{base_sha256}`)" if base_sha256 else ""
     return f"{how} of `{config.model.path}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
+
+
+def _at(progress: dict[str, Any], name: str) -> str:
+    """Where a loss is not that of the weights beside the card."""
+    step = progress.get(name)
+    return "" if step in (None, progress.get("step")) else f" (of step {step}, not of these weights)"
 
 
 def _decisive(config: Config) -> dict[str, Any]:

@@ -109,12 +109,13 @@ class Outputs:
             (folder / ADAPTER / CARD).write_text(card, encoding="utf-8")
             write_origin(folder / ADAPTER, self.base_sha256)
 
-        step, is_best = progress.step, progress.best_step == progress.step  # as they are now: it may be done later
-        return write if write_weights else None, lambda: self._lay_out(step, epoch, is_best)
+        step = progress.step  # as it is now: it may be done later
+        return write if write_weights else None, lambda: self._lay_out(step, epoch)
 
-    def _lay_out(self, step: int, epoch: int | None, is_best: bool) -> None:
-        checkpoint = CheckpointStore(self.run.checkpoints).at(step)
-        if is_best:
+    def _lay_out(self, step: int, epoch: int | None) -> None:
+        store = CheckpointStore(self.run.checkpoints)
+        checkpoint = store.at(step)
+        if store.pointed("best") == checkpoint:
             self.publish_best(checkpoint)
         if self.config.output.layout == "epochs" and epoch is not None:
             replace_folder(self.run.epoch(epoch), lambda folder: _link_by_rank(checkpoint, folder))
@@ -129,7 +130,7 @@ class Outputs:
         for step in store.steps():
             epoch = ended_epoch(step)
             if epoch is not None and not self.run.epoch(epoch).exists():
-                self._lay_out(step, epoch, is_best=False)
+                self._lay_out(step, epoch)
         best = store.pointed("best")
         if best:
             self.publish_best(best)

@@ -218,7 +218,6 @@ def restore(
         # What is newer is damaged, or belongs to the course the run is leaving.
         store.set_aside_after(progress.step)
         resumption.run.finished.unlink(missing_ok=True)
-        store.point("latest", progress.step)
-        store.point("best", progress.best_step)
+        store.point(progress.step)
     log("TRAIN", f"resumed from {checkpoint.path}")
     return progress

@@ -18,7 +18,7 @@ from llmtrain.distributed.micro_batches import Share, micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
-from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging
+from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import disk_full, is_full, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
@@ -340,11 +340,11 @@ def _train(
                 end_generation(run, generation, status, progress.step)
         if status in ("finished", "stopped"):
             leave_together(world)
-        if status == "finished":
+        if status == "finished" and result:
             log(
                 "DONE",
                 f"{progress.step} steps, train loss {progress.last_train_loss:.4f}, "
-                f"val loss {progress.last_val_loss:.4f}, best {progress.best_val_loss:.4f}",
+                f"val loss {progress.last_val_loss:.4f}, best {result['best_val_loss']:.4f}",
             )
         setup_logging(config.logging)  # lets go of the run's log file
 
@@ -372,7 +372,13 @@ def make_result(
     with autocast_for(config, world)():
         told_to_stop = sampling_stop(world, trainer.stop, trainer.watchdog)
         sample = write_sample(trainer.outputs, told_to_stop)
-    best = CheckpointStore(run.checkpoints).pointed("best")
+    best = CheckpointStore(run.checkpoints).best()
+    if best and best.step != progress.best_step and world.is_first:
+        warn(
+            "SAVE",
+            f"the best evaluation was that of step {progress.best_step} ({progress.best_val_loss:.4f}), of which there "
+            f"is no checkpoint; the best one there is {best.path.name} ({best.val_loss:.4f})",
+        )
     return {
         "run_id": run.run_id,
         "run_dir": str(run.path),
@@ -383,6 +389,8 @@ def make_result(
         "wanted": wanted(as_given.trainer),
         "resumed_from": resumption.checkpoint.step if resumption and resumption.checkpoint else None,
         **progress.losses(),
+        # Of the checkpoint that is there: the save of a better one may have failed.
+        **({"best_val_loss": best.val_loss, "best_step": best.step} if best else {}),
         "best_checkpoint": str(best.path) if best else None,
         "tokens": progress.tokens,
         "tokens_per_second": round(throughput.overall, 1),

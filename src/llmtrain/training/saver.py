@@ -36,7 +36,6 @@ class Saver:
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         state: dict[str, Any],
-        best_step: int | None,
         companion: WriteInto | None = None,
         after: Callable[[], None] = lambda: None,
     ) -> None:
@@ -49,11 +48,11 @@ class Saver:
             shards = [self._copy(each) for each in shards]
             waited = time.perf_counter() - started
             how = f", in the background ({waited:.2f} s to copy)"
-            write = self._writing(step, shards, state, best_step, companion, after, how)
+            write = self._writing(step, shards, state, companion, after, how)
             self._thread = threading.Thread(target=write, name="saver", daemon=True)
             self._thread.start()
         else:
-            self._writing(step, shards, state, best_step, companion, after, "")()
+            self._writing(step, shards, state, companion, after, "")()
 
     def finish(self) -> None:
         """Wait for the save that was begun, and raise what went wrong with it."""
@@ -69,7 +68,6 @@ class Saver:
         step: int,
         shards: list[Shard],
         state: dict[str, Any],
-        best_step: int | None,
         companion: WriteInto | None,
         after: Callable[[], None],
         how: str,
@@ -79,24 +77,23 @@ class Saver:
             try:
                 self._store.save(step, shards, state, self._lock.token, self._lock.check, self._world.saving, companion)
                 if self._world.is_first:
-                    self._point_and_prune(step, best_step, after)
+                    self._point_and_prune(step, after)
                 log("SAVE", f"step_{step} in {time.perf_counter() - started:.2f} s{how}", fields={"step": step})
             except Exception as problem:
                 self._problem = problem
 
         return write
 
-    def _point_and_prune(self, step: int, best_step: int | None, after: Callable[[], None]) -> None:
+    def _point_and_prune(self, step: int, after: Callable[[], None]) -> None:
         """Housekeeping after a checkpoint is complete; when it fails nothing is lost."""
         self._lock.check()
         try:
-            self._store.point("latest", step)
-            self._store.point("best", best_step)
+            self._store.point(step)
             self._extras(step, after)
             fault("save_before_prune", step)
             self._lock.check()
             if self._keep != "all":
-                self._store.prune(self._keep, best_step)
+                self._store.prune(self._keep)
         except OSError as problem:
             warn("SAVE", f"step_{step} is saved, but the pointers or old checkpoints could not be updated: {problem}")
 

@@ -256,9 +256,7 @@ class Trainer:
             self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
             state = {"progress": self.progress.as_dict(), **self.recorded}
             companion, after = self.outputs.with_checkpoint(self.progress, self._counted_epoch())
-            self.saver.save(
-                step, self.stepper.module, self.stepper.optimizer, state, self.progress.best_step, companion, after
-            )
+            self.saver.save(step, self.stepper.module, self.stepper.optimizer, state, companion, after)
             is_last_chance = stopping or self._is_over()
             if is_last_chance or not self.config.async_save:
                 self._finish_save(is_last_chance)
