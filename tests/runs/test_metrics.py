@@ -1,9 +1,14 @@
+import errno
 import json
 import math
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmtrain.runs import metrics as metrics_module
 from llmtrain.runs.metrics import MetricsLog, read_metrics
 
 
@@ -76,3 +81,77 @@ def test_what_json_cannot_say_becomes_null(path: Path, value: float) -> None:
 
 def test_no_file_means_no_rows(path: Path) -> None:
     assert list(read_metrics(path)) == []
+
+
+class Failing:
+    """In place of a function of os: fails at some of its calls, with or without having done its work."""
+
+    def __init__(self, real: Callable[..., int], calls: set[int], number: int, part: float = 0.0) -> None:
+        self.real, self.calls, self.number, self.part, self.count = real, calls, number, part, 0
+
+    def __call__(self, descriptor: int, *arguments: Any) -> int:
+        self.count += 1
+        if self.count not in self.calls:
+            return self.real(descriptor, *arguments)
+        if arguments and self.part:
+            data, offset = arguments
+            return self.real(descriptor, data[: int(len(data) * self.part)], offset)
+        raise OSError(self.number, os.strerror(self.number))
+
+
+FAILURES = {
+    "one fsync": ("fsync", {1}, errno.EIO, 0.0),
+    "every fsync": ("fsync", set(range(1, 1000)), errno.EIO, 0.0),
+    "a write": ("pwrite", {3}, errno.EIO, 0.0),
+    "writes for a while": ("pwrite", {2, 3, 4, 5, 6, 7}, errno.ENOSPC, 0.0),
+    "half a write": ("pwrite", {4}, errno.ENOSPC, 0.5),
+    "several half writes": ("pwrite", {4, 5, 6}, errno.ENOSPC, 0.9),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_write_errors_lose_and_repeat_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    function, calls, number, part = FAILURES[name]
+    log = MetricsLog(path, 0, 0)
+    failing = Failing(getattr(os, function), calls, number, part)
+    monkeypatch.setattr(metrics_module.os, function, failing)
+    for step in range(1, 13):
+        log.append({"step": step, "train/loss": step / 10})
+        assert steps(path) == list(range(1, len(steps(path)) + 1)), "whole rows, in order"
+        if step % 5 == 0:
+            log.sync()
+    log.close()
+    assert failing.count >= min(calls)
+    assert path.read_text().splitlines() == [json.dumps({"step": s, "train/loss": s / 10}) for s in range(1, 13)]
+
+
+def test_rows_are_written_again_after_a_failed_fsync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux drops what it could not put on disk, and the next fsync succeeds."""
+    log = MetricsLog(path, 0, 0)
+    log.append({"step": 1})
+    log.sync()
+    log.append({"step": 2})
+    whole = path.read_bytes()
+    real = os.fsync
+
+    def drop(descriptor: int) -> None:
+        monkeypatch.setattr(metrics_module.os, "fsync", real)
+        os.ftruncate(descriptor, len(b'{"step": 1}\n'))
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(metrics_module.os, "fsync", drop)
+    log.sync()
+    assert path.read_bytes() == whole
+    log.append({"step": 3})
+    log.close()
+    assert steps(path) == [1, 2, 3]
+
+
+def test_rows_of_a_long_run_do_not_pile_up_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "SYNC_BYTES", 100)
+    log = MetricsLog(path, 0, 0)
+    for step in range(100):
+        log.append({"step": step})
+        assert len(log._rows) <= 100
+    log.close()
+    assert steps(path) == list(range(100))

@@ -1,6 +1,8 @@
 """metrics.jsonl: always there, one JSON object a line, whatever other trackers do."""
 
+import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +67,29 @@ def test_an_undisturbed_line_is_read_back_bit_for_bit(tmp_path: Path) -> None:
         log.append({"step": step, "x": value})
     log.close()
     assert [row["x"].hex() for row in read_metrics(path)] == [value.hex() for value in values]
+
+
+@pytest.mark.parametrize("function", ["fsync", "pwrite"])
+def test_one_error_of_the_storage_costs_no_row(make_config: MakeConfig, function: str) -> None:
+    def fail_once() -> None:
+        from types import SimpleNamespace
+
+        from llmtrain.runs import metrics
+
+        real, failed = getattr(os, function), []
+
+        def fail(*arguments: object) -> object:
+            if not failed:
+                failed.append(True)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(*arguments)
+
+        metrics.os = SimpleNamespace(**{**vars(os), function: fail})
+
+    config = make_config()
+    ended = harness.run(config, before=fail_once)
+    assert ended.code == 0, ended.output
+    assert "rows wait in memory" in ended.output, "the error did happen"
+    rows = list(read_metrics(Path(config.output.root_dir) / RUN_ID / "metrics.jsonl"))
+    assert [row["step"] for row in rows if "train/loss" in row] == list(range(1, 9))
+    assert [row["step"] for row in rows if "val/loss" in row] == [4, 8]

@@ -133,6 +133,37 @@ def test_a_resumed_run_goes_on_in_its_mlflow_run(tracked: MakeConfig, action: st
     assert "trainer.lr" in run["params"]
 
 
+@pytest.mark.parametrize("is_finished", [False, True], ids=["resumed", "finished"])
+def test_rows_that_a_killed_process_had_not_sent_arrive(tracked: MakeConfig, is_finished: bool) -> None:
+    """Also when the run itself is finished and there is nothing to train any more."""
+    config = tracked()
+
+    def send_nothing() -> None:
+        import os
+        import signal
+        import threading
+
+        mlflow.MlflowRun.add = lambda *_: threading.Event().wait()
+        mlflow.MlflowTracker.finish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+
+    assert harness.run(config, fault=None if is_finished else "forward:8:0:kill", before=send_nothing).code == -9
+    assert (root_of(config) / RUN_ID / "finished.json").exists() == is_finished
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
+    assert run["status"] == "FINISHED"
+    assert [step for step, _ in run["history"]["train/loss"]] == [*range(1, 9)]
+    assert [step for step, _ in run["history"]["val/loss"]] == [4, 8]
+
+
+def test_finished_run_and_a_dead_server(make_config: MakeConfig) -> None:
+    config = with_mlflow(make_config, mlflow__tracking_uri="http://127.0.0.1:9")
+    for resume in (None, RUN_ID):
+        ended = harness.run(config, resume)
+        assert ended.code == 0, ended.output
+        assert "Traceback" not in ended.output
+
+
 def test_a_failed_run_is_marked(tracked: MakeConfig) -> None:
     config = tracked()
     assert harness.run(config, fault="loss:3:0:nan").code == 65

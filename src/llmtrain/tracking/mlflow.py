@@ -2,7 +2,8 @@
 
 The id of the MLflow run is kept in the run directory, so that a resumed run goes on in the same one. There it first
 adds the rows of metrics.jsonl that the server did not get before the interruption, and then leaves out the steps that
-it has already: the steps after the newest checkpoint are trained twice.
+it has already: the steps after the newest checkpoint are trained twice. A finished run whose process was killed before
+everything was sent is completed by the next start, which has nothing else to do.
 """
 
 import importlib.util
@@ -139,6 +140,8 @@ class MlflowRun:
             return False
         if not known.get("described"):  # killed while it was being described
             self.describe()
+        else:
+            self._write_note(described=True)  # there is more to come
         return True
 
     def find(self) -> bool:
@@ -206,6 +209,8 @@ class MlflowRun:
 
     def end(self, status: Status, ended_at_ms: int | None = None) -> None:
         self.client.set_terminated(self.id, status=_STATUS[status], end_time=ended_at_ms)
+        if status == "finished":
+            self._write_note(described=True, complete=True)
 
     def _log_params(self) -> None:
         """Those that are not there yet: MLflow refuses to change one, and a resumed run may have other settings. The
@@ -227,10 +232,16 @@ class MlflowRun:
         known = read_json(self._directory.mlflow)
         return known if isinstance(known, dict) else {}
 
-    def _write_note(self, described: bool) -> None:
+    def _write_note(self, described: bool, complete: bool = False) -> None:
         if self._is_home or self._note().get("tracking_uri") in (None, self._uri):
-            note = {"run_id": self.id, "tracking_uri": self._uri, "described": described}
+            note = {"run_id": self.id, "tracking_uri": self._uri, "described": described, "complete": complete}
             write_json(self._directory.mlflow, note)
+
+
+def is_complete(run: RunDirectory) -> bool:
+    """Whether the MLflow store of a finished run has all of it."""
+    note = read_json(run.mlflow)
+    return isinstance(note, dict) and note.get("complete") is True
 
 
 def _say_where(config: Config, uri: str) -> None:

@@ -31,7 +31,8 @@ from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_finished
 from llmtrain.tracking.base import Status, TrackedRun
 from llmtrain.tracking.console import ConsoleTracker
-from llmtrain.tracking.mlflow import tracking_location
+from llmtrain.tracking.mlflow import is_complete, tracking_location
+from llmtrain.tracking.replay import replay_run
 from llmtrain.training import faults
 from llmtrain.training.assemble import (
     Parts,
@@ -89,7 +90,7 @@ def run_training(
             check_sync_installed("output.sync_uri is set")
         is_over, done = finished_before(config, resume)
         if is_over:
-            return _copied(config, find_resumed_run(config, resume or "auto"), done)
+            return _finished_before(config, find_resumed_run(config, resume or "auto"), done)
         world = stack.enter_context(join_world(config.distributed, config.run))
         stop.joined()
         stack.enter_context(peer_errors())
@@ -107,7 +108,7 @@ def run_training(
             rank0(lambda: check_config(resumption, config, allow_config_change))
             done = rank0(lambda: already_finished(config, resumption, allow_config_change))
             if done:
-                return _copied(config, run, done if world.is_first else None)
+                return _finished_before(config, run, done if world.is_first else None)
         set_up_torch(config)
         parts = world.control.together(lambda: make_parts(config, world))
         data = f"{parts.prepared.fingerprint} {parts.recorded['tokenizer_sha256']}"
@@ -136,6 +137,16 @@ def run_training(
         log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
         result = _train(settled, config, world, run, resumption, parts, lock, stop, generation)
         return _copied(config, run, result)
+
+
+def _finished_before(config: Config, run: RunDirectory | None, result: TrainResult | None) -> TrainResult | None:
+    """Its process may have been killed while it told MLflow: that gets the rest now."""
+    if result and run and config.mlflow.enabled and not is_complete(run):
+        try:
+            replay_run(run, tracking_location(config)[0])
+        except LlmtrainError as problem:
+            warn("TRAIN", f"MLflow may lack some of run {run.run_id}: {problem.what}")
+    return _copied(config, run, result)
 
 
 def _copied(config: Config, run: RunDirectory | None, result: TrainResult | None) -> TrainResult | None:
