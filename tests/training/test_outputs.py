@@ -79,7 +79,7 @@ def put_together(epoch: Path, to: Path, step: int) -> Checkpoint:
 
 def litter(config: Config) -> list[str]:
     """What a half-done exchange of directories would leave."""
-    return sorted(path.name for path in run_dir(config).iterdir() if path.name.startswith((".new-", ".old-")))
+    return sorted(path.name for path in run_dir(config).iterdir() if path.name.startswith(".llmtrain-"))
 
 
 # Layout.
@@ -258,7 +258,8 @@ def killed_between_renames(name: str) -> Callable[[], None]:
         real = Path.rename
 
         def rename(self: Path, target: Any) -> Path:
-            if self.name == f".new-{name}" and (name != "adapter" or self.with_name(f".old-{name}").exists()):
+            is_new = self.name.startswith(".llmtrain-new-") and self.name.endswith(f"-{name}")
+            if is_new and (name != "adapter" or list(self.parent.glob(f".llmtrain-old-*-{name}"))):
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(self, target)
 
@@ -282,6 +283,60 @@ def test_killed_while_a_directory_is_exchanged(
     assert found.is_dir(), f"{name}/ was never made"
     assert harness.tree(found / "rank-0" if name == "epoch-1" else found) == harness.tree(wanted)
     assert litter(config) == []
+
+
+# What is the user's.
+
+
+def test_directories_of_the_user_are_left_alone(
+    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Whatever they are called: those that the run would make itself, later epochs, and what is no epoch at all."""
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    assert train(config, fault="forward:6:0:kill")[0].code == -signal.SIGKILL
+    run = run_dir(config)
+    own = ("epoch-2", "epoch-7", "epoch-final", "epoch-03", "epoch-", ".old-stuff", ".new-stuff", "epoch-8")
+    shutil.copytree(run / "epoch-1", run / "epoch-8")
+    for name in own[:-1]:
+        (run / name).mkdir()
+        (run / name / "notes.txt").write_text(name)
+    shutil.rmtree(run / "best")
+    (run / "best").mkdir()
+    (run / "best" / "notes.txt").write_text("best")
+    shutil.rmtree(run / "adapter")
+    (run / "adapter").symlink_to(tmp_path)
+    before = {name: harness.tree(run / name) for name in (*own, "best")}
+    result = trained(config, resume=RUN_ID)
+    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert {name: harness.tree(run / name) for name in before} == before
+    assert (run / "adapter").is_symlink()
+    assert list(tmp_path.iterdir()) == []
+    assert harness.tree(run / "epoch-1" / "rank-0") == harness.tree(step_dir(config, 4))
+    assert litter(config) == []
+
+
+def test_going_back_removes_only_what_the_run_made(make: MakeConfig) -> None:
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    trained(config)
+    run = run_dir(config)
+    shutil.copytree(run / "epoch-1", run / "epoch-3")
+    assert json.loads((run / "artifacts.json").read_text()) == ["adapter", "best", "epoch-1", "epoch-2"]
+    (ended,) = train(config, resume=str(step_dir(config, 3)), fault="forward:5:0:kill")
+    assert ended.code == -signal.SIGKILL, ended.output
+    assert not (run / "epoch-2").exists()
+    assert (run / "epoch-3" / "rank-0" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize("record", ["{}", "[1, null]", "not JSON"])
+def test_damaged_record_of_what_was_made(make: MakeConfig, record: str) -> None:
+    """Then all of it counts as the user's."""
+    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    assert train(config, fault="forward:6:0:kill")[0].code == -signal.SIGKILL
+    (run_dir(config) / "artifacts.json").write_text(record)
+    before = harness.tree(run_dir(config) / "epoch-1")
+    trained(config, resume=RUN_ID)
+    assert harness.tree(run_dir(config) / "epoch-1") == before
+    assert json.loads((run_dir(config) / "artifacts.json").read_text()) == ["epoch-2"]
 
 
 # No space, or no permission, for what is extra.

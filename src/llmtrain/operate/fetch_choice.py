@@ -20,7 +20,7 @@ _NEVER = {_NAMES.lock.name, _NAMES.heartbeats.name}  # of the processes that wri
 _GROWING = {_NAMES.metrics.name, _NAMES.logs.name}
 _OF_A_MODEL = {_NAMES.tokenizer.name, _NAMES.model_config.name, _NAMES.adapter.name}
 _WANTED: dict[str, set[str]] = {
-    "best": {*WHO, *_OF_A_MODEL, _NAMES.metrics.name, FINISHED, CHECKPOINTS},
+    "best": {*WHO, *_OF_A_MODEL, _NAMES.metrics.name, _NAMES.artifacts.name, FINISHED, CHECKPOINTS},
     "metrics": {*WHO, _NAMES.metrics.name, FINISHED},
     "logs": {*WHO, _NAMES.logs.name},
 }

@@ -11,6 +11,7 @@ runs/<run_id>/
   adapter/         of a LoRA run: the best adapter, in peft's own format
   samples/         answers to trainer.eval_prompts, one file an evaluation
   epoch-N/ best/   with output.layout epochs: files of those checkpoints
+  artifacts.json   which of adapter/, epoch-N/ and best/ the run has made: others of these names are the user's
   finished.json    there once the run is complete: its result
   ended.json       of a StatefulSet: which launch ended for good, and with what exit code; its pods come back and look
   lock             who is writing
@@ -80,6 +81,10 @@ class RunDirectory:
 
     def epoch(self, number: int) -> Path:
         return self.path / f"epoch-{number}"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.path / "artifacts.json"
 
     @property
     def finished(self) -> Path:

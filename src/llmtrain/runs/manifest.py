@@ -8,7 +8,7 @@ from typing import Any
 MANIFEST = "manifest.json"
 POINTERS = ("latest", "best")
 FILE_NAME = re.compile(r"(?:adapter/)?[\w-][\w.-]*")
-_NAME = re.compile(r"step_(\d+)")
+_NAME = re.compile(r"step_(0|[1-9][0-9]{0,17})")  # as it is written: step_0099 is somebody's own
 
 
 def step_of(name: str) -> int | None:

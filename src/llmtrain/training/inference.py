@@ -1,5 +1,6 @@
 """Using a trained model: text from it, its loss on files, its weights for other programs."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from torch import nn
 
 from llmtrain import registry
@@ -25,7 +27,7 @@ from llmtrain.models.lora import ADAPTER
 from llmtrain.training.assemble import autocast_for, base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.loading import LoadedModel
-from llmtrain.training.outputs import CARD, replace_folder, write_card, write_origin
+from llmtrain.training.outputs import CARD, temporary_beside, write_card, write_origin
 from llmtrain.training.sample import sample_text
 
 LEAST_TEMPERATURE = 0.01
@@ -180,14 +182,33 @@ def _text_store(loaded: LoadedModel, files: Sequence[Path], block_size: int) -> 
 def export_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, card_of: Path | None) -> list[str]:
     """Write weights, config, tokenizer and model card; the names of the files. They are written under another name and
     take their own when all are there."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        replace_folder(folder, lambda fresh: _write_model(loaded, fresh, merge, dtype, card_of))
-    except OSError as problem:
-        raise UsageError(f"Cannot write to {folder}: {problem.strerror or problem}.") from None
-    return sorted(path.name for path in folder.iterdir())
+        # What `.` or a link stands for is filled: it may be on another disk.
+        target = Path(os.path.realpath(folder))
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UsageError(f"{folder} exists and is not empty.", remedy="Choose another directory for --to.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _fill_folder(target, lambda fresh: _write_model(loaded, fresh, merge, dtype, card_of))
+        return sorted(path.name for path in target.iterdir())
+    except (OSError, SafetensorError) as problem:  # the second is what safetensors says of a full disk
+        raise UsageError(f"Cannot write to {folder}: {getattr(problem, 'strerror', None) or problem}.") from None
+
+
+def _fill_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """A directory that is not there yet gets its name when it is complete. One that is there stays: it may be a mount,
+    or somebody's current directory."""
+    is_new = not target.exists()
+    fresh = temporary_beside(target, "new") if is_new else temporary_beside(target / "model", "new")
+    fresh.mkdir()
+    try:
+        fill(fresh)
+        if is_new:
+            fresh.rename(target)
+        else:
+            for path in sorted(fresh.iterdir()):
+                path.rename(target / path.name)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def _write_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, card_of: Path | None) -> None:

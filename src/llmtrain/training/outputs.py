@@ -4,10 +4,11 @@ card, and directories named after epochs."""
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,20 @@ from llmtrain.data.base import PreparedData
 from llmtrain.data.prompts import prompt_prefix, prompt_text
 from llmtrain.data.row_store import RowStore
 from llmtrain.distributed.world import World
+from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, WriteInto
 from llmtrain.models.lora import ADAPTER, ORIGIN
-from llmtrain.runs.atomic import write_atomic, write_json
+from llmtrain.runs.atomic import is_there, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.manifest import MANIFEST
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from llmtrain.training.model_card import model_card
 from llmtrain.training.sample import sample_text
 from llmtrain.training.state import Progress
 
 CARD = "README.md"
+TEMPORARY = ".llmtrain-"
+_EPOCH = re.compile(r"epoch-([1-9][0-9]{0,17})")
 _OF_RANK = re.compile(r"-(\d{5})-of-(\d{5})\.safetensors$")
 
 
@@ -41,6 +46,7 @@ class Outputs:
     world: World
     autocast: Callable[[], AbstractContextManager[None]]
     base_sha256: str | None
+    _told: set[Path] = field(default_factory=set)
 
     def answer_prompts(self, stop: Callable[[], bool]) -> list[dict[str, str]] | None:
         """What the model says to each of trainer.eval_prompts, always the likeliest token; None when told to stop.
@@ -118,15 +124,19 @@ class Outputs:
         if store.pointed("best") == checkpoint:
             self.publish_best(checkpoint)
         if self.config.output.layout == "epochs" and epoch is not None:
-            replace_folder(self.run.epoch(epoch), lambda folder: _link_by_rank(checkpoint, folder))
+            self._put(self.run.epoch(epoch), lambda folder: _link_by_rank(checkpoint, folder))
 
     def repair(self, epochs: int, ended_epoch: Callable[[int], int | None]) -> None:
         """Do what a process that was killed after publishing a checkpoint did not come to do, and remove what belongs
         to a course that the run has left."""
         store = CheckpointStore(self.run.checkpoints)
-        later = [path for path in self.run.path.glob("epoch-*") if int(path.name.partition("-")[2] or 0) > epochs]
-        for leftover in (*self.run.path.glob(".new-*"), *self.run.path.glob(".old-*"), *later):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for word in ("new", "old"):
+            for leftover in self.run.path.glob(f"{TEMPORARY}{word}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+        for path in self.run.path.glob("epoch-*"):
+            number = _EPOCH.fullmatch(path.name)
+            if number and int(number[1]) > epochs:
+                self._remove(path)
         for step in store.steps():
             epoch = ended_epoch(step)
             if epoch is not None and not self.run.epoch(epoch).exists():
@@ -136,14 +146,43 @@ class Outputs:
             self.publish_best(best)
         else:
             for path in (self.run.adapter, self.run.best):
-                shutil.rmtree(path, ignore_errors=True)
+                self._remove(path)
 
     def publish_best(self, checkpoint: Checkpoint) -> None:
         """adapter/ (a copy: people edit such files) and best/ of the run directory."""
         if (checkpoint.path / ADAPTER).is_dir():
-            replace_folder(self.run.adapter, lambda folder: _copy(checkpoint.path / ADAPTER, folder))
+            self._put(self.run.adapter, lambda folder: _copy(checkpoint.path / ADAPTER, folder))
         if self.config.output.layout == "epochs":
-            replace_folder(self.run.best, lambda folder: _link(checkpoint.path, folder))
+            self._put(self.run.best, lambda folder: _link(checkpoint.path, folder))
+
+    def _put(self, target: Path, fill: WriteInto) -> None:
+        """Make a directory of the run, or make it again; one of the user's with its name is left alone."""
+        made = self._made()
+        if is_there(target) and not self._is_ours(target):
+            if target not in self._told:
+                self._told.add(target)
+                warn("SAVE", f"{target} was not made by this run and is left alone; move it away to have it made")
+            return
+        if target.name not in made:
+            write_json(self.run.artifacts, sorted({*made, target.name}))  # first: unrecorded it would be the user's
+        replace_folder(target, fill)
+
+    def _remove(self, target: Path) -> None:
+        if self._is_ours(target):
+            shutil.rmtree(target, ignore_errors=True)
+            write_json(self.run.artifacts, sorted(self._made() - {target.name}))
+
+    def _is_ours(self, target: Path) -> bool:
+        """Whether this program made a directory: it is recorded, and has what is always in one of its kind."""
+        if target == self.run.adapter:
+            mark = target / ORIGIN
+        else:
+            mark = target / MANIFEST if target == self.run.best else target / "rank-0" / MANIFEST
+        return target.name in self._made() and not target.is_symlink() and mark.is_file()
+
+    def _made(self) -> set[str]:
+        names = read_json(self.run.artifacts)
+        return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
 
 
 def write_origin(folder: Path, base_sha256: str | None) -> None:
@@ -156,20 +195,28 @@ def write_card(
     write_atomic(folder / CARD, model_card(config, progress, base_sha256, is_adapter))
 
 
-def replace_folder(target: Path, fill: Callable[[Path], None]) -> None:
+def replace_folder(target: Path, fill: WriteInto) -> None:
     """A directory that is filled under another name first, and takes the place of the one before."""
-    fresh, old = (target.with_name(f".{word}-{target.name}") for word in ("new", "old"))
-    for path in (fresh, old):
-        shutil.rmtree(path, ignore_errors=True)
+    fresh, old = (temporary_beside(target, word) for word in ("new", "old"))
     fresh.mkdir()
     try:
         fill(fresh)
         if target.exists():
             target.rename(old)
-        fresh.rename(target)
+        try:
+            fresh.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
     finally:
         for path in (fresh, old):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def temporary_beside(target: Path, word: str) -> Path:
+    """A name that nobody else uses, and that says whose it is."""
+    return target.with_name(f"{TEMPORARY}{word}-{secrets.token_hex(4)}-{target.name}")
 
 
 def _copy(source: Path, folder: Path) -> None:
