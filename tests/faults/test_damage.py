@@ -121,6 +121,19 @@ def test_the_one_before_that_is_used(config: Config, killed_root: Path, golden: 
     harness.verify_all(killed_root)
 
 
+def test_names_that_are_almost_ours_do_not_disturb_a_resume(config: Config, killed_root: Path, golden: Outcome) -> None:
+    run = killed_root / RUN_ID
+    names = ("checkpoints/step_0099", "checkpoints/step_007", "checkpoints/step_\u0663", "epoch-final", "epoch-3")
+    for name in names:
+        shutil.copytree(run / "checkpoints" / "step_4", run / name)
+    before = {name: harness.tree(run / name) for name in names}
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert ended.result["resumed_from"] == 6
+    assert harness.outcome(killed_root, ended.result) == golden
+    assert {name: harness.tree(run / name) for name in names} == before
+
+
 @pytest.mark.parametrize("resume", [RUN_ID, "auto"])
 def test_all_damaged_is_never_a_fresh_start(config: Config, killed_root: Path, resume: str) -> None:
     for number, checkpoint in enumerate(harness.checkpoints(killed_root)):
@@ -229,7 +242,6 @@ def test_a_pickle_inside_a_sealed_checkpoint_is_not_run(
     folder = killed_root / RUN_ID / "checkpoints" / "step_6"
     (folder / name).write_bytes(pickle.dumps(Payload(target)))
     seal(folder)
-    Checkpoint(folder).verify()
     ended = harness.run(config, str(folder))
     assert ended.code == 65, ended.output
     assert name in ended.output
@@ -247,6 +259,61 @@ def test_a_sealed_checkpoint_with_a_strange_state_is_refused(config: Config, kil
     ended = harness.run(config, str(folder))
     assert ended.code in (64, 65), ended.output
     assert "Traceback" not in ended.output
+
+
+def change_index(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        index = json.loads((folder / "index.json").read_text())
+        change(next(entry for entry in index["model"].values() if len(entry["shape"]) == 2))
+        (folder / "index.json").write_text(json.dumps(index))
+
+    return forge
+
+
+def change_progress(**values: Any) -> Callable[[Path], None]:
+    def forge(folder: Path) -> None:
+        state = json.loads((folder / "state.json").read_text())
+        state["progress"].update(values)
+        (folder / "state.json").write_text(json.dumps(state))
+
+    return forge
+
+
+FORGERIES: dict[str, Callable[[Path], None]] = {
+    "offset outside": change_index(lambda entry: entry["pieces"][0].update(offset=[9, 0])),
+    "larger": change_index(lambda entry: (entry.update(shape=[4096, 64]), entry["pieces"][0].update(shape=[4096, 64]))),
+    "deep index": lambda folder: (folder / "index.json").write_text("[" * 100_000),
+    "deep state": lambda folder: (folder / "state.json").write_text("[" * 100_000),
+    "step as text": change_progress(step="6"),
+    "step as float": change_progress(step=6.0),
+    "step of another": change_progress(step=5),
+    "loss as text": change_progress(last_val_loss="1.0"),
+    "loss beyond floats": change_progress(last_val_loss=10**400),
+    "nan": change_progress(best_val_loss=float("nan")),
+    "true": change_progress(tokens=True),
+    "negative": change_progress(epoch=-1),
+    "unknown": change_progress(colour=3),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_sealed_checkpoint_that_makes_no_sense_is_passed_over(
+    config: Config, killed_root: Path, golden: Outcome, name: str
+) -> None:
+    folder = killed_root / RUN_ID / "checkpoints" / "step_6"
+    FORGERIES[name](folder)
+    seal(folder)
+    with pytest.raises(CheckpointError):
+        Checkpoint(folder).verify()
+    if name not in ("offset outside", "step as text"):
+        return  # a whole run of each takes too long
+    ended = harness.run(config, str(folder))
+    assert ended.code == 65, ended.output
+    assert "Traceback" not in ended.output
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert ended.result["resumed_from"] == 4
+    assert harness.outcome(killed_root, ended.result) == golden
 
 
 @pytest.mark.parametrize(

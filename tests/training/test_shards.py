@@ -22,7 +22,7 @@ from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training import run as run_module
 from llmtrain.training.checkpoint import INDEX, MANIFEST, Checkpoint, CheckpointStore
-from llmtrain.training.shards import deal, file_name, merge, overlap, read_into, read_whole, shard
+from llmtrain.training.shards import _is_covered, deal, file_name, merge, overlap, read_into, read_whole, shard
 from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
 
 # Boxes
@@ -211,7 +211,7 @@ def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
     """A checkpoint whose index was changed and whose manifest was made to fit."""
     store = CheckpointStore(tmp_path / "checkpoints")
     groups = [shard(group, {"a": torch.arange(6.0).reshape(3, 2)}, 0, 1) for group in ("model", "optimizer")]
-    state = {"progress": {}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
+    state = {"progress": {"step": 1}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
     store.save(1, groups, state, "me", lambda: None, Channel())
     checkpoint = store.at(1)
     save_file({"a": torch.full((3, 2), 666.0)}, tmp_path / "outside.safetensors")
@@ -263,10 +263,89 @@ def test_an_index_may_name_only_files_of_the_manifest(forged: Callable[..., Chec
     ids=["no pieces", "a hole", "beyond", "other dimensions", "function", "unknown dtype", "no shape", "minus", "huge"],
 )
 def test_an_index_that_does_not_fit_is_refused(forged: Callable[..., Checkpoint], change: Any) -> None:
-    """Not read as far as it goes: what is not filled would be whatever was in memory."""
+    """Not read as far as it goes: what is not filled would be whatever was in memory. Both by whoever looks for a
+    usable checkpoint and by whoever reads it without looking."""
     checkpoint = forged(change)
     with pytest.raises(CheckpointError):
-        verify_and_read(checkpoint)
+        checkpoint.verify()
+    with pytest.raises(CheckpointError):
+        checkpoint.tensors("model")
+    with pytest.raises((CheckpointError, ValueError)):  # ValueError: another shape than the model's
+        checkpoint.read_into("model", {"a": torch.zeros(3, 2)})
+
+
+def pieces(*boxes: tuple[list[int], list[int]]) -> Callable[[dict[str, Any]], None]:
+    """Boxes that have as many elements as the whole, each in a file of its own as far as there are files."""
+    files = ("model.safetensors", "optimizer.safetensors", "state.json", "index.json")
+    return lambda entry: entry.update(
+        pieces=[
+            {"file": file, "offset": offset, "shape": shape}
+            for file, (offset, shape) in zip(files, boxes, strict=False)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry["pieces"][0].update(offset=[0, 1]),
+        lambda entry: entry["pieces"][0].update(offset=[3, 0]),
+        lambda entry: entry["pieces"][0].update(offset=[10**30, 0]),
+        pieces(([0, 0], [1, 2]), ([0, 0], [2, 2])),
+        pieces(([0, 0], [2, 2]), ([1, 0], [1, 2])),
+        pieces(([0, 0], [3, 1]), ([0, 0], [3, 1])),
+        pieces(([0, 0], [2, 3])),
+        pieces(([0, 0], [6, 1])),
+        pieces(([0, 0], [1, 2]), ([2, 0], [1, 2]), ([1, 0], [1, 2])),
+        lambda entry: entry.update(pieces=[{**entry["pieces"][0], "shape": [0, 2]}, *entry["pieces"]]),
+        lambda entry: (entry.update(shape=[30, 2]), entry["pieces"][0].update(shape=[30, 2])),
+        lambda entry: (entry.update(shape=[10**9, 10**9]), entry["pieces"][0].update(shape=[10**9, 10**9])),
+        lambda entry: (entry.update(shape=[True, 2]), entry["pieces"][0].update(shape=[True, 2])),
+        lambda entry: entry.update(dtype="float16"),
+        lambda entry: entry.update(dtype=["float32"]),
+        lambda entry: entry["pieces"][0].update(file=3),
+        lambda entry: entry["pieces"][0].update(file=["model.safetensors"]),
+        lambda entry: entry.update(pieces={"a": 1}),
+        lambda entry: entry["pieces"].append(None),
+    ],
+)
+def test_an_index_of_the_right_size_but_another_geometry_is_refused(
+    forged: Callable[..., Checkpoint], change: Any
+) -> None:
+    checkpoint = forged(change)
+    for use in (checkpoint.verify, lambda: checkpoint.tensors("model")):
+        with pytest.raises(CheckpointError):
+            use()
+    with pytest.raises((CheckpointError, ValueError)):
+        checkpoint.read_into("model", {"a": torch.zeros(3, 2)})
+
+
+def test_pieces_that_fill_a_tensor_in_any_order_are_accepted(tmp_path: Path) -> None:
+    whole = torch.arange(24.0).reshape(4, 6)
+    boxes = [([2, 3], [2, 3]), ([0, 0], [2, 4]), ([0, 4], [2, 2]), ([2, 0], [2, 3])]
+    listed = []
+    for number, ((top, left), (height, width)) in enumerate(boxes):
+        save_file({"a": whole[top : top + height, left : left + width].clone()}, tmp_path / f"{number}.safetensors")
+        listed.append({"file": f"{number}.safetensors", "offset": [top, left], "shape": [height, width]})
+    found = read_whole(tmp_path, {"a": {"dtype": "float32", "shape": [4, 6], "pieces": listed}})
+    assert torch.equal(found["a"], whole)
+
+
+@given(split_tensors())
+def test_every_split_of_our_own_makes_sense(case: Any) -> None:
+    whole, writers, _, stretches = case
+    parts = []
+    for rank in range(writers):
+        held = {n: Rows(t, *stretches[n][0][rank]) if n in stretches else t for n, t in whole.items()}
+        parts.append({"model": (f"file-{rank}", shard("model", held, rank, writers).entries)})  # type: ignore[arg-type]
+    assert all(_is_covered(entry) for entry in merge(parts)["model"].values())
+
+
+def test_many_pieces_are_checked_soon() -> None:
+    """A run of thousands of ranks, or somebody who wants us to be busy: not each against each."""
+    count = 20_000
+    rows = [{"file": str(n), "offset": [n, 0], "shape": [1, 2]} for n in range(count)]
+    assert _is_covered({"dtype": "float32", "shape": [count, 2], "pieces": rows})
 
 
 # Real runs: written by two ranks of fsdp, read by others.

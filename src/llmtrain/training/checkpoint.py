@@ -12,7 +12,6 @@ loading a checkpoint, whoever made it, cannot run code.
 import errno
 import hashlib
 import json
-import math
 import os
 import shutil
 import time
@@ -32,7 +31,8 @@ from llmtrain.runs.atomic import RESERVE_BYTES, fsync_dir, write_atomic, write_s
 from llmtrain.runs.manifest import MANIFEST, POINTERS, is_entry, is_whole, manifest_text, step_of
 from llmtrain.training.faults import fault
 from llmtrain.training.shards import Index, Shard, file_name, merge, read_into, read_whole
-from llmtrain.training.state import Tensors
+from llmtrain.training.shards import check as check_shards
+from llmtrain.training.state import Progress, Tensors
 
 FORMAT_VERSION = 2
 STATE = "state.json"
@@ -41,6 +41,7 @@ REMOVED = "removed.jsonl"
 """In checkpoints/: what keep_checkpoints has removed, and when."""
 _FILES = {INDEX, STATE}
 _GROUPS = ("model", "optimizer")
+_UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
 _STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
 
 
@@ -55,9 +56,8 @@ class Checkpoint:
     @property
     def val_loss(self) -> float | None:
         """Validation loss of these very weights; None where they were saved before they were evaluated."""
-        progress = self.state()["progress"]
-        loss = progress.get("last_val_loss") if progress.get("evaluated_step") == self.step else None
-        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+        progress = self.progress()
+        return progress.last_val_loss if progress.evaluated_step == self.step else None
 
     def verify(self) -> None:
         """Raise, naming the file, unless every byte is what was written."""
@@ -72,13 +72,24 @@ class Checkpoint:
                 raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}.") from None
             if not whole:
                 raise CheckpointError(f"{file} is damaged: its SHA-256 is not the one in {MANIFEST}.")
-        self._index()
+        # Right hashes say who wrote it last, not that it makes sense.
+        index = self._index()
+        for group in _GROUPS:
+            check_shards(self.path, index[group])
+        if self.progress().step != self.step:
+            raise CheckpointError(f"{self.path} holds step {self.progress().step}, not {self.step}.")
+
+    def progress(self) -> Progress:
+        try:
+            return Progress.from_dict(self.state()["progress"])
+        except ValueError as problem:
+            raise CheckpointError(f"{self.path / STATE} is wrong about the progress of the run: {problem}.") from None
 
     def state(self) -> dict[str, Any]:
         path = self.path / STATE
         try:
             state = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except _UNREADABLE:
             raise CheckpointError(f"{path} cannot be read.") from None
         if state.get("format") != FORMAT_VERSION:
             raise CheckpointError(f"{path} has format {state.get('format')}; this version reads {FORMAT_VERSION}.")
@@ -98,7 +109,7 @@ class Checkpoint:
         path = self.path / INDEX
         try:
             index = dict(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except _UNREADABLE:
             raise CheckpointError(f"{path} cannot be read.") from None
         try:
             files = {piece["file"] for group in _GROUPS for entry in index[group].values() for piece in entry["pieces"]}
@@ -106,7 +117,9 @@ class Checkpoint:
             raise CheckpointError(f"{path} is not an index of {' and '.join(_GROUPS)}.") from None
         strangers = files - self._manifest().keys()  # a path that leads elsewhere is one, too
         if strangers:
-            raise CheckpointError(f"{path} names files that {MANIFEST} does not: {', '.join(sorted(strangers))[:200]}.")
+            raise CheckpointError(
+                f"{path} names files that {MANIFEST} does not: {', '.join(sorted(map(str, strangers)))[:200]}."
+            )
         return index
 
     def _manifest(self) -> dict[str, Any]:
@@ -118,7 +131,7 @@ class Checkpoint:
             files = dict(json.loads(text)["files"])
         except FileNotFoundError:
             raise CheckpointError(f"{self.path} is not a checkpoint: it has no {MANIFEST}.") from None
-        except (OSError, ValueError, KeyError, TypeError):
+        except (*_UNREADABLE, KeyError):
             raise CheckpointError(f"{path} is damaged: it cannot be read.") from None
         if not is_whole(text, files):
             raise CheckpointError(f"{path} is damaged: its own SHA-256 is wrong.")

@@ -208,7 +208,7 @@ def restore(
     checkpoint = resumption.checkpoint
     try:
         load_tensors(module, optimizer, checkpoint.read_into)
-        progress = Progress(**checkpoint.state()["progress"])
+        progress = checkpoint.progress()
     except (RuntimeError, KeyError, ValueError, TypeError) as problem:
         raise CheckpointError(
             f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}",

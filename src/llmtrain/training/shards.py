@@ -9,6 +9,8 @@ with its own slice.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,25 @@ from llmtrain.training.state import Tensors
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # (offset, shape) inside the whole tensor
 Index = dict[str, Any]
+# torch's names, and those that safetensors has for them
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "complex64": "C64",
+}
 
 
 @dataclass(frozen=True)
@@ -94,11 +115,15 @@ def merge(parts: list[dict[str, tuple[str, Index]]]) -> Index:
 
 def read_into(folder: Path, entries: Index, targets: Tensors) -> None:
     """Fill the targets, or this rank's slices of them, from the files of a checkpoint."""
-    _check(folder, entries)
+    _check_index(folder, entries)
+    _read(folder, entries, targets)
+
+
+def _read(folder: Path, entries: Index, targets: Tensors) -> None:
     if entries.keys() != targets.keys():
         missing, extra = sorted(targets.keys() - entries.keys()), sorted(entries.keys() - targets.keys())
         raise KeyError(f"missing {missing[:3]}, not expected {extra[:3]}")
-    wanted: dict[str, list[tuple[str, torch.Tensor, Box, Box]]] = {}
+    wanted: dict[str, list[tuple[str, torch.Tensor, Box, Box, str]]] = {}
     for name, target in targets.items():
         entry = entries[name]
         if list(target.shape) != entry["shape"]:
@@ -106,46 +131,102 @@ def read_into(folder: Path, entries: Index, targets: Tensors) -> None:
         local, box = local_box(target)
         for piece in entry["pieces"]:
             stored = (tuple(piece["offset"]), tuple(piece["shape"]))
-            wanted.setdefault(piece["file"], []).append((name, local, box, stored))
+            wanted.setdefault(piece["file"], []).append((name, local, box, stored, _DTYPES[entry["dtype"]]))
     for file, requests in wanted.items():
         _read_file(folder / file, requests)
 
 
 def read_whole(folder: Path, entries: Index) -> Tensors:
     """Every tensor put together, on the CPU."""
-    _check(folder, entries)
+    check(folder, entries)
     targets = {
         name: torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"])) for name, entry in entries.items()
     }
-    read_into(folder, entries, targets)
+    _read(folder, entries, targets)
     return targets
 
 
-def _check(folder: Path, entries: Index) -> None:
-    """Refuse an index that does not make sense before memory is given out for it."""
+def check(folder: Path, entries: Index) -> None:
+    """Refuse an index that does not make sense, or not with the tensors in its files."""
+    wanted: dict[str, dict[str, tuple[list[int], str]]] = {}
+    _check_index(folder, entries)
     for name, entry in entries.items():
-        shape, pieces = entry.get("shape"), entry["pieces"]
-        boxes = [shape, *(piece.get(key) for piece in pieces for key in ("offset", "shape"))]
-        is_sized = isinstance(shape, list) and all(
-            isinstance(box, list) and len(box) == len(shape) and all(isinstance(n, int) and n >= 0 for n in box)
-            for box in boxes
-        )
-        covers = is_sized and sum(math.prod(piece["shape"]) for piece in pieces) == math.prod(shape)
-        if not covers or not isinstance(getattr(torch, str(entry.get("dtype")), None), torch.dtype):
+        for piece in entry["pieces"]:
+            wanted.setdefault(piece["file"], {})[name] = (piece["shape"], _DTYPES[entry["dtype"]])
+    for file, tensors in wanted.items():
+        with _opened(folder / file) as opened:
+            for name, (shape, dtype) in tensors.items():
+                _slice_of(opened, folder / file, name, shape, dtype)
+
+
+def _check_index(folder: Path, entries: Index) -> None:
+    """Before memory is given out for it: what no piece fills would be whatever was in memory."""
+    for name, entry in entries.items():
+        if not _is_covered(entry):
             raise CheckpointError(f"{folder / 'index.json'} is wrong about {name}.")
 
 
-def _read_file(path: Path, requests: list[tuple[str, torch.Tensor, Box, Box]]) -> None:
+def _is_covered(entry: Any) -> bool:
+    """Whether the pieces lie inside the whole and fill it, each place once."""
+    if not isinstance(entry, dict) or str(entry.get("dtype")) not in _DTYPES or not _is_sizes(entry.get("shape")):
+        return False
+    shape, boxes = entry["shape"], []
+    for piece in entry["pieces"]:
+        offset, size = piece.get("offset"), piece.get("shape")
+        if not _is_sizes(offset) or not _is_sizes(size) or not len(offset) == len(size) == len(shape):
+            return False
+        if any(start + count > whole for start, count, whole in zip(offset, size, shape, strict=True)):
+            return False
+        boxes.append((tuple(offset), tuple(size)))
+    is_full = bool(boxes) and sum(math.prod(size) for _, size in boxes) == math.prod(shape)
+    is_once = len({piece["file"] for piece in entry["pieces"]}) == len(boxes)  # a file has one piece of a tensor
+    return is_full and is_once and not _do_overlap([box for box in boxes if math.prod(box[1])])
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+
+
+def _do_overlap(boxes: list[Box]) -> bool:
+    """Sorted along the first dimension, a box is held only against those that reach as far: slices of rows against
+    none."""
+    if boxes and not boxes[0][0]:
+        return len(boxes) > 1  # scalars
+    reaching: list[Box] = []
+    for box in sorted(boxes):
+        reaching = [other for other in reaching if other[0][0] + other[1][0] > box[0][0]]
+        if any(overlap(box, other) for other in reaching):
+            return True
+        reaching.append(box)
+    return False
+
+
+def _read_file(path: Path, requests: list[tuple[str, torch.Tensor, Box, Box, str]]) -> None:
+    with _opened(path) as file:
+        for name, target, wanted, stored, dtype in requests:
+            common = overlap(wanted, stored)
+            if common is None:
+                continue
+            found = _slice_of(file, path, name, list(stored[1]), dtype)
+            source = found[_slices(common, stored)] if stored[1] else file.get_tensor(name)
+            target[_slices(common, wanted)].copy_(source)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
-            for name, target, wanted, stored in requests:
-                common = overlap(wanted, stored)
-                if common is None:
-                    continue
-                source = file.get_slice(name)[_slices(common, stored)] if stored[1] else file.get_tensor(name)
-                target[_slices(common, wanted)].copy_(source)
+            yield file
     except (OSError, SafetensorError) as problem:
         raise CheckpointError(f"{path} cannot be read: {problem}.") from None
+
+
+def _slice_of(file: Any, path: Path, name: str, shape: list[int], dtype: str) -> Any:
+    """A tensor of a file, of which only the header has been read yet."""
+    found = file.get_slice(name)
+    if (found.get_shape(), found.get_dtype()) != (shape, dtype):
+        raise CheckpointError(f"{path}: {name} is not what index.json says of it.")
+    return found
 
 
 def overlap(a: Box, b: Box) -> Box | None:

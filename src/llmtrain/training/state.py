@@ -1,8 +1,10 @@
 """The tensors of a run by name, and their hash. Names carry no wrapper prefixes, so they outlive a strategy."""
 
 import hashlib
+import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -16,6 +18,12 @@ from torch.distributed.checkpoint.state_dict import (
 from llmtrain.distributed.wrap import whole
 
 Tensors = dict[str, torch.Tensor]
+_ACCEPTED: dict[Any, tuple[type, ...]] = {  # JSON has one kind of number
+    int: (int,),
+    int | None: (int, NoneType),
+    float: (int, float),
+    float | None: (int, float, NoneType),
+}
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
@@ -39,6 +47,18 @@ class Progress:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Progress":
+        """What as_dict gave, read back from a file; ValueError for anything else."""
+        accepted = {field.name: _ACCEPTED[field.type] for field in fields(cls)}
+        for name, value in values.items():
+            if name not in accepted:
+                raise ValueError(f"{name[:40]} is not known")
+            least = -sys.float_info.max if float in accepted[name] else 0
+            if type(value) not in accepted[name] or (value is not None and not least <= value <= sys.float_info.max):
+                raise ValueError(f"{name} is {str(value)[:40]}")
+        return cls(**values)
 
     def losses(self) -> dict[str, Any]:
         """What a result tells of it."""
