@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -45,7 +46,8 @@ from llmtrain.commands import (
     why,
 )
 from llmtrain.distributed.platform_codes import end_with_parent, run_in_child
-from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
+from llmtrain.errors import LlmtrainError, ResumeMe, TrainingStopped, UsageError
+from llmtrain.runs.atomic import is_full
 from llmtrain.runs.exit_report import write_exit_report
 
 # An option with or without a value is more than the parser knows.
@@ -151,9 +153,36 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
     except (typer.Abort, KeyboardInterrupt):
         code = 130
+    except OSError as problem:
+        if not is_full(problem):
+            raise
+        code = _report(_output_lost(problem), [])
+    code = _flush_output() or code
     # What is left is to go: a SIGTERM now, from a launcher that ends the others too, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _flush_output() -> int | None:
+    """Here rather than when Python ends, which makes exit code 120 of what cannot be written: the code to end with
+    where the result is lost. Lost log lines change nothing."""
+    code = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as problem:
+            if not is_full(problem):
+                raise
+            code = code or (_report(_output_lost(problem), []) if stream is sys.stdout else None)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # takes what is left in the buffer
+    return code
+
+
+def _output_lost(problem: OSError) -> LlmtrainError:
+    return TrainingStopped(
+        f"The disk is full: {problem.strerror} ({problem.filename or 'standard output'}).",
+        remedy="Free some space, then run the same command again.",
+    )
 
 
 def _share_the_cores() -> None:
@@ -176,6 +205,8 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
     # Under torchrun every rank comes here; one object is enough.
     is_other_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     if "--json" in arguments and not is_other_rank:
-        print(json.dumps(error.as_dict()))  # on one line: `logs --json` may have printed lines before
-    print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)
+        with suppress(OSError):
+            print(json.dumps(error.as_dict()))  # on one line: `logs --json` may have printed lines before
+    with suppress(OSError):  # a log on a full disk must not change the exit code
+        print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)
     return error.exit_code

@@ -89,6 +89,10 @@ class _Stderr(logging.StreamHandler[Any]):
         self.stream = sys.stderr
         super().emit(record)
 
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        if not isinstance(sys.exc_info()[1], OSError):  # it goes to a file on a full disk, or nobody reads it any more
+            super().handleError(record)
+
 
 class _LogFile(logging.Handler):
     """A file that may be on a full disk: lines that do not fit are dropped, and that is said once. Each line is one

@@ -388,3 +388,29 @@ def test_save_error_names_what_is_needed_and_free(tmp_path: Path, monkeypatch: p
     with pytest.raises(OSError, match=r"0\.4 MB.* 1\.0 MB.* 1\.2 MB") as caught:
         CheckpointStore(tmp_path)._begin(tmp_path / "new", 400_000, 1)
     assert caught.value.errno == errno.ENOSPC
+
+
+@pytest.mark.parametrize(
+    ("case", "code"), [("result", 65), ("log", 0), ("error", 64), ("error and result", 64)], ids=lambda v: str(v)
+)
+def test_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path, case: str, code: int) -> None:
+    """`llmtrain train > /full/log 2>&1`: the exit code says how the command ended, not that its words were lost."""
+    document = tmp_path / "config.yaml"
+    document.write_text(dump_document(make_config(trainer__max_steps=3).as_dict()), encoding="utf-8")
+    words = ["train", "--config", str(document), *(["--set", "trainer.lr=no"] if "error" in case else ["--json"])]
+    if case == "result":
+        words = ["print-config", "--config", str(document)]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "llmtrain", *words],
+            stdout=full if "result" in case else subprocess.PIPE,
+            stderr=subprocess.PIPE if case == "result" else full,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert ended.returncode == code, (ended.stdout, ended.stderr)
+    if case == "result":
+        assert "Traceback" not in ended.stderr
+    if case == "log":
+        assert json.loads(ended.stdout)["steps"] == 3
