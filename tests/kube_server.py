@@ -69,6 +69,7 @@ class KubeServer:
     lock: threading.RLock = field(default_factory=threading.RLock)
     _clock: int = 0
     _uids: int = 0
+    _versions: int = 0
 
     def kubeconfig(self, folder: Path) -> Path:
         """A file that leads here; its context is in namespace team, another one in lab."""
@@ -99,13 +100,24 @@ class KubeServer:
             key = (PLURALS[manifest["kind"]], meta.get("namespace", home), meta["name"])
             self._uids += 1
             stamps = {"uid": f"uid-{self._uids}", "creationTimestamp": now(), "namespace": key[1]}
-            self.objects[key] = {**manifest, "metadata": {**stamps, **meta}}
+            self.objects[key] = {**manifest, "metadata": {**stamps, **meta, "resourceVersion": self.version()}}
+            return self.objects[key]
+
+    def version(self) -> str:
+        """The next resourceVersion: every change of an object has its own."""
+        self._versions += 1
+        return str(self._versions)
+
+    def merge(self, key: Key, change: Object) -> Object:
+        with self.lock:
+            self.objects[key] = merge(
+                merge(self.objects[key], change), {"metadata": {"resourceVersion": self.version()}}
+            )
             return self.objects[key]
 
     def change(self, kind: str, name: str, change: Object, namespace: str = "team") -> None:
         with self.lock:
-            key = (PLURALS[kind], namespace, name)
-            self.objects[key] = merge(self.objects[key], change)
+            self.merge((PLURALS[kind], namespace, name), change)
 
     def remove(self, kind: str, name: str, namespace: str = "team") -> None:
         with self.lock:
@@ -213,8 +225,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self._is_another(key, (change.get("metadata") or {}).get("uid")):
             return
         with self.kube.lock:
-            self.kube.objects[key] = merge(self.kube.objects[key], change)
-        self._answer(200, self.kube.objects[key])
+            version = (change.get("metadata") or {}).get("resourceVersion")
+            is_current = version in (None, self.kube.objects[key]["metadata"]["resourceVersion"])
+            changed = self.kube.merge(key, change) if is_current else None
+        if changed is None:
+            self._refuse(409, "the object has been modified; please apply your changes to the latest version")
+        else:
+            self._answer(200, changed)
 
     def do_DELETE(self) -> None:
         place, _ = self._read()

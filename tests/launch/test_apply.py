@@ -74,6 +74,14 @@ def snapshot(kube: KubeServer) -> dict[Any, Object]:
     return copy.deepcopy(kube.objects)
 
 
+def unversioned(objects: dict[Any, Object]) -> dict[Any, Object]:
+    """An object that was changed and put back has another version."""
+    return {
+        key: {**found, "metadata": {k: v for k, v in found["metadata"].items() if k != "resourceVersion"}}
+        for key, found in objects.items()
+    }
+
+
 def changes(kube: KubeServer, since: int = 0) -> list[str]:
     return [request for request in kube.requests[since:] if not request.startswith("GET")]
 
@@ -359,7 +367,8 @@ class TestResume:
         kube.gate = None
         assert find_record(kube.cluster(), "demo", "team") == record
         kept = {key: before[key] for key in before if key[0] in ("configmaps", "persistentvolumeclaims")}
-        assert snapshot(kube) == kept
+        assert unversioned(kube.objects) == unversioned(kept)
+        record = find_record(kube.cluster(), "demo", "team")
         assert self.resumed(kube, record, make_plan()).number == 2
 
     def test_foreign_objects_are_never_touched(self, kube: KubeServer) -> None:
@@ -437,8 +446,145 @@ class TestResume:
         assert find_record(kube.cluster(), "demo", "team") == record
 
 
+class TestTwoResumesAtOnce:
+    def test_a_record_that_another_resume_has_changed(self, kube: KubeServer) -> None:
+        record = launch(kube, make_plan())
+        apply.resume(kube.cluster(), record, make_plan())
+        before = snapshot(kube)
+        with pytest.raises(UsageError) as caught:
+            apply.resume(kube.cluster(), record, make_plan())
+        assert caught.value.exit_code == 64
+        assert snapshot(kube) == before
+
+    @pytest.mark.parametrize("change", ["stopped", "deleted"])
+    def test_a_record_that_another_command_has_changed(self, kube: KubeServer, change: str) -> None:
+        record = launch(kube, make_plan())
+        if change == "stopped":
+            apply.stop(kube.cluster(), record, quiet)
+        else:
+            apply.delete(kube.cluster(), record, False, quiet)
+        before = snapshot(kube)
+        with pytest.raises(UsageError):
+            apply.resume(kube.cluster(), record, make_plan())
+        assert snapshot(kube) == before
+
+    @pytest.mark.parametrize("kind", ["indexed_job", "train_job"])
+    def test_whenever_the_other_comes_one_wins_and_is_whole(self, kube: KubeServer, kind: str) -> None:
+        """The other runs from beginning to end, before the n-th request of this one."""
+        for number in itertools.count():
+            kube.objects.clear()
+            record = launch(kube, make_plan(kind))
+            old = snapshot(kube)
+            asked, won = itertools.count(), []
+
+            def other(record: Record = record, won: list[str] = won) -> None:
+                with suppress(LlmtrainError):
+                    apply.resume(kube.cluster(), record, make_plan(kind))
+                    won.append("other")
+
+            def gate(method: str, path: str, headers: Mapping[str, str], number: int = number) -> Verdict:  # noqa: ARG001
+                if next(asked) == number:  # noqa: B023
+                    kube.gate = None
+                    other()
+                return None
+
+            kube.gate = gate
+            with suppress(LlmtrainError):
+                apply.resume(kube.cluster(), record, make_plan(kind))
+                won.append("this")
+            was_early, kube.gate = kube.gate is None, None
+            assert len(won) == 1
+            assert set(kube.objects) == {key_of(manifest) for manifest in render(make_plan(kind))}
+            assert find_record(kube.cluster(), "demo", "team").number == 2
+            job = key_of(render(make_plan(kind))[-1])
+            assert kube.objects[job]["metadata"]["uid"] != old[job]["metadata"]["uid"]
+            if not was_early:
+                assert number > 10
+                break
+
+    def test_pods_of_the_winner_are_not_waited_for(self, kube: KubeServer) -> None:
+        plan = make_plan()
+        record = launch(kube, plan)
+        add_pods(kube, plan, "demo-0-old")
+        winners: list[Object] = []
+
+        def waiting(pods: list[Object]) -> None:  # noqa: ARG001
+            if not winners:
+                kube.remove("Pod", "demo-0-old")
+                apply.resume(kube.cluster(), record, plan)
+                add_pods(kube, plan, "demo-0-new")
+                winners.append(snapshot(kube))
+
+        with pytest.raises(UsageError):
+            apply.resume(kube.cluster(), record, plan, waiting)
+        assert [snapshot(kube)] == winners
+
+    def test_to_take_back_leaves_what_another_has_made_meanwhile(self, kube: KubeServer) -> None:
+        """A resume that fails late must not put the old record back over a newer one."""
+        record = launch(kube, make_plan())
+
+        def gate(method: str, path: str, headers: Mapping[str, str]) -> Verdict:  # noqa: ARG001
+            if method == "POST" and path.partition("?")[0].endswith("/jobs"):
+                kube.gate = None
+                apply.resume(kube.cluster(), find_record(kube.cluster(), "demo", "team"), make_plan())
+                return FAILURES["quota"][0]
+            return None
+
+        kube.gate = gate
+        with pytest.raises(UsageError):
+            apply.resume(kube.cluster(), record, make_plan())
+        assert find_record(kube.cluster(), "demo", "team").number == 3
+        assert set(kube.objects) == {key_of(manifest) for manifest in render(make_plan())}
+
+
+class TestResumeVolumes:
+    CLAIM = ("persistentvolumeclaims", "team", "demo-runs")
+
+    @pytest.mark.parametrize(
+        "change", ["size=200Gi", "size=1Gi", "storage_class=fast", "access_mode=ReadWriteMany"], ids=str
+    )
+    def test_what_a_resume_cannot_change_is_refused(self, kube: KubeServer, change: str) -> None:
+        record = launch(kube, make_plan())
+        before = snapshot(kube)
+        with pytest.raises(UsageError) as caught:
+            apply.resume(kube.cluster(), record, make_plan("indexed_job", f"launch.runs_volume.{change}"))
+        assert f"launch.runs_volume.{change.partition('=')[0]}" in caught.value.what
+        assert snapshot(kube) == before
+
+    @pytest.mark.parametrize("asked", ["20Gi", "20480Mi", None])
+    def test_a_claim_that_has_grown_is_accepted(self, kube: KubeServer, asked: str | None) -> None:
+        record = launch(kube, make_plan())
+        kube.change("PersistentVolumeClaim", "demo-runs", {"spec": {"resources": {"requests": {"storage": "20Gi"}}}})
+        sets = [f"launch.runs_volume.size={asked}"] if asked else []
+        apply.resume(kube.cluster(), record, make_plan("indexed_job", *sets))
+        assert find_record(kube.cluster(), "demo", "team").number == 2
+
+    def test_a_claim_that_is_gone_is_made_as_asked(self, kube: KubeServer) -> None:
+        record = launch(kube, make_plan())
+        kube.remove("PersistentVolumeClaim", "demo-runs")
+        apply.resume(kube.cluster(), record, make_plan("indexed_job", "launch.runs_volume.size=200Gi"))
+        assert kube.objects[self.CLAIM]["spec"]["resources"]["requests"]["storage"] == "200Gi"
+
+    @pytest.mark.parametrize(("asked", "is_fine"), [("200Gi", False), ("10Gi", True), ("1Gi", True)])
+    def test_a_volume_that_is_taken_over_must_be_large_enough(
+        self, kube: KubeServer, asked: str, is_fine: bool
+    ) -> None:
+        kube.add(render(make_plan())[1])
+        plan = make_plan("indexed_job", f"launch.runs_volume.size={asked}")
+        if is_fine:
+            apply.submit(kube.cluster(), plan, keep_data=True)
+            return
+        with pytest.raises(UsageError):
+            apply.submit(kube.cluster(), plan, keep_data=True)
+        assert list(kube.objects) == [self.CLAIM]
+
+
 def without_stamps(found: Object) -> Object:
-    meta = {name: value for name, value in found["metadata"].items() if name not in ("uid", "creationTimestamp")}
+    meta = {
+        name: value
+        for name, value in found["metadata"].items()
+        if name in ("name", "namespace", "labels", "annotations")
+    }
     return {**found, "metadata": meta}
 
 

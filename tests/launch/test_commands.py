@@ -385,7 +385,7 @@ class TestResume:
         assert "jobs/demo" not in ours(kube)
 
     def test_a_mistake_changes_nothing(self, call: Cli, kube: KubeServer) -> None:
-        call(*LAUNCH, "-d")
+        call(*LAUNCH, "-d", "--set", "launch.tracking_uri=http://mlflow:5000")
         call("stop", "demo")
         before = snapshot(kube)
         for words in (
@@ -393,10 +393,18 @@ class TestResume:
             ("--set", "trainer.max_stepz=3"),
             ("--kind", "jobs"),
             ("--set", "launch.name=x"),
+            ("--set", "launch.runs_volume.size=99Gi"),
+            ("--set", "output.root_dir=/elsewhere"),
+            ("--set", "distributed.master_addr=10.0.0.1"),
+            ("--set", "mlflow.tracking_uri=http://other:5000"),
+            ("--set", "launch.tracking_uri=null"),
         ):
-            assert call("resume", "demo", *words).code == 64
+            assert call("resume", "demo", *words).code == 64, words
         assert call("resume", "demp").code == 64
         assert kube.objects == before
+        other = ("--set", "launch.tracking_uri=http://other:5000")
+        assert call("resume", "demo", "-d", *other).code == 0
+        assert find_record(kube.cluster(), "demo", "team").config.mlflow.tracking_uri == "http://other:5000"
 
     @pytest.mark.parametrize(
         "sets",

@@ -42,7 +42,7 @@ def command(
     from llmtrain.config.load import build_config, dump_config
     from llmtrain.launch import apply
     from llmtrain.launch.plan import plan_job
-    from llmtrain.launch.record import find_record
+    from llmtrain.launch.record import check_applied, find_record
 
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
@@ -61,6 +61,7 @@ def command(
         raise UsageError(
             f"Run '{run}' keeps its name and its namespace when it is resumed.", remedy="Leave them out of --set."
         )
+    check_applied(record, changed, plan)
     warn_of(plan)
     warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)

@@ -20,6 +20,7 @@ from llmtrain.launch.manifests import LAUNCH_NOTE, render
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
 from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
+from llmtrain.launch.volumes import check_volumes
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
 CONFIRM_SEC = 1.0
@@ -60,6 +61,8 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
     """Make all objects of a new run. Refused where anything of that name is there already; `keep_data`: volumes of an
     earlier run of that name are taken over."""
     _check_claims(cluster, plan)
+    if keep_data:
+        check_volumes(cluster, plan)
     found = {
         index: there for index, each in enumerate(render(plan)) if (there := find_object(cluster, each)) is not None
     }
@@ -77,10 +80,14 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
 
 def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | None = None) -> list[str]:
     """Launch a run again that has ended, which the caller has made sure of: its job is made anew, its record and its
-    data are kept. What cannot be made is found out before anything is removed. Returns old pods that do not go."""
+    data are kept. What cannot be made is found out before anything is removed. Returns old pods that do not go.
+
+    Of two at once, one changes the record first and wins. The other removes nothing of the winner's: it deletes only
+    objects (by uid) that were there while the record was still the one it had read, and makes none."""
     plan = replace(plan, number=record.number + 1, nonce=record.nonce)
     manifests = render(plan)
     _check_claims(cluster, plan)
+    check_volumes(cluster, plan, record.config.launch)
     for manifest in manifests:
         found = find_object(cluster, manifest)
         if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
@@ -88,17 +95,71 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
         if found is None or manifest["kind"] not in KEPT:
             cluster.check_right("create", manifest)
     cluster.check_right("delete", _job(record))
-    left = remove_job(cluster, record, waiting)
+    old = _uids(cluster, record)
+    _check_unchanged(cluster, record)
+
+    def wait(pods: list[Object]) -> None:
+        _check_unchanged(cluster, record)  # else the winner's new pods would be waited for
+        if waiting:
+            waiting(pods)
+
+    left = remove_job(cluster, record, wait, old)
     with undoing() as undo:
-        for manifest in manifests:
-            found = _find_settled(cluster, manifest, plan)
-            if found is None:
+        _change_record(cluster, record, manifests[0], undo)
+        for manifest in manifests[1:]:
+            if _find_settled(cluster, manifest, plan) is None:
                 _make(cluster, manifest, plan, undo)
-            elif manifest["kind"] == "ConfigMap":
-                undo.append(partial(_patch_record, cluster, plan, found))
-                fresh: Object = {"annotations": {STOPPED_AT: None, ENDED_AS: None}}
-                _patch_record(cluster, plan, {**manifest, "metadata": fresh})
     return left
+
+
+def _uids(cluster: Cluster, record: Record) -> dict[str, str]:
+    """Kind and name -> uid of what a resume removes."""
+    uids = {}
+    for manifest in render(record.plan):
+        with suppress(Missing):
+            if manifest["kind"] not in KEPT and (found := find_object(cluster, manifest)) is not None:
+                uids[_key(manifest)] = str(found["metadata"].get("uid", ""))
+    return uids
+
+
+def _key(manifest: Manifest) -> str:
+    return f"{manifest['kind']}/{manifest['metadata']['name']}"
+
+
+def _check_unchanged(cluster: Cluster, record: Record) -> None:
+    found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
+    if found is None or found["metadata"].get("resourceVersion", "") != record.resource_version:
+        raise _changed(record)
+
+
+def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo: list[Callable[[], object]]) -> None:
+    """The record of the new launch in place of the old one; refused where it is not the one that was read."""
+    name, namespace = config_map["metadata"]["name"], record.namespace
+    before = cluster.get("v1", "ConfigMap", name, namespace)
+    if before is None:
+        raise _changed(record)
+
+    def change(data: Object, notes: Object | None, version: str) -> Object | None:
+        meta = {"annotations": notes, "resourceVersion": version}
+        return cluster.patch("v1", "ConfigMap", name, namespace, {"data": data, "metadata": meta})
+
+    try:
+        after = change(config_map["data"], {STOPPED_AT: None, ENDED_AS: None}, record.resource_version)
+    except LlmtrainError as problem:
+        if problem.details.get("status") != "HTTP 409":
+            raise
+        raise _changed(record) from None
+    if after is None:
+        raise _changed(record)
+    version = after["metadata"].get("resourceVersion", "")
+    undo.append(partial(change, before["data"], before["metadata"].get("annotations"), version))
+
+
+def _changed(record: Record) -> UsageError:
+    return UsageError(
+        f"Run '{record.run_id}' was resumed, stopped or deleted by another command in the meantime.",
+        remedy=f"Nothing was started. See how it is: llmtrain status {record.run_id} -n {record.namespace}",
+    )
 
 
 def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], object]]) -> None:
@@ -107,13 +168,12 @@ def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callab
     deadline = time.monotonic() + RUNTIME_SEC
     while True:
         try:
-            cluster.create(manifest)
+            made = cluster.create(manifest)
+            undo[-1] = partial(_delete_ours, cluster, manifest, plan.run_id, made["metadata"].get("uid"))
             return
-        except AlreadyThere:
-            undo.pop()  # somebody else made it
-            raise
         except UsageError as refused:
             if "must be created before the TrainJob" not in refused.what or time.monotonic() > deadline:
+                undo.pop()  # it was not made, or somebody else made it
                 raise
         time.sleep(RETRY_SEC)
 
@@ -142,11 +202,6 @@ def _is_leaving(found: Object) -> bool:
 def _is_made_for(found: Object, run_id: str) -> bool:
     """Whether an operator made it for a job of this name, with which it goes."""
     return any(owner.get("name") == run_id for owner in found["metadata"].get("ownerReferences") or [])
-
-
-def _patch_record(cluster: Cluster, plan: JobPlan, config_map: Object) -> None:
-    change = {"data": config_map["data"], "metadata": {"annotations": config_map["metadata"].get("annotations")}}
-    cluster.patch("v1", "ConfigMap", plan.config_map, plan.namespace, change)
 
 
 def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
@@ -179,14 +234,20 @@ def _job(record: Record) -> Manifest:
     return render(record.plan)[-1]
 
 
-def remove_job(cluster: Cluster, record: Record, waiting: Waiting | None = None) -> list[str]:
-    """The job, then its pods (which save first), then what stood around it."""
+def remove_job(
+    cluster: Cluster, record: Record, waiting: Waiting | None = None, uids: dict[str, str] | None = None
+) -> list[str]:
+    """The job, then its pods (which save first), then what stood around it. `uids`: these very objects and no others
+    of their names."""
     manifests = [manifest for manifest in render(record.plan) if manifest["kind"] not in KEPT]
     job = manifests.pop()  # the last that is made is the first to go
-    _delete_ours(cluster, job, record.run_id)
+    if uids is not None:
+        manifests = [manifest for manifest in manifests if _key(manifest) in uids]
+    if uids is None or _key(job) in uids:
+        _delete_ours(cluster, job, record.run_id, (uids or {}).get(_key(job)))
     left = _wait_for_pods(cluster, record, waiting)
     for manifest in reversed(manifests):
-        _delete_ours(cluster, manifest, record.run_id)
+        _delete_ours(cluster, manifest, record.run_id, (uids or {}).get(_key(manifest)))
     return left
 
 
@@ -217,14 +278,20 @@ def is_overdue(pod: Object) -> bool:
     return (datetime.now(UTC) - datetime.fromisoformat(leaves_at)).total_seconds() > OVERDUE_SEC
 
 
-def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str) -> None:
+def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str, uid: str | None = None) -> None:
+    """`uid`: only that very object. Without one: that of this name, and none that takes its place meanwhile."""
     try:
         found = find_object(cluster, manifest)
     except Missing:  # its operator was removed, and all of its objects with it
         return
-    if found is not None and is_ours(found, run_id):
-        meta = manifest["metadata"]
-        cluster.delete(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
+    if found is None or not is_ours(found, run_id) or uid not in (None, found["metadata"].get("uid")):
+        return
+    meta, uid = manifest["metadata"], found["metadata"].get("uid")
+    try:
+        cluster.delete(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"], uid=uid)
+    except LlmtrainError as problem:
+        if problem.details.get("status") != "HTTP 409":
+            raise
 
 
 def find_object(cluster: Cluster, manifest: Manifest) -> Object | None:

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from llmtrain.config.document import Document, parse_document
-from llmtrain.config.load import build_config
+from llmtrain.config.load import build_config, dump_config
 from llmtrain.config.schema import SECTIONS, Config
 from llmtrain.config.section import Section
 from llmtrain.errors import LlmtrainError, UsageError, nearest
@@ -45,6 +45,8 @@ class Record:
     nonce: str = ""
     unknown: tuple[str, ...] = ()
     """Fields of its config that this version of llmtrain does not know, and has left out."""
+    resource_version: str = field(default="", compare=False)
+    """Of its ConfigMap: a resume changes the record only if nobody else has since."""
 
     @property
     def kind(self) -> Kind:
@@ -118,7 +120,44 @@ def read_record(config_map: Object) -> Record:
         ended_as=notes.get(ENDED_AS),
         nonce=nonce,
         unknown=tuple(unknown),
+        resource_version=str(meta.get("resourceVersion", "")),
     )
+
+
+def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:
+    """Refuse changes that pods would not see: what the launch section or the pod itself decides is written over."""
+    before, after = _flat(dump_config(record.config)), _flat(dump_config(changed))
+    in_pods = _flat(plan.config_text)
+    for name, value in after.items():
+        if value in (before.get(name), in_pods.get(name)):
+            continue
+        raise UsageError(
+            f"{name} is set to {value}, but pods would use {in_pods.get(name)}.",
+            remedy=f"Leave it out{_DECIDED_BY.get(name, ': each pod finds that out for itself')}.",
+        )
+    uri = record.config.launch.tracking_uri
+    if uri and not changed.launch.tracking_uri and changed.mlflow.tracking_uri == uri:
+        raise UsageError(
+            f"launch.tracking_uri is empty, but mlflow.tracking_uri of the run is {uri}, as its last launch set it.",
+            remedy="Set mlflow.tracking_uri too.",
+        )
+
+
+_DECIDED_BY = {
+    "mlflow.tracking_uri": ", and set launch.tracking_uri, which decides it",
+    "output.root_dir": ": it is launch.runs_volume.mount_path",
+}
+
+
+def _flat(text: str) -> dict[str, Any]:
+    """`section.field` -> value."""
+    values = parse_document(text, "the config").values
+    return {
+        f"{section}.{name}": value
+        for section, fields in values.items()
+        if isinstance(fields, dict)
+        for name, value in fields.items()
+    }
 
 
 def _known(values: dict[str, Any], fields: Mapping[str, Any], path: str, unknown: list[str]) -> dict[str, Any]:
