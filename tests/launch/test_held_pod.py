@@ -257,6 +257,15 @@ class TestTake:
         assert done.stderr.strip() == b"the archive ends too early"
         assert files(pod.work) == []
 
+    def test_one_that_does_not_fit_is_refused_before_it_is_sent(self, pod: Pod) -> None:
+        process = pod.start("take", str(2**60), "0" * 64)
+        assert process.wait(10) == 1
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert said.startswith(b"no room")
+        assert b"Traceback" not in said
+        assert files(pod.work) == []
+
     def test_it_waits_for_no_end_of_its_input(self, pod: Pod) -> None:
         """Over a websocket there is none: its size says when it is whole."""
         data = archive(row("train.py", b"new"))

@@ -3,11 +3,14 @@
 import base64
 import hashlib
 import json
+import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -16,6 +19,7 @@ import pytest
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch import cluster as cluster_module
 from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.pod_process import connect_within
 
 OUT, ERR, VERDICT = 1, 2, 3
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
@@ -207,6 +211,44 @@ def test_silence_is_asked_about(server: Server, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(ClusterError, match="does not answer"):
         run(server)
     assert time.monotonic() - began < 1.5
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_a_connection_that_is_never_made(monkeypatch: pytest.MonkeyPatch, is_accepted: bool) -> None:
+    """Something listens there and says nothing; or does not even listen."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        fillers = []
+        if not is_accepted:  # until no other gets in: packets are dropped then
+            for _ in range(4):
+                filler = socket.socket()
+                filler.setblocking(False)
+                with suppress(BlockingIOError):
+                    filler.connect(listening.getsockname())
+                fillers.append(filler)
+        from kubernetes import client
+
+        settings = client.Configuration()
+        settings.host = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        cluster = Cluster(settings, "test", "ns")
+        monkeypatch.setattr(cluster_module, "EXEC_SEC", 0.3)
+        monkeypatch.setattr(cluster, "get", lambda *_: {"metadata": {}, "status": {"phase": "Running"}})
+        with pytest.raises(ClusterError):
+            list(cluster.run("pod", "ns", "box", ["true"]))
+        for filler in fillers:
+            filler.close()
+
+
+def test_a_connection_that_comes_too_late_is_closed() -> None:
+    go, closed = threading.Event(), threading.Event()
+
+    def connect() -> Any:
+        go.wait(10)
+        return SimpleNamespace(shutdown=closed.set)
+
+    with pytest.raises(TimeoutError):
+        connect_within(0.1, connect)
+    go.set()
+    assert closed.wait(10)
 
 
 def test_leaving_early_does_not_wait(server: Server) -> None:

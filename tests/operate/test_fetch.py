@@ -337,6 +337,23 @@ def test_a_run_that_is_used_here_is_left_alone(volume: Path, tmp_path: Path) -> 
         bring(NearCluster(volume), tmp_path / "here")
 
 
+def test_a_run_that_restarted_more_often_than_its_list_of_starts_is_long(volume: Path, tmp_path: Path) -> None:
+    bring(NearCluster(volume), tmp_path / "here", "logs")
+    here = tmp_path / "here" / RUN / "generations.json"
+    far = volume / RUN / "generations.json"
+    first = {**json.loads(far.read_text())[-1], "launch": "1-abc"}
+    here.write_text(json.dumps([first]))
+    rows = [{**first, "generation": n, "started_at": f"2099-01-01T00:00:{n - 10:02}+0000"} for n in range(10, 60)]
+    far.write_text(json.dumps(rows))
+    bring(NearCluster(volume), tmp_path / "here", "logs")
+    here.write_text(json.dumps([{**first, "launch": None}]))
+    with pytest.raises(UsageError):  # by hand, which no start of the cluster's was
+        bring(NearCluster(volume), tmp_path / "here", "logs")
+    here.write_text(json.dumps([{**rows[-1], "generation": 60, "started_at": "2099-01-02T00:00:00+0000"}]))
+    with pytest.raises(UsageError):
+        bring(NearCluster(volume), tmp_path / "here", "logs")
+
+
 def test_a_run_that_went_back(volume: Path, tmp_path: Path) -> None:
     bring(NearCluster(volume), tmp_path / "here")
     shutil.rmtree(step(volume, 6))

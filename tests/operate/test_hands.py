@@ -119,6 +119,15 @@ class TestPack:
         with pytest.raises(UsageError, match=r"/mem cannot be read: Input/output error"):
             pack(["/proc/self/mem"])  # which root cannot read either
 
+    def test_too_much_is_refused_before_it_is_read(self, workdir: Path) -> None:
+        make(workdir, "src/a.py", "src/huge.bin")
+        with (workdir / "src" / "huge.bin").open("wb") as file:
+            file.truncate(2**40)  # with no byte on the disk
+        with pytest.raises(UsageError) as caught:
+            pack(["src"])
+        assert caught.value.exit_code == 64
+        assert "src/huge.bin" in caught.value.what
+
     def test_odd_names(self, workdir: Path) -> None:
         names = ["ü ö.py", "a\nb.py", "x" * 120 + ".py"]
         make(workdir, *(f"src/{name}" for name in names))

@@ -1,19 +1,20 @@
 """Merged logs: in the order of time, across restarts and replaced pods, from the volume when the pods are gone."""
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from kube_runs import STEP, FakeRun, ended, launch, running
 
 from kube_server import KubeServer
 from llmtrain.errors import UsageError
+from llmtrain.operate import logs
 from llmtrain.operate.logs import line_as_dict, merged_logs, node_of
 from llmtrain.operate.pod_log import LogLine, split_time
+from llmtrain.operate.reader import Sent, Wanted
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
@@ -147,17 +148,21 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
                 SimpleNamespace(path=path, size=len(data)) for path, data in files.items() if path.startswith(prefix)
             ]
 
-        def read(self, path: str, offset: int = 0) -> Iterator[bytes]:
-            data = files[path][offset:]
-            yield from (data[at : at + 7] for at in range(0, len(data), 7))
+        def read_many(self, wanted: list[Wanted]) -> Iterator[tuple[Sent, Iterator[bytes]]]:
+            nonlocal processes
+            processes += 1
+            assert processes == 1, "each is a process in a small pod"
+            for want in wanted:
+                data = files[want.path]
+                yield Sent(want.path), (data[at : at + 7] for at in range(0, len(data), 7))
+            processes -= 1
 
     @contextmanager
     def reader_pod(cluster: object, record: object) -> Iterator[Reader]:  # noqa: ARG001
         yield Reader()
 
-    module = ModuleType("llmtrain.operate.reader")
-    module.reader_pod = reader_pod  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "llmtrain.operate.reader", module)
+    processes = 0
+    monkeypatch.setattr(logs, "reader_pod", reader_pod)
     return files
 
 
@@ -179,6 +184,19 @@ def test_from_the_volume_when_the_pods_are_gone(kube: KubeServer, volume: dict[s
         lines(run, rank=3)
     kube.remove("Job", "demo")
     assert lines(run, follow=True) == expected, "there is nothing to wait for"
+
+
+def test_many_ranks_take_one_process_of_the_reader(kube: KubeServer, volume: dict[str, bytes]) -> None:
+    ranks = 200
+    run = launch(kube)
+    for rank in range(ranks):
+        rows = [f"2026-01-01 00:{second:02}:{rank % 60:02} rank {rank} said {second}\n" for second in range(3)]
+        volume[f"logs/rank-{rank}.log"] = "".join(rows).encode()
+    said = lines(run)
+    assert len(said) == 3 * ranks
+    times = [line.split()[2] for line in said]
+    assert times == sorted(times)
+    assert len(lines(run, tail=1)) == ranks
 
 
 def test_json_lines_from_the_volume(kube: KubeServer, volume: dict[str, bytes]) -> None:

@@ -61,6 +61,20 @@ class TestStatus:
         status = run_status(run.cluster, run.record)
         assert (status.why_short, status.pods[1].silent_sec) == (None, None)
 
+    @pytest.mark.parametrize("ahead_sec", [3600.0, -3600.0])
+    def test_by_the_clock_of_the_api_server(self, kube: KubeServer, ahead_sec: float) -> None:
+        """The caller's may be wrong by any amount."""
+        kube.ahead_sec = ahead_sec
+        run = two(kube)
+        run.set(1, running(), conditions=silent(90 - ahead_sec))
+        leaves_at = (datetime.now(UTC) - timedelta(seconds=15 - ahead_sec)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        kube.change("Pod", run.pods[0], {"metadata": {"deletionTimestamp": leaves_at}})
+        status = run_status(run.cluster, run.record)
+        assert 85 <= (status.pods[1].silent_sec or 0) < 120
+        assert not status.pods[0].is_overdue
+        kube.ahead_sec = 0.0
+        run_status(run.cluster, run.record)
+
     def test_one_that_should_be_gone(self, kube: KubeServer) -> None:
         """Kubernetes has told it to go, and nobody there answers."""
         run = two(kube)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 
 from llmtrain.config.launch import SINGLE_NODE_MODES
@@ -20,6 +19,7 @@ from llmtrain.launch.manifests import LAUNCH_NOTE, render
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
 from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
+from llmtrain.launch.server_clock import seconds_since
 from llmtrain.launch.volumes import check_volumes
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
@@ -275,7 +275,7 @@ def is_overdue(pod: Object) -> bool:
     leaves_at = pod["metadata"].get("deletionTimestamp")
     if leaves_at is None:
         return False
-    return (datetime.now(UTC) - datetime.fromisoformat(leaves_at)).total_seconds() > OVERDUE_SEC
+    return seconds_since(leaves_at) > OVERDUE_SEC
 
 
 def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str, uid: str | None = None) -> None:

@@ -15,13 +15,15 @@ from urllib.parse import quote, urlencode
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.explain import Missing, NoRight, Request, explain_refusal, one_line
-from llmtrain.launch.pod_process import MESSAGE_BYTES, STDOUT, PodProcess
+from llmtrain.launch.pod_process import MESSAGE_BYTES, STDOUT, PodProcess, connect_within
+from llmtrain.launch.server_clock import note_date
 
 Object = dict[str, Any]
 Labels = dict[str, str | None]
 
 CONNECT_SEC = 5.0
 ANSWER_SEC = 60.0
+EXEC_SEC = 45.0  # to start a command in a pod: the API server gives up on a lost machine after 30 s, and says so
 GLIMPSE_SEC = 5.0  # for the end of a log: asked of machines that may be lost, by people who wait
 SILENCE_SEC = 120.0  # of a log that is followed: whoever follows it goes on where it was
 FIELD_MANAGER = "llmtrain"
@@ -247,7 +249,7 @@ class Cluster:
         """A command in a pod."""
         from kubernetes.stream.ws_client import create_websocket
 
-        found = self.get("v1", "Pod", pod, namespace)  # asked first: the websocket has no limit for connecting
+        found = self.get("v1", "Pod", pod, namespace)
         if found is None or found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             raise ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
         request = Request("create", "v1", "Pod", namespace, pod, "exec")
@@ -257,7 +259,8 @@ class Cluster:
         host = "ws" + self._settings.host.removeprefix("http")
         try:
             headers = {row["key"].lower(): row["value"] for row in self._settings.auth_settings().values()}
-            socket = create_websocket(self._settings, f"{host}{_path(request)}?{urlencode(words)}", headers)
+            address = f"{host}{_path(request)}?{urlencode(words)}"
+            socket = connect_within(EXEC_SEC, lambda: create_websocket(self._settings, address, headers))
             socket.settimeout(ANSWER_SEC)
         except Exception as problem:
             status = getattr(problem, "status_code", None)
@@ -312,6 +315,7 @@ class Cluster:
                 retries=urllib3.Retry(1 if method == "GET" else 0, redirect=0, status=0, raise_on_status=False),
                 preload_content=False,
             )
+            note_date(response.headers.get("Date"))
             if response.status < 400:
                 return response
             text = response.read().decode("utf-8", "replace")

@@ -12,6 +12,7 @@ The last two answer with a JSON object: process, or problem.
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -30,12 +31,14 @@ POLL_SEC = 0.2
 ANSWER_SEC = 20.0
 GRACE_SEC = 10.0  # between telling and killing
 TOLD = 75
+ROOM = 64 * 2**20  # bytes to leave free on a disk
 # Of the pod, not of what is tried out in it: `llmtrain node` would take itself for the pod's own.
 OWN = ("LLMTRAIN_EXIT_CODES", "LLMTRAIN_LAUNCH", "LLMTRAIN_HELD", "LLMTRAIN_PREFETCHED")
 
 
 def take(size: int, digest: str) -> None:
-    """Files that were there before are replaced whole or not at all."""
+    """Files that were there before are replaced whole or not at all. The archive and its files are there at once."""
+    check_room(size)
     with tempfile.TemporaryFile() as file:
         check, left = hashlib.sha256(), size
         while left:
@@ -53,6 +56,19 @@ def take(size: int, digest: str) -> None:
                 unpack(archive, member)
 
 
+def check_room(size: int) -> None:
+    """Before anything is sent: a pod that fills the disk of its machine is evicted."""
+    needed: dict[int, tuple[Path, int]] = {}
+    WORK.mkdir(parents=True, exist_ok=True)
+    for folder in (Path(tempfile.gettempdir()), WORK):
+        disk = folder.stat().st_dev
+        needed[disk] = (folder, needed.get(disk, (folder, 0))[1] + size)
+    for folder, total in needed.values():
+        free = shutil.disk_usage(folder).free
+        if free < total + ROOM:
+            sys.exit(f"no room: {total:,} bytes are needed in {folder}, {free:,} bytes are free")
+
+
 def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     """Plain files below the work folder, nothing else."""
     path = Path(member.name)
@@ -63,7 +79,8 @@ def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        fresh.write_bytes(content.read())
+        with fresh.open("wb") as file:
+            shutil.copyfileobj(content, file)
         fresh.chmod(member.mode & 0o777)
         os.utime(fresh, (member.mtime, member.mtime))
         fresh.replace(target)

@@ -6,6 +6,7 @@ comes, takes Ctrl-C for an error and does not say why it was refused.
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -80,6 +81,36 @@ class PodProcess:
             return dict(json.loads(self._verdict))
         except ValueError:
             raise ClusterError(f"The connection to {self._pod} broke off.", remedy="Try again.") from None
+
+
+def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
+    """The connection that `connect` makes, or a TimeoutError. In a thread: the client sets no deadline, and takes
+    none."""
+    made: list[Any] = []
+    failed: list[BaseException] = []
+    lock, is_late = threading.Lock(), False
+
+    def work() -> None:
+        try:
+            connection = connect()
+        except BaseException as problem:
+            failed.append(problem)
+            return
+        with lock:
+            made.append(connection)
+            if is_late:
+                connection.shutdown()
+
+    thread = threading.Thread(target=work, name="connect", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    with lock:
+        is_late = not made and not failed
+    if failed:
+        raise failed[0]
+    if is_late:
+        raise TimeoutError(f"no connection within {seconds:.0f} s")
+    return made[0]
 
 
 def _next_frame(websocket: Any) -> Any:

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from llmtrain.distributed.endings import NO_RESTART_CODES, TOLD
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.record import Record
+from llmtrain.launch.server_clock import server_now
 from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import Said, error_in
 from llmtrain.operate.lost import find_condition
@@ -108,7 +109,7 @@ def seconds_of(stamp: str) -> float:
 
 
 def age_of(stamp: str) -> float:
-    return max(0.0, datetime.now(UTC).timestamp() - seconds_of(stamp))
+    return max(0.0, server_now().timestamp() - seconds_of(stamp))
 
 
 def _of_pod(record: Record, index: int, pod: Object) -> Iterable[Ending]:

@@ -7,12 +7,11 @@ it has told it writes on the pods themselves: a guard that was started again tel
 
 import json
 import re
-import time
 import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from http.client import HTTPException
 from typing import Any
@@ -22,6 +21,7 @@ from llmtrain.distributed.platform_codes import EXIT_CODES, from_pytorchjob_code
 from llmtrain.errors import LlmtrainError
 from llmtrain.launch.cluster import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
+from llmtrain.launch.server_clock import server_now
 from llmtrain.logs import log, warn
 from llmtrain.operate.lost import machine_is_silent
 from llmtrain.operate.pods import INDEX_LABELS, ROLE_LABEL, worst_code
@@ -121,7 +121,7 @@ class Guard:
             "event": event,
             "run": run,
             "namespace": self._namespace,
-            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "at": server_now().strftime("%Y-%m-%dT%H:%M:%SZ"),
             "exit_code": exit_code,
             "text": f"llmtrain: {text} (namespace {self._namespace})",
         }
@@ -189,7 +189,7 @@ def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
     if counted and all(_phase(pod) == "Succeeded" for pod in counted):
         return End("finished", 0)
     last = max((_ended_at(pod) for pod in staying), default="")
-    if not last or (now or time.time()) - datetime.fromisoformat(last).timestamp() < GIVEN_UP_SEC:
+    if not last or (now or server_now().timestamp()) - datetime.fromisoformat(last).timestamp() < GIVEN_UP_SEC:
         return None
     return End("failed", worst_code(codes.values()))
 

@@ -23,6 +23,7 @@ from llmtrain.operate.status import find_pods
 
 BLOCK = 2**16
 PUSHES_AT_ONCE = 16
+PUSH_BYTES = 2**29
 # Of a folder that is pushed: what is made anew, is huge, or is nobody's business.
 LEFT_OUT = ("__pycache__", ".git", ".venv", ".env", ".DS_Store")
 Say = Callable[[int, int, str], None]
@@ -75,10 +76,28 @@ def pack(paths: Sequence[str]) -> Parcel:
                 names[name] = file
     if not names:
         raise UsageError(f"There is no file in {', '.join(paths)}.")
+    _check_size(names)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         size = sum(_add(archive, name, file) for name, file in names.items())
     return Parcel(buffer.getvalue(), list(names), left_out, size)
+
+
+def _check_size(names: dict[str, Path]) -> None:
+    """Before anything is read: all of it is held in memory, here and on its way to every pod."""
+    sizes: dict[str, int] = {}
+    for name, file in names.items():
+        with suppress(OSError):  # said when it is read
+            sizes[name] = file.stat().st_size
+    total = sum(sizes.values())
+    if total > PUSH_BYTES:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise UsageError(
+            f"{total:,} bytes are too many to push, at most {PUSH_BYTES:,} are. The largest file is {largest} with "
+            f"{sizes[largest]:,} bytes.",
+            remedy="push is for programs and their settings. Put data on a volume (launch.data_volume), models too "
+            "(launch.models_volume), or name fewer files.",
+        )
 
 
 def _add(archive: tarfile.TarFile, name: str, file: Path) -> int:

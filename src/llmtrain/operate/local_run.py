@@ -6,7 +6,7 @@ from typing import Any
 from llmtrain.errors import UsageError
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.generations import read_generations
+from llmtrain.runs.generations import KEPT, read_generations, valid_rows
 from llmtrain.runs.lock import is_held
 
 _ELSEWHERE = "Fetch to another directory with --to; nothing was changed."
@@ -38,13 +38,22 @@ def check_same(run: RunDirectory, meta: bytes | None, generations: bytes | None)
             remedy=_ELSEWHERE,
         )
     rows = read_generations(run)
-    starts = [row.get("started_at") for row in _parse(generations) or [] if isinstance(row, dict)]
-    if rows and rows[-1].get("started_at") not in starts:
+    if rows and not _is_known(rows[-1], valid_rows(_parse(generations))):
         raise UsageError(
             f"{run.path} was continued here after it was fetched: the cluster knows nothing of its start at "
             f"{rows[-1].get('started_at')}.",
             remedy=_ELSEWHERE,
         )
+
+
+def _is_known(last: dict[str, Any], far: list[dict[str, Any]]) -> bool:
+    """Whether a start of the run was in the cluster. It keeps the last starts only: one that is older than all of them
+    was, unless it was by hand where all of the cluster's are by a launcher."""
+    if any(row.get("started_at") == last.get("started_at") for row in far):
+        return True
+    is_forgotten = len(far) >= KEPT and last["generation"] < far[0]["generation"]
+    is_by_hand = last.get("launch") is None and all(row.get("launch") is not None for row in far)
+    return is_forgotten and not is_by_hand
 
 
 def _parse(text: bytes | None) -> Any:

@@ -2,12 +2,14 @@
 
 import heapq
 import json
+import os
 import re
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Object
@@ -15,10 +17,13 @@ from llmtrain.launch.record import Record
 from llmtrain.operate.pod_log import AWAY_LIMIT_SEC, DRAIN_SEC, LogLine, PodLogs, split_time
 from llmtrain.operate.pods import by_index, container_state, current_container, pod_statuses
 from llmtrain.operate.progress import Progress, split_line
+from llmtrain.operate.reader import Reader, Wanted, reader_pod
+from llmtrain.operate.remote import ANY
 from llmtrain.operate.state import ENDED, Seen, find_state
 from llmtrain.operate.status import find_job, find_pods
 
 POLL_SEC = 2.0
+BLOCK_BYTES = 2**14  # of each rank's log in memory at once
 _WRITTEN_AT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _RANK_MARK = re.compile(r"\[rank (\d+)\] ")
 _TRAINING_FIELDS = ("step", "max_steps", "loss", "val_loss", "tokens_per_second", "time_left")
@@ -195,8 +200,6 @@ def _is_idle(record: Record, said_last: Progress | None) -> bool:
 
 def _kept(cluster: Cluster, record: Record, rank: int | None, tail: int | None) -> Iterator[LogLine]:
     """The files under logs/ of the run directory, which every process writes for itself."""
-    from llmtrain.operate.reader import reader_pod
-
     with reader_pod(cluster, record) as reader:
         files = {_rank_of(file.path): file.path for file in reader.files("logs/")}
         if rank is not None:
@@ -208,11 +211,37 @@ def _kept(cluster: Cluster, record: Record, rank: int | None, tail: int | None) 
                 remedy="logging.log_to_file keeps logs there; a run that never started has none.",
             )
         count = record.config.launch.processes_per_node
-        streams = [
-            _last(_file_lines(own // count, own, _text_lines(reader.read(path))), tail)
-            for own, path in sorted(files.items())
-        ]
-        yield from heapq.merge(*streams, key=lambda line: line.time)
+        with TemporaryFile() as spool:
+            parts = _fetch_all(reader, sorted(files.values()), spool)
+            streams = [
+                _last(_file_lines(own // count, own, _text_lines(_blocks(spool, *parts[path]))), tail)
+                for own, path in sorted(files.items())
+                if path in parts
+            ]
+            yield from heapq.merge(*streams, key=lambda line: line.time)
+
+
+def _fetch_all(reader: Reader, paths: list[str], spool: BinaryIO) -> dict[str, tuple[int, int]]:
+    """All files one after the other into one file here: path -> where it begins and ends there. To merge them over the
+    line would take as many processes in the reader pod at once as there are ranks, more than it has memory for."""
+    parts = {}
+    for sent, blocks in reader.read_many([Wanted(path, 0, ANY) for path in paths]):
+        begin = spool.tell()
+        for block in blocks:
+            spool.write(block)
+        parts[sent.path] = (begin, spool.tell())
+    spool.flush()
+    return parts
+
+
+def _blocks(spool: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    """By position: all ranks' lines are read from one open file."""
+    while begin < end:
+        block = os.pread(spool.fileno(), min(BLOCK_BYTES, end - begin), begin)
+        if not block:
+            return
+        begin += len(block)
+        yield block
 
 
 def _rank_of(path: str) -> int:

@@ -1,10 +1,10 @@
 """Pods whose machine is lost, told from the pods themselves: not everybody may look at machines."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from llmtrain.launch.apply import is_overdue
 from llmtrain.launch.cluster import NODE_LOST, Object
+from llmtrain.launch.server_clock import seconds_since
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,8 @@ def lost_pod(pod: Object) -> LostPod | None:
     if silent is None and not is_overdue(pod) and not is_given_up:
         return None
     since = meta.get("deletionTimestamp") if silent is None else silent.get("lastTransitionTime")
-    age = (datetime.now(UTC) - datetime.fromisoformat(since)).total_seconds() if since else 0.0
     machine = pod["spec"].get("nodeName") or "its machine"
-    return LostPod(meta["name"], machine, str(meta.get("uid", "")), max(0.0, age))
+    return LostPod(meta["name"], machine, str(meta.get("uid", "")), seconds_since(since) if since else 0.0)
 
 
 def machine_is_silent(pod: Object) -> Object | None:

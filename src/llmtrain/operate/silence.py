@@ -3,13 +3,12 @@ them takes a pod and some seconds, so they are asked for only where nothing else
 
 import json
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 from llmtrain.errors import LlmtrainError
 from llmtrain.launch.cluster import Cluster
 from llmtrain.operate.clues import Clues, Silence
-from llmtrain.operate.container_ends import seconds_of
+from llmtrain.operate.container_ends import age_of
 from llmtrain.operate.pod_log import split_time
 from llmtrain.operate.reader import Reader, Wanted, reader_pod
 from llmtrain.operate.remote import ANY
@@ -29,7 +28,7 @@ def quiet_sec(cluster: Cluster, clues: Clues) -> float:
     except LlmtrainError:
         return 0.0
     stamp = split_time(lines[-1])[0] if lines else ""
-    return max(0.0, datetime.now(UTC).timestamp() - seconds_of(stamp)) if stamp else 0.0
+    return age_of(stamp) if stamp else 0.0
 
 
 def watch_hearts(cluster: Cluster, clues: Clues, seconds: float) -> Silence:

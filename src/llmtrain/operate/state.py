@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import one_line, quota
 from llmtrain.launch.record import Record
+from llmtrain.launch.server_clock import seconds_since
 from llmtrain.operate.events import had_job, refusal
 from llmtrain.operate.pods import PodStatus, worst_code
 from llmtrain.operate.progress import Progress
@@ -100,8 +100,7 @@ def job_state(job: Object, record: Record) -> str:
 
 
 def age_sec(record: Record) -> float:
-    launched = datetime.fromisoformat(record.launched_at) if record.launched_at else datetime.now(UTC)
-    return max(0.0, (datetime.now(UTC) - launched).total_seconds())
+    return seconds_since(record.launched_at) if record.launched_at else 0.0
 
 
 def _active_state(record: Record, pods: list[PodStatus], progress: Progress | None) -> str:

@@ -24,7 +24,10 @@ _NO_CRASH = ("finished", "stopped", "refused")
 
 def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
     """Rows that can be understood; a damaged file must not keep a run from starting."""
-    rows = read_json(run.generations)
+    return valid_rows(read_json(run.generations))
+
+
+def valid_rows(rows: Any) -> list[dict[str, Any]]:
     numbers = ("generation", "from_step", "crashes")
     return [
         row
