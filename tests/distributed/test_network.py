@@ -1,3 +1,4 @@
+import ipaddress
 import logging
 import socket
 import subprocess
@@ -7,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from llmtrain.distributed import network
-from llmtrain.distributed.network import has_infiniband, interface_to, setup_network
+from llmtrain.distributed.network import (
+    has_infiniband,
+    interface_to,
+    own_name_is_loopback,
+    reachable_address,
+    setup_network,
+)
 
 OTHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN"}
 
@@ -99,8 +106,46 @@ def test_no_interface_is_named_where_none_is_known(infiniband: Path) -> None:
 def test_a_name_that_stands_for_loopback_binds_nobody_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Debian writes the machine's own name as 127.0.1.1: true for this node only."""
     monkeypatch.setattr(network, "interface_to", lambda host: "lo" if host in ("box", "localhost") else None)
+    rows = [("lo", "127.0.0.1"), ("eth0", "10.1.2.3"), ("eth1", "10.9.9.9")]
+    addresses = [(name, ipaddress.ip_address(address)) for name, address in rows]
+    monkeypatch.setattr(network, "_interface_addresses", lambda: iter(addresses))
+    assert setup_network("box", {"POD_IP": "10.9.9.9"})["GLOO_SOCKET_IFNAME"] == "eth1"
+    monkeypatch.setattr(network, "reachable_address", lambda _: "10.1.2.3")
+    assert setup_network("box", {})["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert setup_network("box", {})["NCCL_SOCKET_IFNAME"] == "eth0"
+    monkeypatch.setattr(network, "reachable_address", lambda _: None)
     assert "GLOO_SOCKET_IFNAME" not in setup_network("box", {})
     assert setup_network("localhost", {})["GLOO_SOCKET_IFNAME"] == "lo"
+
+
+def test_the_address_for_others_is_not_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = reachable_address({})
+    assert (address is None) == (own_address() is None)
+    assert address is None or not ipaddress.ip_address(address).is_loopback
+    assert reachable_address({"POD_IP": "10.0.0.7"}) == "10.0.0.7"
+    monkeypatch.setattr(network, "_interface_addresses", lambda: iter(()))
+    monkeypatch.setattr(socket, "socket", no_way_out)
+    assert reachable_address({}) is None
+
+
+def no_way_out(*_: object) -> None:
+    raise OSError("Network is unreachable")
+
+
+@pytest.mark.parametrize(
+    ("found", "is_true"),
+    [
+        (["127.0.1.1"], True),
+        (["::1", "127.0.0.1"], True),
+        (["127.0.1.1", "10.0.0.7"], False),
+        (["fe80::1%eth0"], False),
+    ],
+)
+def test_a_name_of_its_own_that_leads_others_astray(
+    monkeypatch: pytest.MonkeyPatch, found: list[str], is_true: bool
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in found])
+    assert own_name_is_loopback() is is_true
 
 
 def test_each_decision_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from llmtrain.distributed.sources import NAMES, is_loopback
@@ -41,6 +41,38 @@ def interface_to(host: str) -> str | None:
     return None
 
 
+def reachable_address(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The address at which other machines reach this one: POD_IP where that is given, else the one by which packets
+    leave it. None where there is no network but loopback."""
+    if environ.get("POD_IP"):
+        return environ["POD_IP"]
+    for family, far in ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")):  # nobody has these
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((far, 9))
+                own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
+        except OSError:
+            continue  # no way out
+        if not own.is_loopback:
+            return str(own)
+    others = [address for _, address in _interface_addresses() if not address.is_loopback and not address.is_link_local]
+    return str(others[0]) if others else None
+
+
+def interface_of(address: str | None) -> str | None:
+    """The interface that has an address."""
+    return next((name for name, known in _interface_addresses() if str(known) == address), None)
+
+
+def own_name_is_loopback() -> bool:
+    """Whether what this machine calls itself leads other machines to themselves (Debian: 127.0.1.1)."""
+    try:
+        rows = socket.getaddrinfo(socket.getfqdn(), None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    return all(ipaddress.ip_address(str(row[4][0]).partition("%")[0]).is_loopback for row in rows)
+
+
 def has_infiniband() -> bool:
     return INFINIBAND.is_dir() and any(INFINIBAND.iterdir())
 
@@ -51,10 +83,10 @@ def setup_network(master_addr: str | None = None, environ: MutableMapping[str, s
     if master_addr is None:
         given = (environ.get(name, "").strip() for name in NAMES["master_addr"])
         master_addr = next((name for name in given if name), "127.0.0.1")
-    interface = interface_to(master_addr)
+    interface, reason = interface_to(master_addr), f"leads to {master_addr}"
     if interface == "lo" and not is_loopback(master_addr):
-        interface = None  # this machine's own name often stands for 127.0.1.1, where no other node can come
-    reason = f"leads to {master_addr}"
+        # This machine's own name often stands for 127.0.1.1, where no other node can come.
+        interface, reason = interface_of(reachable_address(environ)), "leads to the other nodes"
     rows = (
         ("GLOO_SOCKET_IFNAME", interface, reason),
         ("NCCL_SOCKET_IFNAME", interface, reason),

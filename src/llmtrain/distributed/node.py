@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.distributed.endings import Ended, Joining, overall
 from llmtrain.distributed.identity import Place
-from llmtrain.distributed.network import setup_network
+from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
 from llmtrain.distributed.rendezvous import wait_for_master
 from llmtrain.distributed.sources import endpoint
 from llmtrain.errors import JoinError, PeerLost, ResumeMe, UsageError
@@ -153,7 +153,7 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
         # Else an agent that has met others before does not tell a newcomer where the store is, which then waits for
         # ever: a replaced pod, or a node that joins an elastic job (torch 2.11 to 2.13).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    meeting = _meeting(place)
+    meeting, local_addr = _meeting(place), _local_addr(place)
     log("DDP", f"rendezvous {backend} at {meeting}, processes here: {place.processes_per_node}")
     try:
         handler = registry.get_rendezvous_handler(
@@ -163,7 +163,7 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
                 run_id=place.rdzv_id or "llmtrain",
                 min_nodes=place.min_nodes,
                 max_nodes=place.max_nodes,
-                local_addr="127.0.0.1" if is_alone else None,
+                local_addr=local_addr,
                 **_settings(job, backend),
             )
         )
@@ -177,7 +177,7 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
             monitor_interval=0.1,
             master_addr=place.master_addr if is_static else None,
             master_port=place.master_port if is_static else None,
-            local_addr="127.0.0.1" if is_alone else None,
+            local_addr=local_addr,
         )
         return NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
     except TypeError as problem:
@@ -191,6 +191,13 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
         if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcds(problem):
             raise _no_rendezvous(job, backend, problem) from None
         raise
+
+
+def _local_addr(place: Place) -> str | None:
+    """What this node tells the others to find it by. None: its own name."""
+    if place.max_nodes == 1:
+        return "127.0.0.1"
+    return reachable_address() if own_name_is_loopback() else None
 
 
 def _meeting(place: Place) -> str:
