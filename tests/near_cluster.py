@@ -25,6 +25,10 @@ PIECE = 7919
 class NearCluster:
     name = "near"
     namespace = "ns"
+    options = ""
+
+    def place(self, namespace: str) -> str:
+        return f" -n {namespace}"
 
     def __init__(self, volume: Path, breaks: list[int | None] | None = None, pause_sec: float = 0.0) -> None:
         self.volume, self.breaks, self.pause_sec = volume, breaks or [], pause_sec

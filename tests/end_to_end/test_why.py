@@ -254,7 +254,11 @@ def test_a_rank_that_hangs(kube: Kube) -> None:
     pod = next(pod["name"] for pod in healthy["pods"] if pod["index"] == 1)
     with frozen(kube, pod):
         said = ["Rank 1 hung: No progress for", f"Rank 1 is of node 1: {pod} on ", f"{pod} still runs", "exit code 75"]
-        check(ask(kube, "hung"), Wrong([], "rank_hung", said, [f"kubectl delete pod {pod} -n {kube.namespace}"]))
+        check(ask(kube, "hung"), Wrong([], "rank_hung", said, ["llmtrain recover hung"]))
+        done = kube.llmtrain("recover", "hung", "--json").json
+        assert [row["name"] for row in done["frozen"]] == [pod]
+        kube.wait("hung", lambda status: all(row["name"] != pod for row in status["pods"]))
+    kube.wait("hung", steps(6))
     kube.kubectl("delete", "job", "hung", "--wait=false")
 
 
@@ -270,7 +274,7 @@ def test_ranks_that_are_silent(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> N
         why = why_module.explain(cluster, find_record(cluster, "silent", kube.namespace)).as_dict()
     where = f"{pod['name']} on {pod['node']}"
     hearts = ["Every rank hangs", f"Rank 0 ({where}): no heartbeat since step", f"Rank 1 ({where}): no heartbeat"]
-    check(why, Wrong([], "rank_hung", hearts, [f"kubectl delete pod {pod['name']} -n {kube.namespace}"]))
+    check(why, Wrong([], "rank_hung", hearts, ["llmtrain recover silent", f"replaces {pod['name']}"]))
     readers = kube.objects("pods", "-l", "llmtrain/reader=silent")
     assert [pod for pod in readers if "deletionTimestamp" not in pod["metadata"]] == []  # it does not stay
     kube.kubectl("delete", "job", "silent", "--wait=false")

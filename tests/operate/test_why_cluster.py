@@ -1,6 +1,7 @@
 """llmtrain why: what only a real cluster showed to be said wrongly (tests/end_to_end/test_why.py), without one."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from why_runs import CONFIG, DATA, GONE, JOIN, KINDS, WATCHDOG, end, fail, no_ro
 from kube_server import KubeServer
 from llmtrain.operate import why as why_module
 from llmtrain.operate.clues import Silence
+from llmtrain.operate.frozen import find_frozen, replace_frozen
 
 NOT_JOINED = [
     "error: Rank 0 could not join the 2 processes at demo-0.demo:29500 after 22 s (of 15 s): The client socket has "
@@ -84,11 +86,14 @@ def test_a_rank_that_still_hangs_holds_the_others_up(kube: KubeServer, kind: str
     end(run, 0, 75, WATCHDOG, ago_sec=10)
     found = why(run)
     assert found.cause == "rank_hung"
-    assert f"kubectl delete pod {run.pods[1]} --grace-period=5" in found.remedy
+    assert "llmtrain recover demo " in found.remedy
+    pods, _ = find_frozen(run.cluster, run.record, 60.0)
+    assert [(pod.name, pod.ranks) for pod in pods] == [(run.pods[1], "1")]
     assert f"{run.pods[1]} still runs: the others, started again, wait for it." in found.evidence
     run.set(1, started(ago_sec=5))
     found = why(run)
-    assert (found.cause, "kubectl" in found.remedy) == ("rank_hung", False), "it was made anew"
+    assert (found.cause, "recover" in found.remedy) == ("rank_hung", False), "it was made anew"
+    assert find_frozen(run.cluster, run.record, 60.0)[0] == []
 
 
 def silent(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, dead: list[int]) -> FakeRun:
@@ -112,7 +117,15 @@ def test_hearts_that_have_stopped(
     run = silent(kube, monkeypatch, dead)
     found = why(run)
     assert (found.cause, found.what) == ("rank_hung", what)
-    assert f"kubectl delete pod {' '.join(run.pods[rank] for rank in dead)} --grace-period=5" in found.remedy
+    names = [run.pods[rank] for rank in dead]
+    assert f"llmtrain recover demo replaces {', '.join(names)}" in found.remedy
+    assert find_frozen(run.cluster, run.record, 400.0)[0] == [], "not silent for that long"
+    pods, _ = find_frozen(run.cluster, run.record, 60.0)
+    assert [pod.name for pod in pods] == names
+    assert replace_frozen(run.cluster, "team", [replace(pod, uid="of-the-one-before") for pod in pods]) == []
+    assert replace_frozen(run.cluster, "team", pods) == pods
+    assert not {("pods", "team", name) for name in names} & set(kube.objects)
+    assert replace_frozen(run.cluster, "team", pods) == []
 
 
 def test_a_killed_pod_that_is_gone(kube: KubeServer) -> None:

@@ -40,11 +40,11 @@ def command(
     and Ctrl-C ends it everywhere. The exit code is that of the first node whose command failed."""
     from llmtrain.launch.record import find_record
 
-    if kill == bool(words) or (kill and detach):
-        raise UsageError(
-            "Give a command, or --kill.", remedy=f"llmtrain exec {run} -- torchrun train.py; llmtrain exec {run} --kill"
-        )
     cluster = connect(kubeconfig, context)
+    if kill == bool(words) or (kill and detach):
+        named = f"{run}{cluster.place(namespace or cluster.namespace)}"
+        remedy = f"llmtrain exec {named} -- torchrun train.py; llmtrain exec {named} --kill"
+        raise UsageError("Give a command, or --kill.", remedy=remedy)
     record = find_record(cluster, run, namespace or cluster.namespace)
     if kill:
         _kill(cluster, record, pod or [], json_)

@@ -1,4 +1,4 @@
-"""llmtrain recover: let a run go on elsewhere whose machine is lost."""
+"""llmtrain recover: let a run go on whose machine is lost, or of which a rank hangs."""
 
 from typing import Annotated
 
@@ -10,17 +10,19 @@ from llmtrain.commands.options import JsonOption, show
 
 def command(
     run: RunArgument,
-    after: Annotated[float, typer.Option(min=0, help="Seconds that a machine must have been silent.")] = 60.0,
+    after: Annotated[float, typer.Option(min=0, help="Seconds that a machine or a rank must have been silent.")] = 60.0,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Give up pods on machines that do not answer, so that others take their place. Nothing is lost but the steps since
-    the newest checkpoint; should the machine come back, what runs there writes nothing more."""
+    """Give up pods on machines that do not answer, and pods with a rank that hangs, so that others take their place.
+    Nothing is lost but the steps since the newest checkpoint; should the machine come back, what runs there writes
+    nothing more."""
     from dataclasses import asdict
 
     from llmtrain.launch.record import find_record
+    from llmtrain.operate.frozen import find_frozen, replace_frozen
     from llmtrain.operate.recover import find_lost, recover
     from llmtrain.operate.status import find_pods
 
@@ -32,5 +34,14 @@ def command(
     lines += [
         f"{pod.name} on {pod.machine} is silent for {pod.since_sec:.0f} s only: --after {after:.0f}." for pod in early
     ]
-    value = {"run_id": run, "recovered": [asdict(pod) for pod in lost], "too_early": [asdict(pod) for pod in early]}
-    show(json_, value, "\n".join(lines) or f"No pod of run {run} is on a lost machine.")
+    frozen, what = ([], "") if lost or early else find_frozen(cluster, record, after)
+    frozen = replace_frozen(cluster, record.namespace, frozen)
+    lines += [what] if frozen else []
+    lines += [f"{pod.name} (rank {pod.ranks}) on {pod.node or 'a machine'} was deleted." for pod in frozen]
+    value = {
+        "run_id": run,
+        "recovered": [asdict(pod) for pod in lost],
+        "too_early": [asdict(pod) for pod in early],
+        "frozen": [asdict(pod) for pod in frozen],
+    }
+    show(json_, value, "\n".join(lines) or f"No pod of run {run} is on a lost machine or hangs.")

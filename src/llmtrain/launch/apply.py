@@ -69,7 +69,7 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
     for there in found.values():
         is_kept = keep_data and there["kind"] == "PersistentVolumeClaim" and is_ours(there, plan.run_id)
         if not is_kept or _is_leaving(there):
-            raise _taken(there, plan)
+            raise _taken(cluster, there, plan)
     if found:  # to the run on these volumes this is another launch than any before
         plan = replace(plan, nonce=secrets.token_hex(3))
     with undoing() as undo:
@@ -91,7 +91,7 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
     for manifest in manifests:
         found = find_object(cluster, manifest)
         if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
-            raise _taken(found, plan)
+            raise _taken(cluster, found, plan)
         if found is None or manifest["kind"] not in KEPT:
             cluster.check_right("create", manifest)
     cluster.check_right("delete", _job(record))
@@ -129,7 +129,7 @@ def _key(manifest: Manifest) -> str:
 def _check_unchanged(cluster: Cluster, record: Record) -> None:
     found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
     if found is None or found["metadata"].get("resourceVersion", "") != record.resource_version:
-        raise _changed(record)
+        raise _changed(cluster, record)
 
 
 def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo: list[Callable[[], object]]) -> None:
@@ -137,7 +137,7 @@ def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo:
     name, namespace = config_map["metadata"]["name"], record.namespace
     before = cluster.get("v1", "ConfigMap", name, namespace)
     if before is None:
-        raise _changed(record)
+        raise _changed(cluster, record)
 
     def change(data: Object, notes: Object | None, version: str) -> Object | None:
         meta = {"annotations": notes, "resourceVersion": version}
@@ -148,17 +148,17 @@ def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo:
     except LlmtrainError as problem:
         if problem.details.get("status") != "HTTP 409":
             raise
-        raise _changed(record) from None
+        raise _changed(cluster, record) from None
     if after is None:
-        raise _changed(record)
+        raise _changed(cluster, record)
     version = after["metadata"].get("resourceVersion", "")
     undo.append(partial(change, before["data"], before["metadata"].get("annotations"), version))
 
 
-def _changed(record: Record) -> UsageError:
+def _changed(cluster: Cluster, record: Record) -> UsageError:
     return UsageError(
         f"Run '{record.run_id}' was resumed, stopped or deleted by another command in the meantime.",
-        remedy=f"Nothing was started. See how it is: llmtrain status {record.run_id} -n {record.namespace}",
+        remedy=f"Nothing was started. See how it is: llmtrain status {record.run_id}{cluster.place(record.namespace)}",
     )
 
 
@@ -186,7 +186,7 @@ def _find_settled(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object
         if found is None or (is_ours(found, plan.run_id) and not _is_leaving(found)):
             return found
         if not _is_leaving(found) and not _is_made_for(found, plan.run_id):
-            raise _taken(found, plan)
+            raise _taken(cluster, found, plan)
         if time.monotonic() > deadline:
             raise AlreadyThere(
                 f"{found['kind']} {found['metadata']['name']} in namespace {plan.namespace} is still being deleted.",
@@ -359,7 +359,8 @@ def _check_claims(cluster: Cluster, plan: JobPlan) -> None:
             )
 
 
-def _taken(found: Object, plan: JobPlan) -> UsageError:
+def _taken(cluster: Cluster, found: Object, plan: JobPlan) -> UsageError:
+    place = cluster.place(plan.namespace)
     kind, name = found["kind"], found["metadata"]["name"]
     if not is_ours(found, plan.run_id):
         return UsageError(
@@ -374,9 +375,9 @@ def _taken(found: Object, plan: JobPlan) -> UsageError:
         return AlreadyThere(
             f"The volume {name} of an earlier run '{plan.run_id}' is still there.",
             remedy="Go on with that run (--resume), give another --name, or remove it: kubectl delete pvc "
-            f"{name} -n {plan.namespace}",
+            f"{name}{place}",
         )
     return AlreadyThere(
         f"Run '{plan.run_id}' exists already in namespace {plan.namespace}.",
-        remedy=f"See it: llmtrain status {plan.run_id}. Go on with it: --resume. Or give another --name.",
+        remedy=f"See it: llmtrain status {plan.run_id}{place}. Go on with it: --resume. Or give another --name.",
     )

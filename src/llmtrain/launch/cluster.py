@@ -7,6 +7,7 @@ not answer, a UsageError when it says no.
 
 import json
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -103,11 +104,12 @@ class Cluster:
         except Exception as problem:  # certificates that are no files, log-in programs that fail
             raise UsageError(f"The context {name} cannot be used: {one_line(problem)}") from None
         given = {"--kubeconfig": kubeconfig, "--context": context}
-        options = "".join(f" {option} {value}" for option, value in given.items() if value)
+        options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
         return cls(settings, name, contexts[name].get("namespace") or "default", options)
 
     def place(self, namespace: str) -> str:
-        """The options that lead to a run there again, for hints that can be typed."""
+        """The options that lead there again: every command that a message names ends with them, llmtrain's and
+        kubectl's, which has the same ones."""
         return ("" if namespace == self.namespace else f" -n {namespace}") + self.options
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None) -> Object | None:
@@ -155,7 +157,7 @@ class Cluster:
         except UsageError:  # not everywhere may one ask: trying tells
             return
         if answer is not None and not answer["status"].get("allowed"):
-            raise NoRight(f"{verb} {PLURALS[kind]}", namespace)
+            raise NoRight(f"{verb} {PLURALS[kind]}", namespace, self.options)
 
     def patch(self, api_version: str, kind: str, name: str, namespace: str, change: Object) -> Object | None:
         """Merge a change into an object; None where there is none."""
@@ -267,7 +269,7 @@ class Cluster:
             if isinstance(status, int) and status >= 400:
                 body = getattr(problem, "resp_body", None) or b""
                 gone = ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
-                raise explain_refusal(request, status, body.decode("utf-8", "replace")) or gone from None
+                raise explain_refusal(request, status, body.decode("utf-8", "replace"), self.options) or gone from None
             raise self._unreachable(problem) from None
         return PodProcess(socket, pod, self._unreachable)
 
@@ -321,7 +323,7 @@ class Cluster:
             text = response.read().decode("utf-8", "replace")
         except Exception as problem:  # urllib3 raises many kinds, log-in programs any
             raise self._unreachable(problem) from None
-        refused = explain_refusal(request, response.status, text)
+        refused = explain_refusal(request, response.status, text, self.options)
         if refused is None:
             return None
         raise refused
@@ -330,7 +332,8 @@ class Cluster:
         reason = getattr(problem, "reason", None) or problem
         return ClusterError(
             f"The cluster of context {self.name} ({self._settings.host}) does not answer: {one_line(reason)}",
-            remedy="Is it up, and does `kubectl get nodes` reach it from here? Another context is named by --context.",
+            remedy=f"Is it up, and does `kubectl get nodes{self.options}` reach it from here? Another context is named "
+            "by --context.",
         )
 
 

@@ -53,14 +53,14 @@ class Missing(UsageError):
 class NoRight(UsageError):
     """The user may not do that; `right`: a verb and a resource."""
 
-    def __init__(self, right: str, namespace: str | None) -> None:
+    def __init__(self, right: str, namespace: str | None, options: str = "") -> None:
         place, option = "across the whole cluster", "--all-namespaces"
         if namespace:
             place, option = f"in namespace {namespace}", f"-n {namespace}"
         super().__init__(
             f"You have no right to {right} {place}.",
-            remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right} {option}` shows it), or name a "
-            "--namespace where you have it.",
+            remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right} {option}{options}` shows it), or "
+            "name a --namespace where you have it.",
         )
 
 
@@ -68,22 +68,23 @@ class AlreadyThere(UsageError):
     """An object of this name exists."""
 
 
-def explain_refusal(request: Request, status: int, body: str) -> LlmtrainError | None:
-    """The error for an HTTP status of 400 and more; None where the object just is not there."""
+def explain_refusal(request: Request, status: int, body: str, options: str = "") -> LlmtrainError | None:
+    """The error for an HTTP status of 400 and more; None where the object just is not there. `options`: how the cluster
+    was named, for commands in remedies."""
     said = _message(body)
-    error = _explain(request, status, said)
+    error = _explain(request, status, said, options)
     if error is not None:
         error.details["status"] = f"HTTP {status}"
     return error
 
 
-def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
+def _explain(request: Request, status: int, said: str, options: str) -> LlmtrainError | None:
     thing = request.thing
     if status == 404:
         if found := re.search(r'namespaces "([^"]+)" not found', said):
             return UsageError(
                 f"There is no namespace {found[1]}.",
-                remedy=f"Make it (kubectl create namespace {found[1]}), or name another with --namespace.",
+                remedy=f"Make it (kubectl create namespace {found[1]}{options}), or name another with --namespace.",
             )
         # An object that is not there is told in JSON; a kind that is not there is an unknown address.
         is_unknown_kind = "page not found" in said or "could not find the requested resource" in said
@@ -93,7 +94,7 @@ def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
             f"The cluster does not accept your login ({said}).", remedy="Log in again, or name --context."
         )
     if status == 403:
-        return _forbidden(request, said)
+        return _forbidden(request, said, options)
     if status == 409 and request.verb == "create":
         if "being deleted" in said:
             return AlreadyThere(f"{thing} is still being deleted.", remedy="Wait a moment, then try again.")
@@ -119,7 +120,7 @@ def _explain(request: Request, status: int, said: str) -> LlmtrainError | None:
     )
 
 
-def _forbidden(request: Request, said: str) -> UsageError:
+def _forbidden(request: Request, said: str, options: str) -> UsageError:
     if "exceeded quota" in said:
         return UsageError(
             f"{request.thing} would exceed a quota: {quota(said)}",
@@ -140,7 +141,8 @@ def _forbidden(request: Request, said: str) -> UsageError:
         return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
     if "cannot " in said and "User" in said:
         found = re.search(r'cannot (\w+) resource "([^"]+)"', said)
-        return NoRight(f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}", request.namespace)
+        right = f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}"
+        return NoRight(right, request.namespace, options)
     return UsageError(
         f"The cluster forbids {request.thing}: {said}",
         remedy="Ask whoever runs the cluster for the rule behind it, or name another --namespace.",

@@ -76,7 +76,8 @@ def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
     raise UsageError(
         f"Run '{run_id}' is not in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
         known=known,
-        remedy="`llmtrain status --all-namespaces` looks everywhere; --namespace and --context name another place.",
+        remedy=f"`llmtrain status --all-namespaces{cluster.options}` looks everywhere; --namespace and --context name "
+        "another place.",
     )
 
 

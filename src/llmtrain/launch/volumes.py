@@ -28,7 +28,7 @@ def check_volumes(cluster: Cluster, plan: JobPlan, before: LaunchSection | None 
             raise UsageError(
                 f"launch.{name}_volume.{field} is {wanted}, but the claim {claim} is there already with "
                 f"{', '.join(has) or 'none'}, and a launch does not change it.",
-                remedy=_remedy(field, wanted, claim, plan.namespace),
+                remedy=_remedy(field, wanted, claim, cluster.place(plan.namespace)),
             )
 
 
@@ -56,11 +56,11 @@ def _bytes(text: str) -> Decimal | None:
         return None
 
 
-def _remedy(field: str, wanted: str, claim: str, namespace: str) -> str:
+def _remedy(field: str, wanted: str, claim: str, place: str) -> str:
     if field != "size":
         return f"Leave it out, or name another claim that has it (claim instead of {field})."
     change = f'{{"spec":{{"resources":{{"requests":{{"storage":"{wanted}"}}}}}}}}'
     return (
         "Leave it out. A claim can grow, where its storage class allows that: "
-        f"kubectl patch pvc {claim} -n {namespace} -p '{change}', then try again."
+        f"kubectl patch pvc {claim}{place} -p '{change}', then try again."
     )

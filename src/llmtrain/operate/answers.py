@@ -13,6 +13,8 @@ class Found:
     what: str
     evidence: list[str] = field(default_factory=list)
     remedy: str = ""
+    frozen: tuple[str, ...] = ()
+    """Pods with a process that hangs and does not end by itself: `recover` deletes them."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,6 @@ def go_on(clues: Clues, *changes: str) -> str:
     """The command that goes on with the run, changed; one that is still going is stopped first."""
     again = " ".join([f"llmtrain resume {clues.run}", *(f"--set {change}" for change in changes)])
     return again if clues.status.has_ended else f"llmtrain stop {clues.run}, then {again}"
-
-
-def end_pods(clues: Clues, names: list[str]) -> str:
-    """The command that ends pods which no longer listen; they are made anew. (kubectl's options are named as ours.)"""
-    return f"kubectl delete pod {' '.join(names)}{clues.place} --grace-period=5"
 
 
 def with_code(clues: Clues, *codes: int) -> Ending | None:

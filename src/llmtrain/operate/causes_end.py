@@ -5,7 +5,6 @@ from llmtrain.operate.answers import (
     Found,
     again,
     code_only,
-    end_pods,
     evidence_of,
     go_on,
     others,
@@ -189,8 +188,9 @@ def rank_hung(clues: Clues) -> Found | None:
     if hanging:
         names = [pod.name for pod in hanging[:4]]
         where += [f"{name} still runs: the others, started again, wait for it." for name in names]
-        after = f"As long as it hangs nothing goes on: {end_pods(clues, names)} lets it be made anew."
-    return Found(f"{what}: {said}", [*evidence_of(clues, end, said), *where], f"{look} {after}")
+        after = f"As long as it hangs nothing goes on: llmtrain recover {clues.run} replaces it."
+    evidence = [*evidence_of(clues, end, said), *where]
+    return Found(f"{what}: {said}", evidence, f"{look} {after}", tuple(pod.name for pod in hanging))
 
 
 def _still_hanging(clues: Clues, end: Ending, indexes: list[int]) -> list[PodStatus]:

@@ -1,10 +1,10 @@
 """A run whose pods run and that says nothing more: told by the heartbeats on its volume."""
 
-from llmtrain.operate.answers import Found, end_pods, go_on
+from llmtrain.operate.answers import Found, go_on
 from llmtrain.operate.clues import Clues
 from llmtrain.operate.view import age_text
 
-MOST_NAMED = 4  # pods in one command
+MOST_NAMED = 4  # pods in one line
 
 
 def rank_silent(clues: Clues) -> Found | None:
@@ -20,12 +20,17 @@ def rank_silent(clues: Clues) -> Found | None:
         for rank in silence.dead[:8]
     ]
     hanging = [pods[index].name for index in dict.fromkeys(rank // each for rank in silence.dead) if index in pods]
-    how = end_pods(clues, hanging) if 0 < len(hanging) <= MOST_NAMED else go_on(clues)
+    how = f"llmtrain recover {clues.run} replaces {_pods(hanging)}" if hanging else go_on(clues)
     return Found(
         _who_hangs(silence.dead, clues.status.world_size),
         [_quiet(clues), *lines],
         f"It does not end by itself: {how}. The run goes on from its newest checkpoint.",
+        tuple(hanging),
     )
+
+
+def _pods(names: list[str]) -> str:
+    return f"{', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
 
 
 def _who_hangs(dead: list[int], world_size: int) -> str:

@@ -69,7 +69,7 @@ def container_config(clues: Clues) -> Found | None:
     """A Secret, a key of it or a ConfigMap that is not there: told by the pod, or, for mounts, by an event."""
     after = f"Pods start by themselves once it is there; after a change of the config: {go_on(clues, 'FIELD=VALUE')}."
     if stuck := _waiting(clues, CONFIG_REASONS):
-        what = config_error(clues.record, stuck[0]).what
+        what = config_error(clues.record, stuck[0], clues.place).what
         return Found(what, _held_up(clues, stuck), f"{_make_secret(clues, what)} {after}")
     for pod, said in _mount_events(clues) if clues.is_held_up else ():
         if _CONFIG_WORDS.search(said):

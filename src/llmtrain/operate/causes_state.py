@@ -99,7 +99,7 @@ def suspended(clues: Clues) -> Found | None:
     return Found(
         f"Somebody has suspended the {kind}: launch.queue names no queue that would.",
         [f"The {kind} is suspended.", *_condition_lines(clues)],
-        f"kubectl patch {kind.lower()} {record.run_id} -n {record.namespace} --type merge -p "
+        f"kubectl patch {kind.lower()} {record.run_id}{clues.place} --type merge -p "
         '\'{"spec":{"suspend":false}}\' lets it go on (PyTorchJob: spec.runPolicy.suspend).',
     )
 

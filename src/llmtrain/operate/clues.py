@@ -113,7 +113,8 @@ def look(cluster: Cluster, record: Record) -> Clues:
     events = _events(cluster, record, hidden)
     queue = look_at_queue(cluster, record, job, statuses)
     hidden += [queue.unseen] if queue.unseen else []
-    seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue)
+    place = cluster.place(record.namespace)
+    seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue, place)
     status = make_status(record, seen)
     nodes, claims = by_index(record, raw), claim_names(record)
     endings: list[Ending] = []
@@ -138,7 +139,7 @@ def look(cluster: Cluster, record: Record) -> Clues:
         usage={pod.name: pod.memory for pod in statuses if pod.memory},
         hidden=hidden,
         queue=queue,
-        place=cluster.place(record.namespace),
+        place=place,
     )
 
 

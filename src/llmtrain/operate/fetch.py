@@ -91,7 +91,8 @@ class _Fetch:
         if not files:
             raise UsageError(
                 f"Run '{record.run_id}' has no files on the claim {record.runs_claim} yet.",
-                remedy="Has it started? `llmtrain status` tells. Files on another claim are found with --claim.",
+                remedy=f"Has it started? llmtrain status {self._reader.run} tells. Files on another claim are found "
+                "with --claim.",
             )
         check_same(self._run, small.get(META), small.get(GENERATIONS))
         pointed = {

@@ -118,7 +118,9 @@ class _Follower:
         self._notice_restart(statuses)
         idle = idle_code(cluster, record, statuses, self._progress)
         progress = None if self._logs.is_forbidden else self._progress
-        return make_status(record, Seen(job, statuses, progress, idle, self._events))
+        return make_status(
+            record, Seen(job, statuses, progress, idle, self._events, place=cluster.place(record.namespace))
+        )
 
     def _notice_restart(self, pods: list[PodStatus]) -> None:
         """Rank 0 that was started again has not stepped yet, whatever it said before. (Its log may be ahead of this:

@@ -143,17 +143,18 @@ def _indexes(found: Sequence[PodStatus], count: int, chosen: Sequence[str]) -> s
     return {by_name[name] for name in chosen}
 
 
-def check_held(record: Record, what: str) -> None:
+def check_held(cluster: Cluster, record: Record, what: str) -> None:
     if record.work.mode != "hold":
         raise UsageError(
             f"{what} needs pods that are held, and run '{record.run_id}' has another use for its pods.",
-            remedy=f"Start some with: llmtrain launch --hold --name NAME --image {record.config.launch.image}.",
+            remedy=f"Start some with: llmtrain launch --hold --name NAME --image {record.config.launch.image}"
+            f"{cluster.place(record.namespace)}.",
         )
 
 
 def push(cluster: Cluster, record: Record, parcel: Parcel, chosen: Sequence[str] = ()) -> list[PodStatus]:
     """The same files into the work folder of every pod, or of those that are chosen."""
-    check_held(record, "push")
+    check_held(cluster, record, "push")
     pods = find_nodes(cluster, record, chosen)
     words = ["take", str(len(parcel.data)), hashlib.sha256(parcel.data).hexdigest()]
 
@@ -210,7 +211,7 @@ def run_in_all(
 
 def start_in_all(cluster: Cluster, record: Record, words: Sequence[str], chosen: Sequence[str] = ()) -> list[PodStatus]:
     """A command in every pod (or those chosen) that goes on when we have gone; in all of them or in none."""
-    check_held(record, "exec --detach")
+    check_held(cluster, record, "exec --detach")
     pods = find_nodes(cluster, record, chosen)
     started: list[PodStatus] = []
 
@@ -231,7 +232,7 @@ def start_in_all(cluster: Cluster, record: Record, words: Sequence[str], chosen:
 
 def end_in_all(cluster: Cluster, record: Record, chosen: Sequence[str] = ()) -> list[PodStatus]:
     """What was started is ended, everywhere or in the pods chosen; the pods where something was."""
-    check_held(record, "exec --kill")
+    check_held(cluster, record, "exec --kill")
     pods = find_nodes(cluster, record, chosen)
     ended: list[PodStatus] = []
 

@@ -58,6 +58,11 @@ class Reader:
         self._folder = f"{record.config.launch.runs_volume.mount_path}/{record.run_id}"
         self._pod = ""
 
+    @property
+    def run(self) -> str:
+        """The run, as a command must name it."""
+        return f"{self._record.run_id}{self._cluster.place(self._record.namespace)}"
+
     def files(self, prefix: str = "") -> list[RemoteFile]:
         """Plain files below the run directory (or a folder of it), however deep; none where there is no such folder."""
         folder = f"{self._folder}/{prefix}".rstrip("/")

@@ -38,6 +38,8 @@ class Seen:
     events: Sequence[Object] = field(default=(), repr=False)
     queue: QueueState = NOT_QUEUED
     """Looked at only while it waits in one."""
+    place: str = ""
+    """Options that name namespace and cluster, for commands that can be typed."""
 
 
 def find_state(record: Record, seen: Seen) -> str:
@@ -139,7 +141,8 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
     if state == "removed":
         return "its job is gone: deleted by somebody, or launch.ttl_sec is over"
     if state == "incomplete":
-        return f"its launch was cut short: --resume makes it whole, llmtrain delete {record.run_id} clears it away"
+        run = f"{record.run_id}{seen.place}"
+        return f"its launch was cut short: --resume makes it whole, llmtrain delete {run} clears it away"
     if seen.job is None or state in ("stopping", "finished"):
         return None
     return _explain_waiting(record, seen)
@@ -148,10 +151,10 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
 def _explain_waiting(record: Record, seen: Seen) -> str | None:
     replicas = scaled_to(record, seen.job)
     if replicas is not None:
-        return f"{scaled_text(record, replicas)}: llmtrain why {record.run_id} says what to do"
+        return f"{scaled_text(record, replicas)}: llmtrain why {record.run_id}{seen.place} says what to do"
     silent = [pod for pod in seen.pods if pod.silent_sec is not None]
     if silent:
-        return _explain_silent(record, silent)
+        return _explain_silent(f"{record.run_id}{seen.place}", silent)
     stuck = [pod for pod in seen.pods if pod.reason and pod.phase not in ("Succeeded", "Terminating")]
     if stuck:
         others = len(stuck) < record.config.launch.node_range[1]
@@ -167,13 +170,13 @@ def _explain_waiting(record: Record, seen: Seen) -> str | None:
     return f"node {ended.index} ended with {code_text(ended.last_exit_code)}, and was started again" if ended else None
 
 
-def _explain_silent(record: Record, silent: list[PodStatus]) -> str:
+def _explain_silent(run: str, silent: list[PodStatus]) -> str:
     names = dict.fromkeys(pod.node or "a machine" for pod in silent[:8])
     machines = ", ".join(names)
     longest = max(pod.silent_sec or 0.0 for pod in silent)
     return (
         f"{machines} {'does' if len(names) == 1 else 'do'} not answer for {longest:.0f} s, and nothing takes the "
-        f"place of node {', '.join(str(pod.index) for pod in silent[:8])}: llmtrain recover {record.run_id} gives it up"
+        f"place of node {', '.join(str(pod.index) for pod in silent[:8])}: llmtrain recover {run} gives it up"
     )
 
 

@@ -77,8 +77,8 @@ def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_
     progress = rank_zero_progress(cluster, record, statuses, unseen) if with_log else None
     idle = idle_code(cluster, record, statuses, progress)
     events = find_events(cluster, record.namespace) if wants_events(record, job, statuses) else []
-    queue = look_at_queue(cluster, record, job, statuses)
-    status = make_status(record, Seen(job, statuses, progress, idle, events, queue))
+    queue, place = look_at_queue(cluster, record, job, statuses), cluster.place(record.namespace)
+    status = make_status(record, Seen(job, statuses, progress, idle, events, queue, place))
     return replace(status, unseen=unseen[0]) if unseen else status
 
 
@@ -100,8 +100,8 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
     def finish(record: Record, each: Seen) -> RunStatus:
         progress = rank_zero_progress(cluster, record, each.pods) if _is_going(record, each) else None
         idle = idle_code(cluster, record, each.pods, progress)
-        queue = look_at_queue(cluster, record, each.job, each.pods)
-        status = make_status(record, Seen(each.job, each.pods, progress, idle, events, queue))
+        queue, place = look_at_queue(cluster, record, each.job, each.pods), cluster.place(record.namespace)
+        status = make_status(record, Seen(each.job, each.pods, progress, idle, events, queue, place))
         why = unseen.get(record.kind.kind)
         return replace(status, state="unknown", why_short=why) if why else status
 

@@ -24,7 +24,7 @@ def never_started(cluster: Cluster, record: Record, status: RunStatus) -> UsageE
         if pod.reason in IMAGE_REASONS:
             return image_error(record, pod)
         if pod.reason in CONFIG_REASONS:
-            return config_error(record, pod)
+            return config_error(record, pod, cluster.place(record.namespace))
     return None
 
 
@@ -46,15 +46,12 @@ def image_error(record: Record, pod: PodStatus) -> UsageError:
     return error
 
 
-def config_error(record: Record, pod: PodStatus) -> UsageError:
+def config_error(record: Record, pod: PodStatus, place: str) -> UsageError:
     said = pod.message or pod.reason or ""
     remedy = "Make it, or correct the launch section, then launch again."
     secret = record.config.launch.hf_token_secret.name
     if "secret" in said and secret and secret in said:
-        remedy = (
-            f"Make it: llmtrain secret hf-token --from-env-file .env -n {record.namespace}. Or correct "
-            "launch.hf_token_secret."
-        )
+        remedy = f"Make it: llmtrain secret hf-token --from-env-file .env{place}. Or correct launch.hf_token_secret."
     error = UsageError(f"The container of {pod.name} cannot be made: {one_line(said)}", remedy=remedy)
     error.details["reason"] = pod.reason
     return error

@@ -5,12 +5,24 @@ from typing import Any
 
 from llmtrain.launch.cluster import Cluster
 from llmtrain.launch.record import Record
+from llmtrain.operate.answers import Found
 from llmtrain.operate.causes import NO_TROUBLE, find_cause
-from llmtrain.operate.clues import look
+from llmtrain.operate.clues import Clues, look
 from llmtrain.operate.silence import quiet_sec, watch_hearts
 from llmtrain.operate.view import readable
 
 SILENT_SEC = 120.0
+
+
+def diagnose(cluster: Cluster, record: Record, silent_sec: float) -> tuple[Clues, str, Found]:
+    """What was seen, the cause's id, and what it tells. A run that says nothing for longer than `silent_sec` is looked
+    at closer."""
+    clues = look(cluster, record)
+    cause, found = find_cause(clues)
+    if cause in NO_TROUBLE and record.work.mode == "train" and (quiet := quiet_sec(cluster, clues)) > silent_sec:
+        clues = replace(clues, silence=watch_hearts(cluster, clues, quiet))
+        cause, found = find_cause(clues)
+    return clues, cause, found
 
 
 @dataclass(frozen=True)
@@ -34,10 +46,6 @@ class Why:
 
 
 def explain(cluster: Cluster, record: Record) -> Why:
-    clues = look(cluster, record)
-    cause, found = find_cause(clues)
-    if cause in NO_TROUBLE and record.work.mode == "train" and (quiet := quiet_sec(cluster, clues)) > SILENT_SEC:
-        clues = replace(clues, silence=watch_hearts(cluster, clues, quiet))
-        cause, found = find_cause(clues)
+    clues, cause, found = diagnose(cluster, record, SILENT_SEC)
     unseen = [f"Not seen: {what}" for what in clues.hidden]
     return Why(record.run_id, clues.status.state, cause, found.what, [*found.evidence, *unseen], found.remedy)

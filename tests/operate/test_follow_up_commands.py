@@ -1,0 +1,146 @@
+"""Commands that messages name can be typed as they are: they repeat the namespace and the cluster that was asked."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube_runs import STEP, FakeRun, launch, running, waiting
+from typer.testing import CliRunner
+from why_runs import say
+
+from kube_server import KubeServer
+from llmtrain.config.load import load_config
+from llmtrain.errors import LlmtrainError
+from llmtrain.launch import apply
+from llmtrain.launch.cluster import Cluster
+from llmtrain.launch.plan import Work, plan_job
+from llmtrain.launch.record import find_record
+from llmtrain.operate import why as why_module
+from llmtrain.operate.clues import Silence
+from llmtrain.operate.hands import check_held
+from llmtrain.operate.status import all_status, run_status
+from llmtrain.operate.trouble import never_started
+from llmtrain.operate.why import explain
+
+PLACE = " -n team --kubeconfig '/home/me/my config' --context there"
+SILENT = [{"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+
+
+@pytest.fixture
+def cluster(kube: KubeServer) -> Cluster:
+    from kubernetes import client
+
+    settings = client.Configuration()
+    settings.host = f"http://127.0.0.1:{kube.port}"
+    return Cluster(settings, "there", "default", " --kubeconfig '/home/me/my config' --context there")
+
+
+def commands(text: str) -> list[str]:
+    return re.findall(r"(?:llmtrain|kubectl) [a-z].*?(?=[.;,`)]|(?:llmtrain|kubectl) [a-z]|$)", text)
+
+
+def check(text: str | None) -> None:
+    found = commands(text or "")
+    assert found, text
+    assert [command for command in found if PLACE not in command] == []
+
+
+def raised(act: Callable[[], object]) -> str:
+    with pytest.raises(LlmtrainError) as caught:
+        act()
+    return str(caught.value.remedy)
+
+
+def both(kube: KubeServer) -> FakeRun:
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.say(0, STEP.format(5))
+    return run
+
+
+def test_status_of_a_lost_machine(kube: KubeServer, cluster: Cluster) -> None:
+    run = both(kube)
+    run.set(1, running(), conditions=SILENT)
+    check(run_status(cluster, run.record).why_short)
+    check(all_status(cluster, "team")[0].why_short)
+    check(explain(cluster, run.record).remedy)
+
+
+def test_status_of_a_launch_that_was_cut_short(kube: KubeServer, cluster: Cluster) -> None:
+    run = launch(kube)
+    kube.remove("Job", "demo")
+    check(run_status(cluster, run.record).why_short)
+    check(explain(cluster, run.record).remedy)
+
+
+def test_why_of_ranks_that_hang(kube: KubeServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = both(kube)
+    say(run, 0, STEP.format(7), ago_sec=300)
+    monkeypatch.setattr(why_module, "watch_hearts", lambda *_: Silence(300, [1], [], {0: 7, 1: 7}))
+    check(explain(cluster, run.record).remedy)
+
+
+def test_a_secret_that_is_missing(kube: KubeServer, cluster: Cluster) -> None:
+    run = launch(kube, "indexed_job", "launch.hf_token_secret.name=hf-token")
+    for index in (0, 1):
+        run.pod(index, waiting("CreateContainerConfigError", 'secret "hf-token" not found'))
+    error = never_started(cluster, run.record, run_status(cluster, run.record))
+    assert error is not None
+    check((error.remedy or "").replace(".env", "FILE"))
+
+
+def test_what_launch_and_resume_refuse(kube: KubeServer, cluster: Cluster) -> None:
+    run = launch(kube)
+    check(raised(lambda: apply.submit(cluster, run.plan)))
+    given = ["launch.name=demo", "launch.namespace=team", "launch.image=me/train:1", "launch.nodes=2"]
+    larger = plan_job(load_config("ddp_smoke", [*given, "launch.runs_volume.size=99Gi"]))
+    record = find_record(cluster, "demo", "team")
+    check(raised(lambda: apply.resume(cluster, record, larger)))
+    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": {"x": "y"}}})
+    check(raised(lambda: apply.resume(cluster, record, run.plan)))
+    kube.remove("ConfigMap", "demo-config")
+    check(raised(lambda: apply.submit(cluster, run.plan, keep_data=False)))
+
+
+def test_a_right_that_is_missing(kube: KubeServer, cluster: Cluster) -> None:
+    kube.forbidden = {"pods"}
+    check(raised(lambda: cluster.find("v1", "Pod", "team")))
+
+
+def test_pods_that_are_not_held(kube: KubeServer, cluster: Cluster) -> None:
+    run = launch(kube, work=Work())
+    check(raised(lambda: check_held(cluster, run.record, "push")).replace("me/train:1", "IMAGE"))
+
+
+def test_options_are_quoted(kube: KubeServer, tmp_path: Path) -> None:
+    folder = tmp_path / "my config"
+    folder.mkdir()
+    cluster = Cluster.connect(str(kube.kubeconfig(folder)), "here")
+    assert cluster.place("team") == f" --kubeconfig '{folder / 'kubeconfig'}' --context here"
+
+
+def test_recover_deletes_a_pod_that_hangs(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmtrain.cli import app
+
+    run = both(kube)
+    say(run, 0, STEP.format(7), ago_sec=300)
+    monkeypatch.setattr(why_module, "watch_hearts", lambda *_: Silence(300, [1], [], {0: 7, 1: 7}))
+
+    def recover(*words: str) -> Any:
+        done = CliRunner().invoke(
+            app, ["recover", "demo", "--json", "--kubeconfig", str(kube.kubeconfig(tmp_path)), *words]
+        )
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    assert recover("--after", "900")["frozen"] == []
+    assert ("pods", "team", run.pods[1]) in kube.objects
+    done = recover()
+    assert [row["name"] for row in done["frozen"]] == [run.pods[1]]
+    assert (done["recovered"], done["too_early"]) == ([], [])
+    assert ("pods", "team", run.pods[1]) not in kube.objects
+    assert ("pods", "team", run.pods[0]) in kube.objects
