@@ -49,6 +49,7 @@ from llmtrain.distributed.platform_codes import end_with_parent, run_in_child
 from llmtrain.errors import LlmtrainError, ResumeMe, TrainingStopped, UsageError
 from llmtrain.runs.atomic import is_full
 from llmtrain.runs.exit_report import write_exit_report
+from llmtrain.terminal import print_in_any_encoding, say
 
 # An option with or without a value is more than the parser knows.
 _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
@@ -137,6 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is a command of the user's
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
+    print_in_any_encoding()
     _share_the_cores()
     if os.environ.get("LLMTRAIN_WORKER") == "1":
         end_with_parent()
@@ -208,5 +210,5 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
         with suppress(OSError):
             print(json.dumps(error.as_dict()))  # on one line: `logs --json` may have printed lines before
     with suppress(OSError):  # a log on a full disk must not change the exit code
-        print(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", file=sys.stderr)
+        say(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", sys.stderr)
     return error.exit_code

@@ -14,9 +14,9 @@ from llmtrain.commands.options import (
     ModelOption,
     RootOption,
     RunOption,
-    readable,
     show,
 )
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.training.inference import Messages
@@ -51,7 +51,7 @@ def command(
             )
 
     if sys.stdin.isatty():
-        print(f"{loaded.label}: an empty line ends the conversation.", file=sys.stderr)
+        say(f"{loaded.label}: an empty line ends the conversation.", sys.stderr)
     messages: Messages = [] if system is None else [{"role": "system", "content": system}]
     converse(answer, messages, is_quiet=json_)
     if json_:
@@ -71,4 +71,4 @@ def converse(answer: Callable[["Messages"], str], messages: "Messages", is_quiet
         text = answer(messages).strip()
         messages.append({"role": "assistant", "content": text})
         if not is_quiet:
-            print(readable(text), flush=True)
+            say(text)

@@ -9,6 +9,7 @@ from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, N
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.commands.stop import PodCount, listen, warn_of_lost
 from llmtrain.errors import UsageError
+from llmtrain.terminal import printable
 
 
 def command(
@@ -51,5 +52,5 @@ def command(
 def _ask(question: str) -> None:
     if not sys.stdin.isatty():
         raise UsageError(question, remedy="Add --yes: nobody can be asked here.")
-    if not typer.confirm(question):
+    if not typer.confirm(printable(question)):
         raise typer.Exit(1)

@@ -16,6 +16,7 @@ from llmtrain.commands.cluster_options import (
 )
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.errors import ClusterError, UsageError
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.launch.cluster import Cluster
@@ -60,21 +61,22 @@ def _run(cluster: "Cluster", record: "Record", words: list[str], chosen: list[st
 
     lock = threading.Lock()
 
-    def say(index: int, channel: int, line: str) -> None:
+    def show_line(index: int, channel: int, line: str) -> None:
+        """As it is: the command is the user's own, and may well draw."""
         with lock:  # standard output is for the object
             print(f"[{index}] {line}", file=sys.stderr if json_ or channel == STDERR else sys.stdout, flush=True)
 
     try:
-        ends = run_in_all(cluster, record, words, say, chosen)
+        ends = run_in_all(cluster, record, words, show_line, chosen)
     except KeyboardInterrupt:
         if record.work.mode != "hold":
-            print("\nThe command may go on in the pods: only held pods are told.", file=sys.stderr)
+            say("\nThe command may go on in the pods: only held pods are told.", sys.stderr)
         raise
     for end in ends:
         if end.problem:
-            print(f"[{end.index}] {end.problem}", file=sys.stderr)
+            say(f"[{end.index}] {end.problem}", sys.stderr)
         elif end.exit_code:
-            print(f"[{end.index}] ended with exit code {end.exit_code}.", file=sys.stderr)
+            say(f"[{end.index}] ended with exit code {end.exit_code}.", sys.stderr)
     nodes = [{"node": end.index, "pod": end.pod, "exit_code": end.exit_code} for end in ends]
     if json_:
         show(json_, {"run_id": record.run_id, "nodes": nodes}, "")

@@ -13,6 +13,7 @@ import typer
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
 from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, show
 from llmtrain.errors import UsageError
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.launch.cluster import Cluster
@@ -130,11 +131,7 @@ class _Lines:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + LINE_EVERY_SEC
-        print(
-            f"fetched {tally.received / 1e6:.1f} of {max(tally.expected, tally.received) / 1e6:.1f} MB",
-            file=sys.stderr,
-            flush=True,
-        )
+        say(f"fetched {tally.received / 1e6:.1f} of {max(tally.expected, tally.received) / 1e6:.1f} MB", sys.stderr)
 
 
 def _text(value: dict[str, Any]) -> str:

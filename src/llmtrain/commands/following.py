@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from llmtrain.commands.options import show
 from llmtrain.errors import LlmtrainError, ResumeMe, UsageError
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.launch.cluster import Cluster
@@ -63,7 +64,7 @@ def follow_run(
             until_running=record.work.mode == "hold",
         )
     except KeyboardInterrupt:
-        print(f"\nRun {run_id} goes on. {_hints(cluster, record)}", file=sys.stderr)
+        say(f"\nRun {run_id} goes on. {_hints(cluster, record)}", sys.stderr)
         return
     if status.state == "running":
         show(json_, status.as_dict(), f"The pods of run {run_id} wait. {_hands(run_id, place)}")

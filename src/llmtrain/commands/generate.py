@@ -13,10 +13,10 @@ from llmtrain.commands.options import (
     ModelOption,
     RootOption,
     RunOption,
-    readable,
     show,
 )
 from llmtrain.errors import ResumeMe
+from llmtrain.terminal import say
 
 
 def command(
@@ -48,7 +48,7 @@ def command(
         stop.enter_loop(saves=False)
         text = generate_text(loaded, given, max_new_tokens, temperature, top_k, seed, stop=lambda: stop.requested)
     value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": text}
-    show(json_, value, readable(text if is_question else prompt + text))
+    show(json_, value, text if is_question else prompt + text)
     if stop.requested:
-        print("stopped: as told; the text is not complete.", file=sys.stderr)
+        say("stopped: as told; the text is not complete.", sys.stderr)
         raise typer.Exit(ResumeMe.exit_code)

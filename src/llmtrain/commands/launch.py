@@ -20,6 +20,7 @@ from llmtrain.commands.options import (
     show,
 )
 from llmtrain.errors import UsageError
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.launch.plan import JobPlan, Work
@@ -133,7 +134,7 @@ def short_options(
 
 def warn_of(plan: "JobPlan") -> None:
     for warning in plan.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}", sys.stderr)
 
 
 def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, launcher: str) -> "Work":

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
+from llmtrain.terminal import printable_line
 
 
 def command(
@@ -29,10 +30,13 @@ def command(
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
+    is_terminal = sys.stdout.isatty()
     try:
         for line in merged_logs(cluster, record, rank=rank, follow=follow, tail=tail):
             value = line_as_dict(line, record.config.launch.processes_per_node) if json_ else None
-            print(json.dumps(value) if json_ else f"[{line.index}] {line.text}", flush=follow)
+            text = json.dumps(value) if json_ else f"[{line.index}] {line.text}"
+            # A terminal must not act on it; a file or a pipe gets the log as it was written, colors and all.
+            print(printable_line(text) if is_terminal else text, flush=follow)
     except KeyboardInterrupt:
         return
     except BrokenPipeError:  # `| head` has seen enough

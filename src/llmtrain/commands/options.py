@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from llmtrain.terminal import say
+
 ConfigOption = Annotated[
     str | None,
     typer.Option("--config", "-c", help="Config file, or the name of a preset.", show_default=False),
@@ -52,11 +54,9 @@ def shorthands(overrides: list[str] | None, model: str | None, tokenizer: str | 
     return [*(overrides or []), *more]
 
 
-def readable(text: str) -> str:
-    """Text of a model, safe for a terminal: control characters (a bell, an escape sequence) are not sent to it."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
 def show(as_json: bool, value: dict[str, Any], text: str) -> None:
     """The result of a command: one JSON object, or text for a person."""
-    print(json.dumps(value, indent=2) if as_json else text)
+    if as_json:
+        print(json.dumps(value, indent=2))
+    else:
+        say(text)

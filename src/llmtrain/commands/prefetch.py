@@ -7,6 +7,7 @@ import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 from llmtrain.errors import LlmtrainError
+from llmtrain.terminal import say
 
 
 def command(
@@ -26,7 +27,7 @@ def command(
         from llmtrain.runs.atomic import write_json
 
         write_json(Path(report), error.as_dict())
-        print(f"error: {error}")
+        say(f"error: {error}")
 
 
 def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:

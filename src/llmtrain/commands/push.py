@@ -14,6 +14,7 @@ from llmtrain.commands.cluster_options import (
     connect,
 )
 from llmtrain.commands.options import JsonOption, show
+from llmtrain.terminal import say
 
 
 def command(
@@ -37,7 +38,7 @@ def command(
     pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), parcel, pod or ())
     if parcel.left_out:
         more = ", ..." if len(parcel.left_out) > 5 else ""
-        print(f"warning: left out: {', '.join(parcel.left_out[:5])}{more}", file=sys.stderr)
+        say(f"warning: left out: {', '.join(parcel.left_out[:5])}{more}", sys.stderr)
     value = {"run_id": run, "files": parcel.names, "left_out": parcel.left_out, "pods": [each.name for each in pods]}
     files_text = f"{count(len(parcel.names), 'file')}, {parcel.size:,} bytes"
     show(json_, value, f"{files_text}: now in {WORK_DIR} of {count(len(pods), 'pod')}.")

@@ -12,6 +12,7 @@ import typer
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.launch.cluster import Cluster
@@ -142,4 +143,4 @@ def _encoded(token: str) -> str:
 
 
 def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
+    say(f"warning: {text}", sys.stderr)

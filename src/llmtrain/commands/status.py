@@ -17,6 +17,7 @@ from llmtrain.commands.cluster_options import (
 )
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.errors import ClusterError, UsageError
+from llmtrain.terminal import printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,8 +115,8 @@ def _again(make: "Callable[[], str]") -> None:
             except ClusterError as problem:  # it may come back
                 text = problem.what
             if sys.stdout.isatty():
-                live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+                live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
             elif text != last:
-                print(f"{text}\n", flush=True)
+                say(f"{text}\n")
             last = text
             time.sleep(AGAIN_SEC)

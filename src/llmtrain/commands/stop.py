@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.errors import LlmtrainError
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from llmtrain.launch.cluster import Cluster
@@ -50,7 +51,7 @@ class PodCount:
     def __call__(self, pods: list[dict[str, Any]]) -> None:
         going = sum(pod.get("status", {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
         if going and going != self._last:
-            print(f"waiting for {going} pod{'s' if going != 1 else ''} to save and end", file=sys.stderr)
+            say(f"waiting for {going} pod{'s' if going != 1 else ''} to save and end", sys.stderr)
         self._last = going
 
 
@@ -63,7 +64,7 @@ def listen(cluster: "Cluster", record: "Record") -> None:
     def copy(pod: str) -> None:
         try:
             for line in cluster.log(pod, record.namespace, record.kind.container, tail=0, follow=True):
-                print(line, file=sys.stderr, flush=True)
+                say(line, sys.stderr)
         except LlmtrainError:  # the log is a courtesy
             return
 
@@ -74,7 +75,7 @@ def listen(cluster: "Cluster", record: "Record") -> None:
 
 def warn_of_lost(pods: list[str]) -> None:
     if pods:
-        print(
+        say(
             f"warning: {', '.join(pods)} did not end in time. The machine may be lost: the pod stays until it is back.",
-            file=sys.stderr,
+            sys.stderr,
         )

@@ -14,13 +14,13 @@ from llmtrain.commands.options import (
     ModelDirOption,
     SetOption,
     TokenizerDirOption,
-    readable,
     shorthands,
     show,
 )
 from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
 from llmtrain.errors import UsageError
 from llmtrain.logs import is_debugging
+from llmtrain.terminal import printable
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -126,7 +126,7 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
 
 
 def _result_text(result: dict[str, Any]) -> str:
-    sample = readable(result["sample"]).rstrip()
+    sample = printable(result["sample"]).rstrip()
     return "\n".join(
         [
             *(

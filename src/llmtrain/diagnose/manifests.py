@@ -13,6 +13,7 @@ from llmtrain.diagnose.lint_rules import hardening, jobs, operators, pods, rende
 from llmtrain.diagnose.lint_rules.rule import Rule, Seen, Severity
 from llmtrain.diagnose.lint_source import Sources
 from llmtrain.runs.redact import redact
+from llmtrain.terminal import printable_line
 
 RULES: tuple[Rule, ...] = (
     *rendezvous.RULES,
@@ -100,16 +101,11 @@ def lint(sources: Sources) -> LintReport:
     return LintReport(findings, sources, sum(1 for _ in manifests.training()))
 
 
-def _readable(text: str) -> str:
-    """A manifest can have escape sequences in it; a terminal must not get them."""
-    return "".join(c if c.isprintable() else "?" for c in text)
-
-
 def _finding(rule: Rule, seen: Seen) -> ManifestFinding:
     return ManifestFinding(
         rule.id,
         SEVERITIES[rule.severity],
-        _readable(redact(seen.evidence)),
+        printable_line(redact(seen.evidence)),
         rule.fix,
         file=seen.node.source.name,
         line=seen.line or seen.node.line,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.diagnose.checks import Finding, in_bytes, is_ok, run_checks
 from llmtrain.diagnose.local import checks_after, own_checks
 from llmtrain.errors import LlmtrainError
+from llmtrain.terminal import printable
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -84,9 +85,9 @@ def findings_table(findings: Iterable[Finding], world_size: int, *, is_terminal:
     for finding, ranks in grouped(findings):
         if finding.status == "pass" and _too_many(variants, finding.name):
             continue
-        evidence = Text(finding.evidence)
+        evidence = Text(printable(finding.evidence))
         if finding.recommendation:
-            evidence.append(f"\n-> {finding.recommendation}", style="bold")
+            evidence.append(printable(f"\n-> {finding.recommendation}"), style="bold")
         where = [Text(_span(ranks, world_size))] if world_size > 1 else []
         status = finding.status.upper() if finding.status == "fail" else finding.status
         table.add_row(Text(status, style=COLOURS[finding.status]), Text(finding.name), *where, evidence)

@@ -9,6 +9,7 @@ from llmtrain.errors import ClusterError
 from llmtrain.operate.pods import PodStatus
 from llmtrain.operate.status import RunStatus
 from llmtrain.operate.view import LOG_LINES, count, pod_text, run_view
+from llmtrain.terminal import say
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -46,7 +47,7 @@ class PlainLines:
         pass
 
     def line(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        say(text, self._out)
 
     def status(self, status: RunStatus) -> None:
         self._tell_pods(status.pods)
@@ -85,7 +86,7 @@ class PlainLines:
                 self._say(f"node {pod.index}, pod {pod.name}: {pod_text(pod)}{again}")
 
     def _say(self, text: str) -> None:
-        print(f"[K8S] {text}", file=self._out, flush=True)
+        say(f"[K8S] {text}", self._out)
 
 
 def _away_text(problem: ClusterError) -> str:

@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 from llmtrain.distributed.platform_codes import IDLE_MARK
 
 _TAGGED = re.compile(r"\[([A-Z]+\d*)\] (.*)")
-_NUMBER = r"(-?[\d,]*\.?\d+(?:e[+-]?\d+)?|nan|-?inf)"
-_STEP = re.compile(r"(?:^|\| )step (\d+)/(\d+) \|")
+# Numbers have an end: a log may hold anything, and must not keep a regular expression busy.
+_NUMBER = r"(-?[\d,]{0,24}\.?\d{1,24}(?:e[+-]?\d{1,3})?|nan|-?inf)"
+_STEP = re.compile(r"(?:^|\| )step (\d{1,15})/(\d{1,15}) \|")
 _LOSS = re.compile(rf"(?:^|\| )loss {_NUMBER}")
 _VAL_LOSS = re.compile(rf"\bval loss {_NUMBER}")
 _RATE = re.compile(rf"{_NUMBER} tok/s")
 _LEFT = re.compile(r"\| ([^|]+) left$")
-_DONE = re.compile(r"^(\d+) steps, train loss")
-_FINISHED_BEFORE = re.compile(r"is finished already, at step (\d+)")
-_RESUMED = re.compile(r"resumed from \S*step_(\d+)$")
-_IDLE = re.compile(rf"^{re.escape(IDLE_MARK)} (\d+);")
+_DONE = re.compile(r"^(\d{1,15}) steps, train loss")
+_FINISHED_BEFORE = re.compile(r"is finished already, at step (\d{1,15})")
+_RESUMED = re.compile(r"resumed from \S*step_(\d{1,15})$")
+_IDLE = re.compile(rf"^{re.escape(IDLE_MARK)} (\d{{1,3}});")
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def split_line(line: str) -> tuple[str | None, str]:
     if line.startswith("{"):
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None, line
         return value.get("tag"), str(value.get("message", ""))
     tagged = _TAGGED.match(line)

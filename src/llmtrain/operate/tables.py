@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from llmtrain.operate.status import RunStatus
 from llmtrain.operate.view import age_text, pod_rows, progress_words, shape_text
+from llmtrain.terminal import printable_line
 
 WHY_LENGTH = 70
 
@@ -22,7 +23,7 @@ def runs_table(found: Sequence[RunStatus], *, with_namespace: bool) -> str:
             status.time_left or "-",
             str(status.restarts),
             age_text(status.age_sec),
-            _short(status.why_short or ""),
+            _short(printable_line(status.why_short or "")),
         ]
         for status in found
     ]
@@ -37,7 +38,7 @@ def run_text(status: RunStatus) -> str:
     what = "" if status.mode == "train" else f" ({status.mode})"
     lines = [
         f"run        {status.run_id}{what}",
-        f"state      {status.state}{f': {status.why_short}' if status.why_short else ''}",
+        f"state      {status.state}{f': {printable_line(status.why_short)}' if status.why_short else ''}",
         f"job        {status.kind} in namespace {status.namespace}, {shape_text(status)}, world size "
         f"{status.world_size}",
         f"launched   {status.launched_at}, {age_text(status.age_sec)} ago",
@@ -66,6 +67,7 @@ def _short(text: str) -> str:
 
 
 def _columns(rows: list[list[str]]) -> str:
+    rows = [[printable_line(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.operate.pods import PodStatus
 from llmtrain.operate.state import reason_text
 from llmtrain.operate.status import RunStatus
+from llmtrain.terminal import printable_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,16 +34,16 @@ def run_view(
     room = max(2, height - _AROUND - min(len(log), LOG_LINES))
     parts: list[RenderableType] = [_header(status)]
     if away:
-        parts.append(Text(away, style="red", overflow="ellipsis", no_wrap=True))
+        parts.append(Text(printable_line(away), style="red", overflow="ellipsis", no_wrap=True))
     if status.why_short:
-        parts.append(Text(readable(status.why_short), style=_COLOURS.get(status.state, ""), overflow="fold"))
+        parts.append(Text(printable_line(status.why_short), style=_COLOURS.get(status.state, ""), overflow="fold"))
     if status.step is not None or status.max_steps is not None:
         parts.append(_progress(status, width))
     if status.pods:
         parts += [Text(), _pods(status.pods, room, width)]
     if log:
         parts.append(Text(f"log of rank 0 {'─' * max(0, width - 14)}", style="dim", no_wrap=True))
-        parts += [Text(readable(line), overflow="ellipsis", no_wrap=True) for line in log[-LOG_LINES:]]
+        parts += [Text(printable_line(line), overflow="ellipsis", no_wrap=True) for line in log[-LOG_LINES:]]
     return Group(*parts)
 
 
@@ -68,13 +69,14 @@ def shape_text(status: RunStatus) -> str:
 def _progress(status: RunStatus, width: int) -> "RenderableType":
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     line = Table.grid(padding=(0, 1))
     total, step = status.max_steps, status.step
     cells: list[Any] = [f"step {step if step is not None else '-'}/{total if total is not None else '-'}"]
     if total:
         cells.append(ProgressBar(total=total, completed=step or 0, width=max(10, min(40, width - 72))))
-    cells += progress_words(status)
+    cells += [Text(printable_line(word)) for word in progress_words(status)]
     line.add_row(*cells)
     return line
 
@@ -100,9 +102,9 @@ def _pods(pods: list[PodStatus], room: int, width: int) -> "RenderableType":
     over = max(0, sum(widths) + 2 * len(widths) - width)  # the pods' names give way; they differ at their end
     for pod, (rank, name, phase, *rest) in zip(shown, rows[1:], strict=True):
         short = name if len(name) <= widths[1] - over else f"…{name[over - widths[1] + 1 :]}"
-        table.add_row(rank, short, Text(phase, style=_PHASES.get(pod.phase, "")), *rest)
+        table.add_row(rank, Text(short), Text(phase, style=_PHASES.get(pod.phase, "")), *map(Text, rest))
     left = [pod for pod in pods if pod not in shown]
-    return Group(table, Text(f"others: {phase_counts(left)}", style="dim")) if left else table
+    return Group(table, Text(printable_line(f"others: {phase_counts(left)}"), style="dim")) if left else table
 
 
 def pod_rows(pods: Sequence[PodStatus]) -> list[list[str]]:
@@ -111,7 +113,8 @@ def pod_rows(pods: Sequence[PodStatus]) -> list[list[str]]:
     rows = [["rank", "pod", "phase", "node", "restarts", *(("cpu", "memory") if has_usage else ())]]
     for pod in pods:
         used = [cpu_text(pod.cpu), memory_text(pod.memory)] if has_usage else []
-        rows.append([pod.ranks, pod.name, phase_text(pod), pod.node or "-", str(pod.restarts), *used])
+        cells = [pod.ranks, pod.name, phase_text(pod), pod.node or "-", str(pod.restarts), *used]
+        rows.append([printable_line(cell) for cell in cells])
     return rows
 
 
@@ -181,8 +184,3 @@ def age_text(seconds: float) -> str:
 
 def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' if number != 1 else ''}"
-
-
-def readable(text: str) -> str:
-    """Without control characters: a terminal would act on them."""
-    return "".join(c if c.isprintable() else " " for c in text)

@@ -9,7 +9,7 @@ from llmtrain.operate.answers import Found
 from llmtrain.operate.causes import NO_TROUBLE, find_cause
 from llmtrain.operate.clues import Clues, look
 from llmtrain.operate.silence import quiet_sec, watch_hearts
-from llmtrain.operate.view import readable
+from llmtrain.terminal import printable_line
 
 SILENT_SEC = 120.0
 
@@ -42,7 +42,7 @@ class Why:
     def text(self) -> str:
         """For a person. Words of pods may hold anything: a terminal must not act on them."""
         lines = [self.what, "Evidence:", *(f"  {line}" for line in self.evidence), f"Remedy: {self.remedy}"]
-        return "\n".join(readable(line) for line in lines)
+        return "\n".join(printable_line(line) for line in lines)
 
 
 def explain(cluster: Cluster, record: Record) -> Why:
