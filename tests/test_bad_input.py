@@ -9,6 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+# Nine lists, each nine times the one before: 500 bytes that stand for 9^9 values.
+LAUGHS = b"a0: &a0 [x]\n" + b"".join(
+    b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10)
+)
+
 SIZES = (
     "trainer.max_steps",
     "trainer.micro_batch_size",
@@ -185,7 +190,11 @@ def test_cuda_without_a_device(train, unchanged) -> None:
         (b"schema_version: 2\nddp: {}\n", ["distributed"]),
         (b"trainer:\n  lr: fast\n", ["line 2: trainer.lr", "'fast'"]),
         (b"\xff\xfe", ["cannot be read"]),
-        (b"run: &a\n  name: *a\n", ["run.name"]),
+        (b"run: &a\n  name: *a\n", ["not valid YAML"]),
+        (b"run:\n  name: " + b"[" * 5000, ["not valid YAML"]),
+        (b"run: {name: 0x" + b"f" * 5000 + b"}", ["run.name"]),
+        (LAUGHS, ["not valid YAML"]),
+        (LAUGHS.replace(b"[", b"{<<: [").replace(b"]", b"]}").replace(b"{<<: [x]}", b"{x: 1}"), ["not valid YAML"]),
         (b"a: &a {}\nb: {<<: *a}\n", ["problem"]),
     ],
 )

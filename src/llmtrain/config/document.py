@@ -11,6 +11,10 @@ import yaml
 from llmtrain.errors import ConfigError, UsageError
 
 KeyPath = tuple[str, ...]
+MOST_LEVELS = 50
+"""Of nesting. A config has four, and what it passes on to Kubernetes a few more."""
+MOST_VALUES = 100_000
+"""In one document: a config may list many thousand files."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -91,10 +95,7 @@ def read_document(path: Path) -> Document:
 
 def parse_document(text: str, source: str) -> Document:
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        values = yaml.load(text, Loader=_Loader)
-    except RecursionError:
-        raise ConfigError(source, ["not valid YAML: a value refers to itself"]) from None
+        node, values = _load(text)
     except (yaml.YAMLError, ValueError) as problem:
         raise ConfigError(source, [f"not valid YAML: {' '.join(str(problem).split())}"]) from None
     if values is None:
@@ -108,7 +109,44 @@ def parse_document(text: str, source: str) -> Document:
 
 def parse_value(text: str) -> Any:
     """The value of `--set field=TEXT`, read as YAML so that it has the type it would have in a file."""
-    return yaml.load(text, Loader=_Loader)
+    return _load(text)[1]
+
+
+def _load(text: str) -> tuple[yaml.Node | None, Any]:
+    """The tree of a text, and its value. ValueError for one that would be too much."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None, None
+        _measure(node, {}, 0)
+        return node, loader.construct_document(node)
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_LEVELS} levels deep") from None
+    finally:
+        loader.dispose()
+
+
+def _measure(node: yaml.Node, known: dict[int, int | None], level: int) -> int:
+    """How many values a tree has once its aliases are written out. Nine lines of aliases can stand for a billion."""
+    if id(node) in known:
+        size = known[id(node)]
+        if size is None:
+            raise ValueError("a value refers to itself")
+        return size
+    if level > MOST_LEVELS:
+        raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+    known[id(node)] = None
+    inside: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [each for pair in node.value for each in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inside = node.value
+    size = 1 + sum(_measure(each, known, level + 1) for each in inside)
+    if size > MOST_VALUES:
+        raise ValueError(f"more than {MOST_VALUES:,} values, aliases written out")
+    known[id(node)] = size
+    return size
 
 
 def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:

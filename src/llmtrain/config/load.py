@@ -17,6 +17,7 @@ from llmtrain.config.upgrade import upgrade_v1
 from llmtrain.errors import ConfigError, UsageError, nearest
 
 DEFAULT_PRESET = "gpt_stdlib"
+SHOWN_LENGTH = 200
 
 
 def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -51,7 +52,7 @@ def build_config(document: Document, overrides: Sequence[str] = (), notes: list[
             notes += [note for field, note in filled.items() if field not in set_fields]
         document = document.renamed("ddp", "distributed")
     elif version != SCHEMA_VERSION:
-        problems.append(f"schema_version {version!r} is unknown. Known: 1, {SCHEMA_VERSION}.")
+        problems.append(f"schema_version {_shown(version)} is unknown. Known: 1, {SCHEMA_VERSION}.")
         values["schema_version"] = SCHEMA_VERSION
     elif "ddp" in values:
         problems.append("ddp is the version-1 name of distributed. Rename it, or write schema_version: 1.")
@@ -133,7 +134,7 @@ def _build_sections(
         given = values.get(name)
         given = {} if given is None else given
         if not isinstance(given, dict):
-            problems.append(f"{document.where((name,))}{name} must be a section with fields, not {given!r}.")
+            problems.append(f"{document.where((name,))}{name} must be a section with fields, not {_shown(given)}.")
             continue
         section, wrong = _build_section(kind, given)
         for error in wrong:
@@ -163,6 +164,15 @@ def _build_section(kind: type[Section], given: dict[str, Any]) -> tuple[Section 
         return None, wrong
 
 
+def _shown(value: object) -> str:
+    """A wrong value, as far as it helps."""
+    try:
+        text = repr(value)
+    except ValueError:  # 0xfff...: Python does not write out whole numbers of thousands of digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}..."
+
+
 def _say(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str:
     dotted = ".".join(path)
     if error["type"] == "extra_forbidden":
@@ -172,4 +182,4 @@ def _say(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str
     message = error["msg"]
     if path[-1] == "run_id" or path == ("launch", "name"):
         message = "use 2 to 40 lower-case letters, digits and hyphens, starting with a letter"
-    return f"{dotted}: {message[0].lower()}{message[1:]}, but it is {error['input']!r}."
+    return f"{dotted}: {message[0].lower()}{message[1:]}, but it is {_shown(error['input'])}."

@@ -1,9 +1,10 @@
 """What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
+
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from llmtrain.config.document import Document, parse_document
 from llmtrain.config.load import build_config, dump_config
@@ -11,6 +12,7 @@ from llmtrain.config.schema import SECTIONS, Config
 from llmtrain.config.section import Section
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.explain import one_line
 from llmtrain.launch.plan import (
     APP_LABEL,
     CONFIG_FILE,
@@ -67,12 +69,34 @@ class Record:
         return self.config.launch.runs_volume.claim or f"{self.run_id}-runs"
 
 
+@dataclass(frozen=True)
+class UnreadableRecord:
+    """A ConfigMap that should be the record of a run, and cannot be read: written by another version, or by hand."""
+
+    run_id: str
+    namespace: str
+    problem: str
+    launched_at: str
+
+
+@dataclass(frozen=True)
+class _JobFile:
+    """What manifests.py writes into job.json."""
+
+    work: Work
+    number: NonNegativeInt
+    nonce: str = ""
+
+
+_JOB_FILE = TypeAdapter(_JobFile)
+
+
 def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
     """The record of a run, or an error that names the runs there are."""
     found = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace)
     if found is not None and is_ours(found, run_id):
         return read_record(found)
-    known = [record.run_id for record in list_records(cluster, namespace)]
+    known = [record.run_id for record in all_records(cluster, namespace)]
     raise UsageError(
         f"Run '{run_id}' is not in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
         known=known,
@@ -83,43 +107,66 @@ def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
 
 def list_records(cluster: Cluster, namespace: str | None) -> list[Record]:
     """All runs of a namespace, or of all, oldest first. A record that cannot be read is passed over."""
-    found = cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None})
-    records = []
-    for config_map in found:
+    return [record for record in all_records(cluster, namespace) if isinstance(record, Record)]
+
+
+def all_records(cluster: Cluster, namespace: str | None) -> list[Record | UnreadableRecord]:
+    """The same with those that cannot be read in their place."""
+    records: list[Record | UnreadableRecord] = []
+    for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None}):
+        meta = config_map["metadata"]
         try:
             records.append(read_record(config_map))
-        except LlmtrainError:  # written by another version, or by hand
-            continue
+        except LlmtrainError as problem:
+            run_id, at = meta["labels"][RUN_LABEL], meta.get("creationTimestamp", "")
+            records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), at))
     return sorted(records, key=lambda record: (record.launched_at, record.run_id))
 
 
 def read_record(config_map: Object) -> Record:
+    """The record in a ConfigMap. Whoever may write one in the namespace decides what is in it: nothing is taken for
+    granted."""
     meta, data = config_map["metadata"], config_map.get("data") or {}
     run_id, notes = meta["labels"][RUN_LABEL], meta.get("annotations") or {}
+    where = f"ConfigMap {meta['name']} in namespace {meta['namespace']}"
+    remedy = (
+        "If another version of llmtrain wrote it, use that one. To remove the run by hand: kubectl delete "
+        f"all,configmap -l {RUN_LABEL}={run_id} -n {meta['namespace']}"
+    )
+    missing = [name for name in (CONFIG_FILE, JOB_FILE) if name not in data]
+    if missing or meta["name"] != config_map_name(run_id):
+        why = f"it has no {missing[0]}" if missing else f"that of run '{run_id}' is named {config_map_name(run_id)}"
+        raise UsageError(f"{where} is not the record of a run: {why}.", remedy=remedy)
     try:
-        text = data[CONFIG_FILE]
-        job: dict[str, Any] = json.loads(data[JOB_FILE])
-        given = job["work"]
-        work = Work(given["mode"], tuple(given["command"]), given["launcher"])
-        number, nonce = int(job["number"]), str(job.get("nonce", ""))
-    except (KeyError, TypeError, ValueError):
+        job = _JOB_FILE.validate_json(data[JOB_FILE], strict=True)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"ConfigMap {meta['name']} in namespace {meta['namespace']} is not readable as a run of llmtrain."
+            f"{where} is not readable as a run of llmtrain: {JOB_FILE}, {field or 'all of it'}: {first['msg']}.",
+            remedy=remedy,
         ) from None
-    document = parse_document(text, f"the config of {run_id}")
     unknown: list[str] = []
-    values = _known(document.values, SECTIONS, "", unknown)
-    config = build_config(Document(document.source, values))
+    try:
+        document = parse_document(data[CONFIG_FILE], f"the config of {run_id}")
+        values = _known(document.values, SECTIONS, "", unknown)
+        config = build_config(Document(document.source, values))
+    except LlmtrainError as problem:
+        raise UsageError(f"{where} is not readable as a run of llmtrain: {problem.what}", remedy=remedy) from None
+    if config.launch.name != run_id:  # else `delete RUN` would delete another one's objects
+        raise UsageError(
+            f"{where} is not the record of '{run_id}': launch.name is {config.launch.name}.", remedy=remedy
+        )
     return Record(
         run_id=run_id,
         namespace=meta["namespace"],
         config=config.with_values("launch", namespace=meta["namespace"]),
-        work=work,
-        number=number,
+        work=job.work,
+        number=job.number,
         launched_at=meta.get("creationTimestamp", ""),
         stopped_at=notes.get(STOPPED_AT),
         ended_as=notes.get(ENDED_AS),
-        nonce=nonce,
+        nonce=job.nonce,
         unknown=tuple(unknown),
         resource_version=str(meta.get("resourceVersion", "")),
     )

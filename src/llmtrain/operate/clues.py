@@ -3,7 +3,7 @@ here; the causes only read the answers."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from llmtrain.distributed.endings import NO_RESTART_CODES
 from llmtrain.errors import LlmtrainError, UsageError
@@ -13,7 +13,7 @@ from llmtrain.launch.record import Record
 from llmtrain.operate.container_ends import Ending, histories, in_time, told_by_events, with_lines
 from llmtrain.operate.events import event_time, is_about
 from llmtrain.operate.log_words import GAVE_UP
-from llmtrain.operate.pods import PodStatus, by_index, pod_statuses
+from llmtrain.operate.pods import PodStatus, by_index, pod_statuses, strange_pods
 from llmtrain.operate.progress import read_progress
 from llmtrain.operate.queue import NOT_QUEUED, QueueState
 from llmtrain.operate.state import ENDED, Seen
@@ -115,7 +115,7 @@ def look(cluster: Cluster, record: Record) -> Clues:
     hidden += [queue.unseen] if queue.unseen else []
     place = cluster.place(record.namespace)
     seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue, place)
-    status = make_status(record, seen)
+    status = replace(make_status(record, seen), unseen=strange_pods(record, raw))
     nodes, claims = by_index(record, raw), claim_names(record)
     endings: list[Ending] = []
     gave_up = None

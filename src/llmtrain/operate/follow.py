@@ -16,7 +16,15 @@ from llmtrain.operate.pods import PodStatus, node_index, pod_statuses
 from llmtrain.operate.progress import Progress
 from llmtrain.operate.recover import find_lost, recover
 from llmtrain.operate.state import Seen
-from llmtrain.operate.status import RunStatus, find_job, find_pods, idle_code, make_status, wants_events
+from llmtrain.operate.status import (
+    RunStatus,
+    find_job,
+    find_pods,
+    idle_code,
+    make_status,
+    objects_of,
+    wants_events,
+)
 from llmtrain.operate.trouble import never_started as never_started
 
 POLL_SEC = 1.0
@@ -44,7 +52,7 @@ def follow(
     logs = PodLogs(cluster, record, index=0, tail=tail)
     display: Display = LiveView(out) if is_terminal else PlainLines(out)
     try:
-        with display:
+        with display, objects_of(record):
             return _Follower(cluster, record, logs, display, on_never_started, recover_after, until_running).run()
     finally:
         logs.close()

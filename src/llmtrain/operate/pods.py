@@ -64,15 +64,27 @@ class PodStatus:
 def node_index(record: Record, pod: Object) -> int | None:
     """Which node of its run a pod is; None for a pod that is none, such as a reader of the volume."""
     labels = pod["metadata"].get("labels") or {}
-    for label in INDEX_LABELS:
-        if label in labels:
-            # Beside a Master, which is node 0, workers are numbered from 0 again.
-            has_master_before = record.config.launch.pytorch_master and labels.get(ROLE_LABEL) == "worker"
-            return int(labels[label]) + has_master_before
+    given = _index_label(pod)
+    if given is not None:
+        # Beside a Master, which is node 0, workers are numbered from 0 again.
+        has_master_before = record.config.launch.pytorch_master and labels.get(ROLE_LABEL) == "worker"
+        return int(given) + has_master_before if re.fullmatch("[0-9]{1,9}", given) else None
     if record.config.launch.kind == "stateful_set":  # before Kubernetes 1.28
-        ordinal = re.fullmatch(rf"{re.escape(record.run_id)}-(\d+)", pod["metadata"]["name"])
+        ordinal = re.fullmatch(rf"{re.escape(record.run_id)}-(\d{{1,9}})", pod["metadata"]["name"])
         return int(ordinal[1]) if ordinal else None
     return None
+
+
+def _index_label(pod: Object) -> str | None:
+    labels = pod["metadata"].get("labels") or {}
+    return next((str(labels[label]) for label in INDEX_LABELS if label in labels), None)
+
+
+def strange_pods(record: Record, pods: Iterable[Object]) -> str | None:
+    """What to say of pods that carry the label of the run, but no number that says which node they are."""
+    names = [pod["metadata"]["name"] for pod in pods if _index_label(pod) and node_index(record, pod) is None]
+    more = ", ..." if len(names) > 3 else ""
+    return f"Pods whose index label is not a number: {', '.join(names[:3])}{more}." if names else None
 
 
 def by_index(record: Record, pods: Iterable[Object]) -> dict[int, list[Object]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from llmtrain.launch.cluster import Object
 from llmtrain.launch.explain import one_line, quota
-from llmtrain.launch.record import Record
+from llmtrain.launch.record import Record, UnreadableRecord
 from llmtrain.launch.server_clock import seconds_since
 from llmtrain.operate.events import had_job, refusal
 from llmtrain.operate.pods import PodStatus, worst_code
@@ -101,7 +101,7 @@ def job_state(job: Object, record: Record) -> str:
     return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
 
 
-def age_sec(record: Record) -> float:
+def age_sec(record: Record | UnreadableRecord) -> float:
     return seconds_since(record.launched_at) if record.launched_at else 0.0
 
 

@@ -1,18 +1,19 @@
 """How runs do: one of them, or all, with few questions to the cluster."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.launch.cluster import Cluster, Labels, Object
-from llmtrain.launch.explain import Missing
+from llmtrain.launch.explain import Missing, one_line
 from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
-from llmtrain.launch.record import Record, is_ours, list_records
+from llmtrain.launch.record import Record, UnreadableRecord, all_records, is_ours
 from llmtrain.operate.events import find_events
-from llmtrain.operate.pods import PodStatus, pod_statuses, worst_code
+from llmtrain.operate.pods import PodStatus, pod_statuses, strange_pods, worst_code
 from llmtrain.operate.progress import Progress, read_progress
 from llmtrain.operate.queue import NOT_QUEUED, QueueState, find_queue_state
 from llmtrain.operate.state import (
@@ -39,7 +40,8 @@ class RunStatus:
     mode: str
     state: str
     """pending, starting, running, restarting, suspended, stopping; finished, failed, stopped, removed, incomplete; or
-    unknown, where we may not see its job."""
+    unknown, where we may not see its job, or its objects are not as Kubernetes makes them; unreadable, where its record
+    is damaged, or of another version."""
     why_short: str | None
     nodes: int
     processes_per_node: int
@@ -70,10 +72,29 @@ class RunStatus:
 
 def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_usage: bool = True) -> RunStatus:
     """One run. Without its log, neither its step nor the end of a StatefulSet is known."""
+    with objects_of(record):
+        return _run_status(cluster, record, with_log, with_usage)
+
+
+@contextmanager
+def objects_of(record: Record) -> Iterator[None]:
+    """Objects that are not as Kubernetes makes them (whoever may write in the namespace can make some) are an error of
+    the run that they belong to, not a traceback."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as problem:
+        said = one_line(f"{type(problem).__name__}: {problem}")
+        raise UsageError(
+            f"The objects of run '{record.run_id}' in namespace {record.namespace} cannot be understood ({said}).",
+            remedy=f"Look at them: kubectl get all -o yaml -l {RUN_LABEL}={record.run_id} -n {record.namespace}",
+        ) from problem
+
+
+def _run_status(cluster: Cluster, record: Record, with_log: bool, with_usage: bool) -> RunStatus:
     job, pods = find_job(cluster, record), find_pods(cluster, record)
     usage = cluster.usage(record.namespace, record.labels) if with_usage and pods else None
     statuses = pod_statuses(record, pods, usage)
-    unseen: list[str] = []
+    unseen: list[str] = [strange] if (strange := strange_pods(record, pods)) else []
     progress = rank_zero_progress(cluster, record, statuses, unseen) if with_log else None
     idle = idle_code(cluster, record, statuses, progress)
     events = find_events(cluster, record.namespace) if wants_events(record, job, statuses) else []
@@ -83,30 +104,86 @@ def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_
 
 
 def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
-    """All runs of a namespace, or of all, oldest first. Logs are read of those that are going on."""
-    records = list_records(cluster, namespace)
+    """All runs of a namespace, or of all, oldest first. Logs are read of those that are going on. What is wrong with
+    one run is said in its row, and hides no other."""
+    found = all_records(cluster, namespace)
+    records = [record for record in found if isinstance(record, Record)]
     if not records:
-        return []
+        return [_unreadable(each) for each in found if isinstance(each, UnreadableRecord)]
     pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in cluster.find("v1", "Pod", namespace, _ALL_RUNS):
         pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][RUN_LABEL]].append(pod)
     unseen: dict[str, str] = {}
     jobs = _all_jobs(cluster, namespace, records, unseen)
-    seen = [Seen(jobs.get(_key(record)), pod_statuses(record, pods[_key(record)])) for record in records]
+
+    def look(record: Record) -> Seen | UsageError:
+        try:
+            with objects_of(record):
+                return Seen(jobs.get(_key(record)), pod_statuses(record, pods[_key(record)]))
+        except UsageError as problem:
+            return problem
+
+    seen = {_key(record): look(record) for record in records}
     events: list[Object] = []
-    if any(wants_events(record, each.job, each.pods) for record, each in zip(records, seen, strict=True)):
+    looked = ((record, seen[_key(record)]) for record in records)
+    if any(wants_events(record, each.job, each.pods) for record, each in looked if isinstance(each, Seen)):
         events = find_events(cluster, namespace)
 
-    def finish(record: Record, each: Seen) -> RunStatus:
+    def finish(record: Record | UnreadableRecord) -> RunStatus:
+        if isinstance(record, UnreadableRecord):
+            return _unreadable(record)
+        each = seen[_key(record)]
+        if isinstance(each, UsageError):
+            return _not_understood(record, each)
+        try:
+            with objects_of(record):
+                return _finish(record, each)
+        except UsageError as problem:
+            return _not_understood(record, problem)
+
+    def _finish(record: Record, each: Seen) -> RunStatus:
         progress = rank_zero_progress(cluster, record, each.pods) if _is_going(record, each) else None
         idle = idle_code(cluster, record, each.pods, progress)
         queue, place = look_at_queue(cluster, record, each.job, each.pods), cluster.place(record.namespace)
         status = make_status(record, Seen(each.job, each.pods, progress, idle, events, queue, place))
+        status = replace(status, unseen=strange_pods(record, pods[_key(record)]))
         why = unseen.get(record.kind.kind)
         return replace(status, state="unknown", why_short=why) if why else status
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        return list(threads.map(finish, records, seen))
+        return list(threads.map(finish, found))
+
+
+def _unreadable(record: UnreadableRecord) -> RunStatus:
+    """The row of a run of which nothing is known but its name."""
+    return RunStatus(
+        run_id=record.run_id,
+        namespace=record.namespace,
+        kind="-",
+        mode="-",
+        state="unreadable",
+        why_short=record.problem,
+        nodes=0,
+        processes_per_node=0,
+        world_size=0,
+        pods=[],
+        restarts=0,
+        step=None,
+        max_steps=None,
+        loss=None,
+        val_loss=None,
+        tokens_per_second=None,
+        time_left=None,
+        exit_code=None,
+        launched_at=record.launched_at,
+        age_sec=round(age_sec(record), 1),
+    )
+
+
+def _not_understood(record: Record, problem: UsageError) -> RunStatus:
+    """The row of a run whose record can be read, and whose objects cannot."""
+    unknown = UnreadableRecord(record.run_id, record.namespace, one_line(problem.what), record.launched_at)
+    return replace(_unreadable(unknown), kind=record.config.launch.kind, mode=record.work.mode, state="unknown")
 
 
 def make_status(record: Record, seen: Seen) -> RunStatus:

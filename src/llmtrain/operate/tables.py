@@ -16,14 +16,14 @@ def runs_table(found: Sequence[RunStatus], *, with_namespace: bool) -> str:
             status.run_id,
             status.state,
             status.kind,
-            f"{sum(pod.is_running for pod in status.pods)}/{status.nodes}",
+            f"{sum(pod.is_running for pod in status.pods)}/{status.nodes}" if status.nodes else "-",
             _step(status),
             f"{status.loss:.4f}" if status.loss is not None else "-",
             f"{status.tokens_per_second:,.0f}" if status.tokens_per_second is not None else "-",
             status.time_left or "-",
             str(status.restarts),
             age_text(status.age_sec),
-            _short(printable_line(status.why_short or "")),
+            _short(printable_line(status.why_short or status.unseen or "")),
         ]
         for status in found
     ]

@@ -9,6 +9,7 @@ from llmtrain.operate.answers import Found
 from llmtrain.operate.causes import NO_TROUBLE, find_cause
 from llmtrain.operate.clues import Clues, look
 from llmtrain.operate.silence import quiet_sec, watch_hearts
+from llmtrain.operate.status import objects_of
 from llmtrain.terminal import printable_line
 
 SILENT_SEC = 120.0
@@ -17,12 +18,13 @@ SILENT_SEC = 120.0
 def diagnose(cluster: Cluster, record: Record, silent_sec: float) -> tuple[Clues, str, Found]:
     """What was seen, the cause's id, and what it tells. A run that says nothing for longer than `silent_sec` is looked
     at closer."""
-    clues = look(cluster, record)
-    cause, found = find_cause(clues)
-    if cause in NO_TROUBLE and record.work.mode == "train" and (quiet := quiet_sec(cluster, clues)) > silent_sec:
-        clues = replace(clues, silence=watch_hearts(cluster, clues, quiet))
+    with objects_of(record):
+        clues = look(cluster, record)
         cause, found = find_cause(clues)
-    return clues, cause, found
+        if cause in NO_TROUBLE and record.work.mode == "train" and (quiet := quiet_sec(cluster, clues)) > silent_sec:
+            clues = replace(clues, silence=watch_hearts(cluster, clues, quiet))
+            cause, found = find_cause(clues)
+        return clues, cause, found
 
 
 @dataclass(frozen=True)
@@ -47,5 +49,5 @@ class Why:
 
 def explain(cluster: Cluster, record: Record) -> Why:
     clues, cause, found = diagnose(cluster, record, SILENT_SEC)
-    unseen = [f"Not seen: {what}" for what in clues.hidden]
+    unseen = [f"Not seen: {what}" for what in (clues.status.unseen, *clues.hidden) if what]
     return Why(record.run_id, clues.status.state, cause, found.what, [*found.evidence, *unseen], found.remedy)

@@ -1,0 +1,160 @@
+"""One bad object of a namespace hides no other run, and is said to be bad."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from kube_runs import INDEX_LABELS, FakeRun, launch
+from typer.testing import CliRunner
+
+from kube_server import KubeServer
+from llmtrain.commands import logs, status, stop, why
+from llmtrain.errors import UsageError
+from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, config_map_name
+from llmtrain.launch.record import find_record, list_records
+from llmtrain.operate.status import all_status, run_status
+from llmtrain.operate.why import explain
+
+pytestmark = pytest.mark.usefixtures("hurry")
+LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
+
+
+def change_file(run: FakeRun, file: str, text: str) -> None:
+    run.kube.change("ConfigMap", config_map_name(run.plan.run_id), {"data": {file: text}})
+
+
+def change_config(old: str, new: str) -> Callable[[FakeRun], None]:
+    def change(run: FakeRun) -> None:
+        assert old in run.plan.config_text
+        change_file(run, CONFIG_FILE, run.plan.config_text.replace(old, new))
+
+    return change
+
+
+def config(text: str) -> Callable[[FakeRun], None]:
+    return lambda run: change_file(run, CONFIG_FILE, text)
+
+
+def job(value: Any) -> Callable[[FakeRun], None]:
+    return lambda run: change_file(run, JOB_FILE, value if isinstance(value, str) else json.dumps(value))
+
+
+WORK = {"mode": "train", "command": [], "launcher": "llmtrain"}
+BAD_RECORDS = {
+    "aliases": config(f"trainer:\n  lr: 1\n{LAUGHS}"),
+    "aliases in a field": change_config("run:", f"{LAUGHS}run:"),
+    "deep": config("run: " + "[" * 3000),
+    "no yaml": config("run: ["),
+    "a list": config("- a"),
+    "unknown kind": change_config("kind: indexed_job", "kind: space_job"),
+    "newer schema": change_config("schema_version: 2", "schema_version: 9"),
+    "name of another run": change_config("name: bad", "name: good"),
+    "command of numbers": job({"work": {**WORK, "mode": "command", "command": [1]}, "number": 1}),
+    "command of one text": job({"work": {**WORK, "command": "ls"}, "number": 1}),
+    "unknown mode": job({"work": {**WORK, "mode": "dance"}, "number": 1}),
+    "unknown launcher": job({"work": {**WORK, "launcher": ["x"]}, "number": 1}),
+    "number is text": job({"work": WORK, "number": "one"}),
+    "number is a list": job({"work": WORK, "number": [1]}),
+    "nonce is a list": job({"work": WORK, "number": 1, "nonce": [1]}),
+    "work is a list": job({"work": [], "number": 1}),
+    "job is a list": job([]),
+    "job is deep": job("[" * 100_000),
+    "job is no json": job("{"),
+    "no job": lambda run: run.kube.change("ConfigMap", "bad-config", {"data": {JOB_FILE: None}}),
+    "no data": lambda run: run.kube.change("ConfigMap", "bad-config", {"data": None}),
+}
+
+
+@pytest.mark.parametrize("damage", BAD_RECORDS.values(), ids=BAD_RECORDS)
+def test_a_bad_record_has_a_row_and_a_clear_error(kube: KubeServer, damage: Callable[[FakeRun], None]) -> None:
+    launch(kube, name="good").pod(0)
+    bad = launch(kube, name="bad")
+    damage(bad)
+    cluster = kube.cluster()
+    rows = {row.run_id: row for row in all_status(cluster, "team")}
+    assert (rows["good"].state, rows["bad"].state) == ("starting", "unreadable")
+    assert rows["bad"].why_short
+    assert len(rows["bad"].why_short) < 600
+    assert [record.run_id for record in list_records(cluster, "team")] == ["good"]
+    with pytest.raises(UsageError) as refused:
+        find_record(cluster, "bad", "team")
+    assert "kubectl delete" in (refused.value.remedy or "")
+
+
+def test_a_record_by_another_name_is_not_taken_for_the_run(kube: KubeServer) -> None:
+    launch(kube, name="good")
+    copy = kube.objects["configmaps", "team", "good-config"]
+    kube.add({**copy, "metadata": {"name": "good-too", "labels": copy["metadata"]["labels"]}})
+    states = [(row.run_id, row.state) for row in all_status(kube.cluster(), "team")]
+    assert sorted(states) == [("good", "pending"), ("good", "unreadable")]
+
+
+def test_bad_runs_alone(kube: KubeServer) -> None:
+    BAD_RECORDS["no job"](launch(kube, name="bad"))
+    assert [row.state for row in all_status(kube.cluster(), "team")] == ["unreadable"]
+
+
+@pytest.mark.parametrize("label", ["abc", "", "-1", "1e3", "9" * 40, "\u0665"])
+@pytest.mark.parametrize("kind", ["indexed_job", "pytorch_job"])
+def test_a_pod_with_a_strange_index_is_left_out_and_told(kube: KubeServer, kind: str, label: str) -> None:
+    launch(kube, name="good").pod(0)
+    run = launch(kube, kind, name="bad")
+    run.pod(0)
+    strange = run.pod(1)
+    kube.change("Pod", strange, {"metadata": {"labels": {INDEX_LABELS[kind]: label}}})
+    cluster = kube.cluster()
+    rows = {row.run_id: row for row in all_status(cluster, "team")}
+    one = run_status(cluster, run.record, with_log=False)
+    assert [pod.index for pod in one.pods] == [pod.index for pod in rows["bad"].pods] == [0]
+    if label:
+        assert strange in str(one.unseen)
+        assert strange in str(rows["bad"].unseen)
+        assert any(strange in line for line in explain(cluster, run.record).evidence)
+    assert rows["good"].unseen is None
+
+
+BAD_STATUS = {
+    "containers are texts": {"containerStatuses": ["x"]},
+    "no name": {"containerStatuses": [{}]},
+    "state is a list": {"containerStatuses": [{"name": "trainer", "state": [1]}]},
+    "conditions": {"conditions": [{}], "containerStatuses": []},
+    "time": {"conditions": [{"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": "x"}]},
+}
+
+
+@pytest.mark.parametrize("bad", BAD_STATUS.values(), ids=BAD_STATUS)
+def test_objects_that_cannot_be_understood(kube: KubeServer, bad: dict[str, Any]) -> None:
+    """No API server lets these through for pods; jobs of an operator may be of any shape."""
+    launch(kube, name="good").pod(0)
+    run = launch(kube, name="bad")
+    run.pod(0)
+    kube.change("Pod", run.pods[0], {"status": bad})
+    cluster = kube.cluster()
+    rows = {row.run_id: row.state for row in all_status(cluster, "team")}
+    assert rows == {"good": "starting", "bad": "unknown"}
+    with pytest.raises(UsageError):
+        run_status(cluster, run.record)
+    with pytest.raises(UsageError):
+        explain(cluster, run.record)
+
+
+def test_from_the_command_line(kube: KubeServer, tmp_path: Path) -> None:
+    launch(kube, name="good").pod(0)
+    BAD_RECORDS["command of numbers"](launch(kube, name="bad"))
+    options = ["--kubeconfig", str(kube.kubeconfig(tmp_path))]
+
+    def call(command: Callable[..., None], *words: str) -> str:
+        app = typer.Typer()
+        app.command()(command)
+        return CliRunner().invoke(app, [*words, *options], catch_exceptions=False).stdout
+
+    table = [line.split() for line in call(status.command).splitlines()]
+    assert {row[0]: row[1] for row in table[1:]} == {"good": "starting", "bad": "unreadable"}
+    every = json.loads(call(status.command, "--json"))["runs"]
+    assert {row["run_id"]: row["state"] for row in every} == {"good": "starting", "bad": "unreadable"}
+    for command in (status.command, why.command, logs.command, stop.command):
+        with pytest.raises(UsageError):
+            call(command, "bad")
