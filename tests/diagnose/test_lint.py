@@ -868,3 +868,33 @@ def test_linting_does_not_import_torch() -> None:
     code = "import sys, llmtrain.diagnose.manifests; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+class TestSize:
+    """Time grows with the size of a script, not with its square: at these sizes the square takes many minutes."""
+
+    @pytest.mark.parametrize(
+        ("shape", "count"),
+        [
+            ("\n", 300_000),
+            ("x", 300_000),
+            pytest.param("$(", 300_000, marks=pytest.mark.slow),
+            pytest.param("kubectl -a ", 60_000, marks=pytest.mark.slow),
+            pytest.param("A{}=1\n", 60_000, marks=pytest.mark.slow),
+            pytest.param("  --flag{} 1 \\\n", 60_000, marks=pytest.mark.slow),
+            pytest.param(f"echo {TOKEN}{{}}\n", 20_000, marks=pytest.mark.slow),
+        ],
+    )
+    def test_a_long_script(self, shape: str, count: int) -> None:
+        script = "torchrun --nnodes 2 " + "".join(shape.format(n) for n in range(count)) + "\necho done"
+        lines = "".join(f"\n          {line}" if line else "\n" for line in script.split("\n"))
+        head = (
+            "apiVersion: batch/v1\nkind: Job\nmetadata: {name: a}\nspec:\n  template:\n    spec:\n      containers:\n"
+        )
+        assert find(
+            f"{head}      - name: a\n        image: b\n        command: [bash, -c]\n        args:\n        - |{lines}\n"
+        )
+
+    def test_lines_of_what_stands_twice(self) -> None:
+        node = parse("a: |\n  A=1\n  B=2\n  A=3\n", "a.yaml")[0].get("a")
+        assert [node.line_of("A="), node.line_of("A=", 3), node.line_of("B=", 4), node.line_of("C=", 4)] == [2, 4, 3, 1]

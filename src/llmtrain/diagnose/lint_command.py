@@ -9,10 +9,11 @@ from functools import cached_property
 from llmtrain.diagnose.lint_yaml import Node
 from llmtrain.distributed.shell_command import commands_in, script_position
 
-_WORD = re.compile(r"""(?:\$\([^)]*\)|[^\s"';|&()]|"[^"]*"|'[^']*')+""")
+# Bounded: of `$(` that is never closed, each would be followed to the end of the script.
+_WORD = re.compile(r"""(?:\$\([^)]{0,200}\)|[^\s"';|&()]|"[^"]*"|'[^']*')+""")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\((\w+)\)|\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
-_COMMENT = re.compile(r"(?m)^\s*#.*$")
+_COMMENT = re.compile(r"(?m)^[^\S\n]*#.*$")
 TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\btorch/distributed/(?:run|launch)\.py")
 OTHER_LAUNCHERS = re.compile(r"\baccelerate\s+launch\b|\bdeepspeed\b|\bmpirun\b|\bhorovodrun\b|\bcomposer\b|\bray\b")
 LLMTRAIN = re.compile(r"\bllmtrain\s+(?:node|train)\b")
@@ -85,9 +86,10 @@ class Container:
     def find(self, pattern: re.Pattern[str]) -> Iterator[tuple[Node, int, str]]:
         """(entry, line, what) for every match in command and args."""
         for entry in self.entries:
-            text = _COMMENT.sub("", entry.text)
+            text, line = _COMMENT.sub("", entry.text), 0
             for match in pattern.finditer(text):
-                yield entry, entry.line_of(match[0]), match[0].strip()
+                line = entry.line_of(match[0], line)
+                yield entry, line, match[0].strip()
 
     @cached_property
     def _words(self) -> list[tuple[str, Node]]:
@@ -122,9 +124,11 @@ class Container:
                 yield Setting(name, value.text, value.text, value.line, value)
 
     def _assigned(self) -> Iterator[Setting]:
+        lines = {id(entry): 0 for entry in self.entries if re.search(r"\s", entry.text)}
         for word, entry in self._words:
-            if (match := _ASSIGNMENT.fullmatch(word)) and re.search(r"\s", entry.text):
-                yield Setting(match[1], match[2], match[2], entry.line_of(f"{match[1]}="), entry)
+            if (match := _ASSIGNMENT.fullmatch(word)) and id(entry) in lines:
+                line = lines[id(entry)] = entry.line_of(f"{match[1]}=", lines[id(entry)])
+                yield Setting(match[1], match[2], match[2], line, entry)
 
     @cached_property
     def flags(self) -> dict[str, Setting]:
@@ -133,6 +137,7 @@ class Container:
         known = {name: setting.value for name, setting in self.variables.items() if setting.is_literal}
         found: dict[str, Setting] = {}
         words = self._words
+        lines: dict[int, int] = {}
         for position, (word, entry) in enumerate(words):
             if not (match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)):
                 continue
@@ -140,7 +145,9 @@ class Container:
             if raw is None:
                 after, at = words[position + 1] if position + 1 < len(words) else ("", entry)
                 raw = "" if after.startswith("--") else after
-            line = at.line_of(match[0]) if at is entry else at.line
+            line = at.line
+            if at is entry:
+                line = lines[id(at)] = at.line_of(match[0], lines.get(id(at), 0))
             found.setdefault(name, Setting(name, _put_in(raw, known), raw, line, at))
         return found
 

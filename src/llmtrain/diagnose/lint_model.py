@@ -25,7 +25,7 @@ MEETING_FLAGS = (
     "hostfile",
 )
 _TRAINING = re.compile(
-    r"\btrain(?:ing|er)?\b|\btrain\w*\.py\b|\w*_train\.py\b|\bfine_?tun\w*|\bpretrain\w*", re.IGNORECASE
+    r"\btrain(?:ing|er)?\b|\btrain\w*\.py\b|_train\.py\b|\bfine_?tun\w*|\bpretrain\w*", re.IGNORECASE
 )
 _IMAGES = re.compile(r"pytorch|torch|deepspeed|llmtrain|nemo", re.IGNORECASE)
 ANY = "*"

@@ -5,8 +5,11 @@ the whole process down.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import yaml
@@ -31,6 +34,21 @@ class Source:
 
     name: str
     lines: list[str]
+
+    def find(self, part: str, first: int, last: int) -> int | None:
+        """The number of the first line from `first` to `last` that has the part in it."""
+        last = min(last, len(self.lines))
+        at = self._text.find(part, self._starts[first - 1], self._starts[last]) if 0 < first <= last else -1
+        return bisect_right(self._starts, at) if at >= 0 else None
+
+    @cached_property
+    def _text(self) -> str:
+        return "".join(f"{line}\n" for line in self.lines)
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """Where each line begins in the text, and where the text ends."""
+        return list(accumulate((len(line) + 1 for line in self.lines), initial=0))
 
 
 @dataclass(frozen=True)
@@ -74,13 +92,15 @@ class Node:
             return None
         return int(self.text) if re.fullmatch(r"\d{1,9}", self.text) else None
 
-    def line_of(self, part: str) -> int:
-        """The line of a part of a long text; the line of the text itself where it cannot be told."""
+    def line_of(self, part: str, after: int = 0) -> int:
+        """The line of a part of a long text; the line of the text itself where it cannot be told. Whoever asks for
+        many, in their order, says after which line the next one stands: a long script is then read once."""
         first = part.strip().splitlines()[0] if part.strip() else ""
-        for number in range(self.line, max(self.line, self.end) + 1):
-            if first and number <= len(self.source.lines) and first in self.source.lines[number - 1]:
-                return number
-        return self.line
+        end = max(self.line, self.end)
+        found = self.source.find(first, max(self.line, after), end) if first else None
+        if found is None and first and after > self.line:
+            found = self.source.find(first, self.line, end)
+        return self.line if found is None else found
 
 
 class NotAManifest(Exception):

@@ -131,10 +131,11 @@ def _is_module(options: dict[str, str]) -> bool:
 def _split(launcher: _Launcher, words: list[str]) -> tuple[dict[str, str], list[str]]:
     """The launcher's own options by name, and the script with its arguments."""
     options: dict[str, str] = {}
-    while words and words[0].startswith("-"):
-        name, equals, value = words[0].lstrip("-").partition("=")
-        name, words = name.replace("_", "-"), words[1:]
-        if not equals and name not in launcher.flags and words:
-            value, words = words[0], words[1:]
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, value = words[at].lstrip("-").partition("=")
+        name, at = name.replace("_", "-"), at + 1
+        if not equals and name not in launcher.flags and at < len(words):
+            value, at = words[at], at + 1
         options[name] = value
-    return options, words
+    return options, words[at:]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _MAX_NESTED_SHELLS = 3
+_MAX_WRAPPERS = 8
 _TOKEN = re.compile(
     r"""
     (?P<skip> [^\S\n]+ | \\\n | (?:(?<=[\s;|&()])|^)\#[^\n]* | (?:\d+|&)?[<>]{1,3}&?[^\S\n]*[^\s;|&()<>"']* )
@@ -58,7 +59,10 @@ def _commands_in(command: Sequence[str], depth: int) -> list[list[str]]:
 def without_wrappers(command: Sequence[str]) -> list[str]:
     """What runs in the end: without `env A=1`, `timeout 60` and the like in front."""
     words = list(command)
-    while (rest := _without_wrapper(words)) is not None:
+    for _ in range(_MAX_WRAPPERS):
+        rest = _without_wrapper(words)
+        if rest is None:
+            break
         words = rest
     return words
 
@@ -69,16 +73,14 @@ def _without_wrapper(words: list[str]) -> list[str] | None:
     if found is None:
         return None
     with_value, arguments = found
-    rest = words[1:] if (name,) in _WRAPPERS else words[2:]
-    while rest and rest[0].startswith("-"):
-        option, rest = rest[0], rest[1:]
-        if option == "--":
+    at = 1 if (name,) in _WRAPPERS else 2
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in with_value else 1
+        if words[at - 1] == "--":
             break
-        rest = rest[1:] if option in with_value else rest
-    if name == "env":
-        while rest and _ASSIGNMENT.fullmatch(rest[0]):
-            rest = rest[1:]
-    return rest[arguments:]
+    while name == "env" and at < len(words) and _ASSIGNMENT.fullmatch(words[at]):
+        at += 1
+    return words[at + arguments :]
 
 
 def script_position(words: Sequence[str]) -> int | None:

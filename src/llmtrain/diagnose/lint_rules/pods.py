@@ -152,7 +152,9 @@ def grace_too_short(pod: Pod) -> Iterator[Seen]:
 def shell_without_exec(pod: Pod) -> Iterator[Seen]:
     for container in pod.containers:
         script = container.shell_script
-        if script is None or re.search(r"(?m)(?:^|[;&|]|\bthen\b|\belse\b|\bdo\b)\s*(?:exec|trap)\s", container.script):
+        if script is None or re.search(
+            r"(?m)(?:^|[;&|]|\bthen\b|\belse\b|\bdo\b)[^\S\n]*(?:exec|trap)\s", container.script
+        ):
             continue
         found = next(container.find(_TRAINER), None)
         if found is not None:
@@ -204,9 +206,10 @@ def _secrets(container: Container) -> Iterator[Seen]:
         if flag is not None and _is_value(flag.value):
             places.setdefault((flag.line, 0), Seen(flag.node, f"--{name} has its value written out", flag.line))
     for entry in container.entries:
+        number = 0
         for line in entry.text.splitlines():
             if _is_token(line):
-                number = entry.line_of(line)
+                number = entry.line_of(line, number)
                 places.setdefault((number, 0), Seen(entry, "a token stands in the command", number))
     yield from places.values()
 

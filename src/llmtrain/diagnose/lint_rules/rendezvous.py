@@ -13,7 +13,7 @@ INDEX_SELECTORS = ("job-completion-index", "pod-index", "replica-index", "pod-na
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _SLEEP_RANDOM = re.compile(r"\bsleep\b[^\n;&|]{0,200}\bRANDOM\b[^\n;&|]{0,200}")
 _API_LOOKUP = re.compile(
-    r"\bkubectl\s+(?:-\S+\s+\S+\s+)*(?:get|describe|wait|label|annotate|patch|exec)\b[^\n;]*"
+    r"\bkubectl\s+(?:-\S+\s+\S+\s+){0,10}(?:get|describe|wait|label|annotate|patch|exec)\b[^\n;]*"
     r"|\b(?:curl|wget)\b[^\n]{0,500}(?:kubernetes\.default|KUBERNETES_SERVICE_HOST|KUBERNETES_PORT|/api/v1/namespaces)[^\n;]*"
 )
 
