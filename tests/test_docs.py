@@ -60,10 +60,9 @@ def parse(command: str) -> None:
     group: Any = typer.main.get_command(app)
     parent = None
     while hasattr(group, "commands"):
-        name, *words = words or [""]
-        assert name in group.commands, f"{name!r} is no command"
-        parent = group.make_context(name, [], parent=parent, resilient_parsing=True)
-        group = group.commands[name]
+        parent = group.make_context(group.name, [], parent=parent, resilient_parsing=True)
+        name, group, words = group.resolve_command(parent, words or [""])
+        assert group is not None, f"{name!r} is no command"
     group.make_context(group.name, words, parent=parent)
 
 

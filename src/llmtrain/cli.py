@@ -1,51 +1,17 @@
-"""The command table. Modules of commands import nothing heavy at the top, so that --help answers at once."""
+"""The command table. Only the module of the command that is called is imported, so that --help answers at once."""
 
+import importlib
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
 
 import llmtrain
-from llmtrain.commands import (
-    chat,
-    cluster,
-    delete,
-    doctor,
-    evaluate,
-    exec,
-    export,
-    fetch,
-    fetch_data,
-    fetch_model,
-    generate,
-    guard,
-    launch,
-    lint,
-    logs,
-    node,
-    prefetch,
-    presets,
-    print_config,
-    push,
-    recover,
-    resume,
-    runs,
-    secret,
-    smoke,
-    status,
-    stop,
-    sync,
-    tokenizer,
-    train,
-    validate,
-    why,
-)
-from llmtrain.distributed.platform_codes import end_with_parent, run_in_child
 from llmtrain.errors import LlmtrainError, ResumeMe, TrainingStopped, UsageError
 from llmtrain.runs.atomic import is_full
 from llmtrain.runs.exit_report import write_exit_report
@@ -56,65 +22,85 @@ _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-
 # The parser's own error, wherever this version of typer has it from.
 _ParserError: Any = typer.BadParameter.__mro__[1]
 
+# What `llmtrain --help` shows, by what people want to do. A command is `command` of the module with its name in
+# llmtrain.commands; one with verbs of its own is `app`.
+COMMANDS = {
+    "Train": {
+        "train": "Train a model, or resume a run.",
+        "node": "Start and supervise the processes of one node.",
+        "doctor": "Check this machine, or all processes of a job, before training.",
+        "smoke": "Train a tiny classifier on synthetic data to test processes, network and device.",
+        "validate": "Check a config and list every problem.",
+        "print-config": "Print the resolved config.",
+        "presets": "List the presets that --config accepts by name.",
+    },
+    "On a Kubernetes cluster": {
+        "launch": "Run a config or a command on a cluster, and watch it.",
+        "status": "Show the runs of a namespace, or one run with its pods.",
+        "logs": "Print the logs of all pods of a run, merged by time.",
+        "why": "Explain why a run is not healthy: cause, evidence, remedy.",
+        "recover": "Replace pods on nodes that are NotReady, and pods with a rank that hangs.",
+        "push": "Copy files into the pods of a run launched with --hold.",
+        "exec": "Run a command in the pods of a run.",
+        "stop": "Save a checkpoint and stop a run.",
+        "resume": "Launch a run again from its newest checkpoint.",
+        "fetch": "Download a run from the cluster's volume.",
+        "delete": "Remove a run from the cluster.",
+        "lint": "Find known problems in training manifests.",
+        "secret": "Create secrets that manifests refer to.",
+        "guard": "Keep the runs of a namespace alive unattended.",
+        "cluster": "Create a local cluster with Docker and kind (the tool).",
+    },
+    "Use what was trained": {
+        "generate": "Generate text with a run, an adapter or a model directory.",
+        "chat": "Chat with a model in the terminal.",
+        "eval": "Evaluate a model on text files.",
+        "export": "Write a model directory that transformers or peft loads.",
+        "sync": "Copy a run directory to S3.",
+        "runs": "List, show and compare runs.",
+    },
+    "Models and data": {
+        "fetch-model": "Download a model from the Hugging Face hub.",
+        "fetch-data": "Download a dataset from the Hugging Face hub.",
+        "prefetch": "Download everything a config names on the hub.",
+        "tokenizer": "Train a tokenizer.",
+    },
+}
+GROUPS = ("secret", "guard", "cluster", "runs", "tokenizer")
+_MODULES = {"eval": "evaluate"}
+
+
+class _LazyGroup(typer.core.TyperGroup):
+    """Knows every command by its name and summary; imports the one that is called."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for panel, rows in COMMANDS.items():
+            for name, summary in rows.items():
+                self.add_command(typer.core.TyperCommand(name, short_help=summary, rich_help_panel=panel))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, summary, rest = super().resolve_command(ctx, args)
+        return name, load_command(name) if name and summary else None, rest
+
+
+def load_command(name: str) -> Any:
+    module = importlib.import_module(f"llmtrain.commands.{_MODULES.get(name, name).replace('-', '_')}")
+    if name in GROUPS:
+        return typer.main.get_group(module.app)
+    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    single.command(name)(module.command)
+    return typer.main.get_command(single)
+
+
 app = typer.Typer(
     name="llmtrain",
+    cls=_LazyGroup,
     help="One typed config trains a GPT or fine-tunes a Hugging Face model, and every step of it can be trusted.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-# What `llmtrain --help` shows, by what people want to do.
-COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Train": {
-        "train": train.command,
-        "node": node.command,
-        "doctor": doctor.command,
-        "smoke": smoke.command,
-        "validate": validate.command,
-        "print-config": print_config.command,
-        "presets": presets.command,
-    },
-    "On a Kubernetes cluster": {
-        "launch": launch.command,
-        "status": status.command,
-        "logs": logs.command,
-        "why": why.command,
-        "recover": recover.command,
-        "push": push.command,
-        "exec": exec.command,
-        "stop": stop.command,
-        "resume": resume.command,
-        "fetch": fetch.command,
-        "delete": delete.command,
-        "lint": lint.command,
-    },
-    "Use what was trained": {
-        "generate": generate.command,
-        "chat": chat.command,
-        "eval": evaluate.command,
-        "export": export.command,
-        "sync": sync.command,
-    },
-    "Models and data": {
-        "fetch-model": fetch_model.command,
-        "fetch-data": fetch_data.command,
-        "prefetch": prefetch.command,
-    },
-}
-GROUPS = {
-    "secret": (secret.app, "On a Kubernetes cluster"),
-    "guard": (guard.app, "On a Kubernetes cluster"),
-    "cluster": (cluster.app, "On a Kubernetes cluster"),
-    "runs": (runs.app, "Use what was trained"),
-    "tokenizer": (tokenizer.app, "Models and data"),
-}
-for _panel, _rows in COMMANDS.items():
-    for _name, _function in _rows.items():
-        _words = " ".join((_function.__doc__ or "").split())
-        _first_sentence = _words.partition(". ")[0].rstrip(".") + "."
-        app.command(_name, rich_help_panel=_panel, short_help=_first_sentence)(_function)
-for _name, (_group, _panel) in GROUPS.items():
-    app.add_typer(_group, name=_name, rich_help_panel=_panel)
 
 
 def _print_version(asked: bool) -> None:
@@ -140,10 +126,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     print_in_any_encoding()
     _share_the_cores()
-    if os.environ.get("LLMTRAIN_WORKER") == "1":
-        end_with_parent()
     try:
-        code = run_in_child() if arguments[:1] == ["node"] else None
+        code = _run_in_child() if arguments[:1] == ["node"] else None
+        if os.environ.get("LLMTRAIN_WORKER") == "1":
+            _end_with_parent()
         if code is None:
             code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
     except LlmtrainError as error:
@@ -163,6 +149,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     # What is left is to go: a SIGTERM now, from a launcher that ends the others too, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run_in_child() -> int | None:
+    from llmtrain.distributed.platform_codes import run_in_child
+
+    return run_in_child()
+
+
+def _end_with_parent() -> None:
+    from llmtrain.distributed.platform_codes import end_with_parent
+
+    end_with_parent()
 
 
 def _flush_output() -> int | None:

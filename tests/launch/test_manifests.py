@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from llmtrain import registry
-from llmtrain.cli import app
+from llmtrain.cli import load_command
 from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config, load_config
 from llmtrain.config.schema import DistributedSection
@@ -183,7 +182,7 @@ class TestEveryKind:
     def test_a_pod_finds_its_place(self, kind: str) -> None:
         """The command and what the platform adds to it, as `llmtrain node` reads them."""
         plan, _ = make(kind, "launch.nodes=4", "launch.processes_per_node=2")
-        verb = typer.main.get_command(app).commands["node"]
+        verb = load_command("node")
         options = verb.make_context("node", list(plan.command[4:])).params
         assert (options["config"], options["grace_sec"]) == ("/config/train.yaml", 600)
         given = Given(**{name: options[name] for name in Given.__dataclass_fields__})
