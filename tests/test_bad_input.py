@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmtrain.runs.content_hash import stamp
+
 # Nine lists, each nine times the one before: 500 bytes that stand for 9^9 values.
 LAUGHS = b"a0: &a0 [x]\n" + b"".join(
     b"a%d: &a%d [%s]\n" % (n, n, b",".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 10)
@@ -236,11 +238,13 @@ def test_no_permission(train, inputs: Path, field: str, mode: int) -> None:
 
 
 def test_token_ids_out_of_range(train, unchanged, tmp_path: Path) -> None:
-    """A token store that was damaged but is as long as it should be."""
+    """A token store that was damaged after it was verified, without a trace in the file system (by its disk)."""
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     assert train(cache, "data.tokenizer=char", more=["--dry-run"]).code == 0
     (tokens,) = (tmp_path / "cache").rglob("train.bin")
     tokens.write_bytes(b"\xff" * tokens.stat().st_size)
+    verified = tokens.with_name("verified.json")
+    verified.write_text(json.dumps({**json.loads(verified.read_text()), tokens.name: stamp(tokens)}))
     assert_refused(train(cache, "data.tokenizer=char"), 65, ["Token id 255", "train.bin"])
     assert unchanged()
 

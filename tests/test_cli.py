@@ -465,7 +465,7 @@ class TestEval:
         """The validation text of the run, evaluated whole, by the other path."""
         from llmtrain.data.dummy_text import DummyText
 
-        text = "\0".join(piece.text for piece in DummyText(Config().data, 1).pieces("val"))
+        text = "\n".join(piece.text for piece in DummyText(Config().data, 1).pieces("val"))
         (workdir / "val.txt").write_text(text)
         done = cli("eval", "--run", "one", "--root", root, "--file", "val.txt", "--checkpoint", "step_4", "--json")
         summary = cli("runs", "show", "one", "--root", root, "--json").json
