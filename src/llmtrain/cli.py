@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_in_any_encoding()
     _share_the_cores()
     try:
-        code = _run_in_child() if arguments[:1] == ["node"] else None
+        code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
         if os.environ.get("LLMTRAIN_WORKER") == "1":
             _end_with_parent()
         if code is None:
@@ -151,10 +151,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _run_in_child() -> int | None:
+def _run_in_child(is_own_command: bool) -> int | None:
     from llmtrain.distributed.platform_codes import run_in_child
 
-    return run_in_child()
+    return run_in_child(is_own_command)
 
 
 def _end_with_parent() -> None:

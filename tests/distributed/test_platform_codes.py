@@ -14,7 +14,9 @@ import pytest
 import rank_harness as ranks
 from rank_harness import Cli, free_port, start_cli
 
+from llmtrain.distributed.command_crashes import FAR_SEC, count_crash
 from llmtrain.distributed.platform_codes import IDLE_MARK, ended_before, pytorchjob_code
+from llmtrain.errors import TrainingStopped
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.heartbeats import announce_start, read_heartbeats
 
@@ -99,6 +101,55 @@ def test_a_script_of_ones_own(tmp_path: Path, count: int, code: int, said: int) 
     done = node(tmp_path, "pytorchjob", *words)
     assert done.wait(30) == said, done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(("platform", "crashed"), [("pytorchjob", 129), ("statefulset", 1)])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_script_that_crashes_again_and_again(tmp_path: Path, platform: str, crashed: int, count: int) -> None:
+    """Neither platform has a limit: the third crash in a row of one launch ends with 65, for good."""
+    words = ["--processes-per-node", count, "--", sys.executable, "-c", "raise SystemExit(1)"]
+
+    def crash(launch: str) -> Cli:
+        return node(tmp_path, platform, *words, LLMTRAIN_RUN_DIR=str(tmp_path / "demo"), LLMTRAIN_LAUNCH=launch)
+
+    for _ in range(2):
+        done = crash("1")
+        assert done.wait(60) == crashed, done.err
+    last = crash("1")
+    if platform == "statefulset":
+        wait_until_idle(last, 65)
+        remove(last)
+    else:
+        assert last.wait(60) == 65, last.err
+    assert "Traceback" not in last.err
+    assert crash("2").wait(60) == crashed, "to resume it is to begin anew"
+
+
+@pytest.mark.parametrize(
+    ("code", "was_told"), [(0, False), (64, False), (65, False), (69, False), (75, False), (1, True)]
+)
+def test_ends_that_are_no_crash(tmp_path: Path, code: int, was_told: bool) -> None:
+    env = {"LLMTRAIN_RUN_DIR": str(tmp_path), "LLMTRAIN_LAUNCH": "1"}
+    for _ in range(5):
+        count_crash(code, was_told, 1.0, env)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_crash_after_a_long_time_begins_a_new_row(tmp_path: Path) -> None:
+    env = {"LLMTRAIN_RUN_DIR": str(tmp_path), "LLMTRAIN_LAUNCH": "1"}
+    for ran_sec in (1.0, 1.0, FAR_SEC, 1.0):
+        count_crash(1, False, ran_sec, env)
+    with pytest.raises(TrainingStopped) as caught:
+        count_crash(1, False, 1.0, env)
+    assert caught.value.exit_code == 65
+
+
+def test_crashes_that_cannot_be_counted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for _ in range(5):
+        count_crash(1, False, 1.0, {"LLMTRAIN_RUN_DIR": str(tmp_path / "file"), "LLMTRAIN_LAUNCH": "1"})
+        count_crash(1, False, 1.0, {"LLMTRAIN_LAUNCH": "1"})
+        count_crash(1, False, 1.0, {"LLMTRAIN_RUN_DIR": str(tmp_path)})
 
 
 def test_a_script_that_is_killed(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrain.distributed.command_crashes import count_crash
 from llmtrain.distributed.endings import NO_RESTART_CODES
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.logs import log, setup_logging, warn
@@ -46,14 +48,16 @@ def platform_of(environment: Mapping[str, str]) -> str | None:
     return name or None
 
 
-def run_in_child() -> int | None:
+def run_in_child(is_own_command: bool = False) -> int | None:
     """Where the platform has words of its own: the exit code for it, when the node has ended. None in the child, and
-    where nothing is to be translated: there the caller goes on and is the node."""
+    where nothing is to be translated: there the caller goes on and is the node. `is_own_command`: it runs a program of
+    the user's, whose crashes nobody else counts."""
     platform = platform_of(os.environ)
     if platform is None:
         return None
     # Blocked signals are kept until they are asked for: none is lost, neither around the fork nor later.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TELLING, signal.SIGCHLD))
+    started = time.monotonic()
     child = os.fork()
     if child == 0:
         end_with_parent()
@@ -61,9 +65,20 @@ def run_in_child() -> int | None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return None
     code, was_told = _see_through(child)
+    if is_own_command:
+        code = _after_counting(code, was_told, time.monotonic() - started)
     if platform == "pytorchjob":
         return pytorchjob_code(code)
     return _wait_to_be_removed(code, was_told) if code in FOR_GOOD else code
+
+
+def _after_counting(code: int, was_told: bool, ran_sec: float) -> int:
+    try:
+        count_crash(code, was_told, ran_sec)
+    except LlmtrainError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return code
 
 
 def end_with_parent() -> None:

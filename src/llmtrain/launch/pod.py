@@ -7,12 +7,11 @@ from typing import Any
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
 from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, HELD_CODE, WORK_DIR, JobPlan, Manifest
 from llmtrain.runs.exit_report import PREFETCHED
-from llmtrain.runs.generations import LAUNCH
+from llmtrain.runs.generations import LAUNCH, RUN_DIR
 
 USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
 GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
 CACHE_DIR = "/cache"
-RUN_DIR = "LLMTRAIN_RUN_DIR"  # for commands in pods that are held: where what they write is kept, and fetched from
 PREFETCH_REPORT = f"{CACHE_DIR}/prefetch.json"
 # All that a library may want to write outside the volumes, below two directories that are emptied with the pod.
 WRITABLE = {
@@ -158,6 +157,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
     if is_held and not is_prefetch:
         plain[HELD_CODE] = Path(__file__).with_name("held_pod.py").read_text(encoding="utf-8")
+    if plan.work.mode in ("hold", "command") and not is_prefetch:
         plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
     plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]

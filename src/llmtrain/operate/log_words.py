@@ -19,7 +19,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 NOT_FINITE = re.compile(r"The .+ (?:of|after) step \d+ is (?:nan|-?inf)\b")
 NO_GPU_MEMORY = re.compile(r"Out of GPU memory in step \d+")
-GAVE_UP = re.compile(r"crashed \d+ times in a row without a newer checkpoint")
+GAVE_UP = re.compile(r"crashed \d+ times in a row ")
 NOT_WRITTEN = re.compile(r"The checkpoint of step \d+ could not be written")
 DISK_FULL = re.compile(r"The disk of .+ is full: ")
 CHECKPOINT = re.compile(r"checkpoint|/step_\d+|manifest\.json", re.I)
