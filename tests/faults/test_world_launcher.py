@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,6 +155,39 @@ def test_three_crashes_in_a_row_without_a_newer_checkpoint(file: Path, root: Pat
     assert "crashed 3 times in a row without a newer checkpoint than step 0" in stderr
     assert stderr.count("Starting the processes again") == 3
     assert len(generations(root)) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "resumed_from"),
+    [
+        ("prepare:0:0:kill:0", 4),
+        pytest.param("prepare:0:1:kill:0", 4, marks=pytest.mark.slow),
+        pytest.param("forward:5:0:kill:0", 4, marks=pytest.mark.slow),
+        pytest.param("forward:7:0:kill:0", 6, marks=pytest.mark.slow),
+    ],
+)
+def test_a_named_checkpoint_is_kept_to_until_it_is_loaded(
+    file: Path, root: Path, world_golden: Outcome, fault: str, resumed_from: int
+) -> None:
+    """A crash before that must not let the restart take the newest one, of the course that is to be left."""
+    code, _, stderr = finish(start(file, "train", "--processes", "2"))
+    assert code == 0, stderr
+    named = root / RUN_ID / "checkpoints" / "step_4"
+    again = start(file, "train", "--processes", "2", "--resume", str(named), "--json", fault=fault)
+    code, stdout, stderr = finish(again)
+    assert code == 0, stderr
+    assert stderr.count("Starting the processes again") == 1
+    assert json.loads(stdout)["resumed_from"] == resumed_from
+    assert outcome(root, read_result(root)) == world_golden
+
+
+@pytest.mark.slow
+def test_crashes_while_data_is_prepared_end_the_restarts(file: Path, root: Path) -> None:
+    for words in (NODE, ("train", "--processes", "2")):
+        code, _, stderr = finish(start(file, *words, "--max-restarts", "9", fault="prepare:0:1:kill"))
+        assert code == 65, stderr
+        assert stderr.count("Starting the processes again") == 3
+        shutil.rmtree(root / RUN_ID)
 
 
 @pytest.mark.slow

@@ -323,6 +323,22 @@ def test_three_crashes_in_a_row_are_enough(world_config: Config, world_golden: O
     assert harness.go_on(world_config, 2, world_golden) == 0  # by hand, somebody looks
 
 
+def test_crashes_while_data_is_prepared_count_too(world_config: Config, world_golden: Outcome) -> None:
+    for rank in (1, 0, 1):
+        ends = harness.run_world(world_config, 2, "auto", fault=f"prepare:0:{rank}:kill", env=UNATTENDED)
+        assert ends[rank].code == -signal.SIGKILL
+        assert ends[1 - rank].code == 75, ends[1 - rank].output
+    assert [ended.code for ended in harness.run_world(world_config, 2, "auto", env=UNATTENDED)] == [65, 65]
+    assert harness.go_on(world_config, 2, world_golden) == 0
+
+
+def test_told_to_stop_while_data_is_prepared_leaves_nothing(world_config: Config) -> None:
+    ends = harness.run_world(world_config, 2, "auto", fault="prepare:0:0:term", env=UNATTENDED)
+    assert [ended.code for ended in ends] == [75, 75]
+    root = Path(world_config.output.root_dir)
+    assert not root.exists() or list(root.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_crashes_with_a_newer_checkpoint_each_are_no_loop(world_config: Config, world_golden: Outcome) -> None:
     for step in (3, 5, 7, 8):

@@ -19,6 +19,8 @@ MAX_CRASHES = 3
 KEPT = 50
 LAUNCH = "LLMTRAIN_LAUNCH"
 """Environment variable: which launch of the run this is, where a launcher counts them."""
+RUN_DIR = "LLMTRAIN_RUN_DIR"
+"""Environment variable of commands of the user's own: where what they write is kept, and fetched from."""
 _NO_CRASH = ("finished", "stopped", "refused")
 
 
@@ -70,10 +72,31 @@ def begin_generation(
         "to_step": to_step,
         "crashes": crashes,
         "launch": launch,
+        "invocation": invocation(),
         "ended": None,
     }
     write_json(run.generations, [*rows, row][-KEPT:])
     return generation
+
+
+def note_generation(run: RunDirectory, generation: int, **facts: Any) -> None:
+    """Add to what is known of a start."""
+    rows = read_generations(run)
+    for row in rows:
+        if row["generation"] == generation:
+            row.update(facts)
+            write_json(run.generations, rows)
+
+
+def has_restored(run: RunDirectory) -> bool:
+    """Whether a start by the same command has loaded its checkpoint: since then the newest is its own."""
+    own = invocation()
+    return any(row.get("invocation") == own and row.get("restored") for row in read_generations(run))
+
+
+def invocation() -> str:
+    """Tells the starts by one elastic agent from those by another."""
+    return f"{socket.gethostname()}-{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
 def end_generation(run: RunDirectory, generation: int, status: str, step: int) -> None:

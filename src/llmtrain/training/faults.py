@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 POINTS = (
+    "prepare",
     "forward",
     "loss",
     "after_backward",

@@ -22,7 +22,7 @@ from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.runs.atomic import disk_full, is_full, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation
+from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import START, clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock, is_held
 from llmtrain.runs.metadata import collect_metadata
@@ -102,13 +102,21 @@ def run_training(
         resumption = None
         if existing:
             lock = take_lock(stack, run, world)  # first: the checkpoint chosen next must not be pruned by its owner
-            resumption = rank0(lambda: find_resumption(run, "auto" if is_restart() else wanted or "auto"))
+            resumption = rank0(lambda: find_resumption(run, resumed_reference(run, wanted)))
         config, threads_source = rank0(lambda: settle_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
             done = rank0(lambda: already_finished(config, resumption, allow_config_change))
             if done:
                 return _finished_before(config, run, done if world.is_first else None)
+        generation, may_forget = None, [True]
+        if may_be_restarted():  # then a crash while data is prepared counts too
+            if not existing:
+                create_new(stack, run, world)
+                stack.push(forget_unless_crashed(run, world, may_forget))
+                lock = take_lock(stack, run, world)
+            generation = begin(stack, run, resumption, world, lock, config, None)
+        fault("prepare", 0)
         set_up_torch(config)
         parts = world.control.together(lambda: make_parts(config, world))
         data = f"{parts.prepared.fingerprint} {parts.recorded['tokenizer_sha256']}"
@@ -121,13 +129,16 @@ def run_training(
         if resumption:
             rank0(lambda: check_not_past(resumption, settled))
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
-        if not existing:
-            rank0(lambda: create(run))
-            if world.is_first:
-                stack.push(lambda _, error, __: remove_if_empty(run) if is_full(error) else None)
+        may_forget.clear()
+        if not existing and generation is None:
+            create_new(stack, run, world)
             lock = take_lock(stack, run, world)
         check_shared(world, run, lock)
-        generation = begin(stack, run, resumption, world, lock, settled)
+        steps = settled.trainer.steps
+        if generation is None:
+            generation = begin(stack, run, resumption, world, lock, settled, steps)
+        number = generation
+        rank0(lambda: note_generation(run, number, to_step=steps))
         log_name = config.logging.file_name if world.is_first else f"rank-{world.rank}.log"
         setup_logging(config.logging, run.logs / log_name if config.logging.log_to_file else None)
         if not world.is_first and world.local_rank == 0 and not config.logging.all_ranks:  # else a pod's log is empty
@@ -186,6 +197,13 @@ def create(run: RunDirectory) -> None:
         ) from None
 
 
+def create_new(stack: ExitStack, run: RunDirectory, world: World) -> None:
+    """The directory of a new run; a full disk leaves none behind."""
+    world.control.from_first(lambda: create(run))
+    if world.is_first:
+        stack.push(lambda _, error, __: remove_if_empty(run) if is_full(error) else None)
+
+
 @contextmanager
 def explain_full_disk(config: Config) -> Iterator[None]:
     """Whatever the run could not write: no space is for the user to mend, not a crash to start again from."""
@@ -205,6 +223,36 @@ def remove_if_empty(run: RunDirectory) -> None:
     has_metrics = run.metrics.is_file() and run.metrics.stat().st_size
     if not has_metrics and not CheckpointStore(run.checkpoints).steps() and not is_held(run.lock):
         shutil.rmtree(run.path, ignore_errors=True)
+
+
+def forget_unless_crashed(
+    run: RunDirectory, world: World, may_forget: list[bool]
+) -> Callable[[type[BaseException] | None, BaseException | None, object], None]:
+    """Remove a run that was made only to count crashes, where it ends before it has begun for another reason: a
+    mistake, or a signal. Nothing is left behind then."""
+
+    def leave(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        is_crash = isinstance(error, PeerLost) or (kind and issubclass(kind, Exception) and not _is_no_crash(error))
+        if world.is_first and may_forget and error is not None and not is_crash and not run.lock.exists():
+            with suppress(OSError):
+                for path in (run.generations, run.path / ".lock.guard"):
+                    path.unlink(missing_ok=True)
+                run.path.rmdir()
+
+    return leave
+
+
+def _is_no_crash(error: BaseException | None) -> bool:
+    codes = (UsageError.exit_code, DataError.exit_code, ResumeMe.exit_code)
+    return isinstance(error, LlmtrainError) and error.exit_code in codes
+
+
+def resumed_reference(run: RunDirectory, wanted: str | None) -> str:
+    """What to resume from. After a restart the newest checkpoint, once a start of the same command has loaded the one
+    that was named: before that the newest belongs to the course the run is to leave."""
+    if is_restart() and has_restored(run):
+        return "auto"
+    return wanted or "auto"
 
 
 def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
@@ -229,6 +277,11 @@ def is_unattended() -> bool:
 def is_restart() -> bool:
     """Started again by an elastic agent, torchrun's or that of `node`, after a crash."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def may_be_restarted() -> bool:
+    """By `llmtrain node`'s platform, or by an elastic agent."""
+    return is_unattended() or is_restart() or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
 def check_alike(world: World, what: str, value: str, remedy: str) -> None:
@@ -449,12 +502,13 @@ def begin(
     world: World,
     lock: NullLock,
     config: Config,
+    to_step: int | None,
 ) -> int:
     """Number this start of the run. From here on a process that ends without a word has crashed, and that is counted;
     a start that is told to stop, or refused for a mistake, has not."""
     from_step = resumption.checkpoint.step if resumption and resumption.checkpoint else 0
     is_again = is_unattended() or is_restart()
-    to_step, threads = config.trainer.steps, config.run.threads
+    threads = config.run.threads
     number = world.control.from_first(
         lambda: begin_generation(run, from_step, world.world_size, is_again, to_step, threads)
     )
@@ -481,6 +535,7 @@ def describe_start(
     config: Config, run: RunDirectory, parts: Parts, world: World, generation: int, from_step: int
 ) -> None:
     clear_heartbeats(run.heartbeats, generation)
+    note_generation(run, generation, restored=True)
     describe_run(config, run, parts, world, from_step)
 
 
