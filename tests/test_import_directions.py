@@ -21,7 +21,7 @@ LAYERS = (
     ("logs",),
     ("config",),
     ("registry",),
-    ("errors", "terminal"),
+    ("errors", "redact", "terminal"),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 TORCH_ROOMS = {"models", "data", "distributed", "training"}

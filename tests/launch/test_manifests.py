@@ -352,6 +352,8 @@ HUB_TOKEN = "hf_" + "canaryCanaryCanary"
         HUB_TOKEN,
         f"--token={HUB_TOKEN}",
         f"HF_TOKEN='{HUB_TOKEN}' python train.py",
+        "python train.py --password=canaryWord",
+        "DB_PASS=canaryWord python train.py",
         "https://me:canaryWord@mlflow.example.com",
         "https://canaryToken@git.example.com/a.git",
         "--tracking-uri=https://me:canaryWord@mlflow.example.com",
@@ -374,3 +376,29 @@ def test_no_login_in_an_own_command(word: str, launcher: Any) -> None:
 )
 def test_words_that_are_no_login(word: str) -> None:
     assert plan_job(load_config("ddp_smoke", BASE), Work("command", ("sh", "-c", word))).command[-1] == word
+
+
+@pytest.mark.parametrize("field", ["run.notes", "run.name", "data.dataset_name", "mlflow.run_name"])
+def test_no_token_reaches_the_config_map(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan_job(load_config("ddp_smoke", [*BASE, f"{field}=see {HUB_TOKEN}"]))
+    assert field in caught.value.what
+    assert HUB_TOKEN not in str(caught.value)
+    monkeypatch.setenv("MY_SERVICE_PASS", "canary-of-the-environment")
+    with pytest.raises(UsageError):
+        plan_job(load_config("ddp_smoke", [*BASE, f"{field}=canary-of-the-environment"]))
+
+
+@pytest.mark.parametrize(
+    "name", ["DB_PASS", "MYSQL_PWD", "OPENAI_KEY", "GITHUB_PAT", "AZURE_STORAGE_KEY", "MY_TOKEN_2", "SECRETS"]
+)
+def test_no_secret_in_launch_env(name: str) -> None:
+    with pytest.raises(UsageError):
+        load_config("ddp_smoke", [*BASE, f"launch.env.{name}=x"])
+
+
+def test_a_run_that_was_launched_with_a_secret_can_still_be_handled() -> None:
+    """By an earlier version, which did not see it."""
+    document = parse_document(f"launch: {{env: {{DB_PASS: x}}}}\nrun: {{notes: {HUB_TOKEN}}}\n", "record")
+    config = build_config(document, is_launched=True)
+    assert plan_job(config, Work("command", ("x", "--password=y")), is_launched=True).launch.env == {"DB_PASS": "x"}

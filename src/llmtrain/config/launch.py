@@ -12,11 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from llmtrain import registry
 from llmtrain.config.section import RUN_ID_PATTERN, CountOrZero, Names, PositiveInt, Problem, Section
+from llmtrain.redact import has_secret, is_secret_setting
 
 NAME_LIMIT = 63  # characters of a DNS label, which pod names and label values must fit
 SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 NO_TTL = ("stateful_set", "train_job")  # a StatefulSet does not finish, and a TrainJob has no such field
-SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS|(API|ACCESS|PRIVATE|SECRET)_?KEY)$", re.I)
 
 SUFFIXES: dict[str, int | Decimal] = {
     "": 1,
@@ -234,7 +234,9 @@ class LaunchSection(Section):
             yield ("name", "nodes"), f"launch.name is too long: {longest} must fit in {NAME_LIMIT} characters."
         yield from self._resource_problems()
         yield from self._volume_problems(most)
-        yield from self._secret_problems()
+        for name in self.env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
+                yield ("env",), f"launch.env: {name!r} is no name of an environment variable."
         if self.queue_priority and not self.queue:
             yield ("queue", "queue_priority"), "launch.queue_priority is for runs in a queue. Name it in launch.queue."
         if self.ttl_sec is not None and self.kind in NO_TTL:
@@ -292,23 +294,18 @@ class LaunchSection(Section):
                 yield (f"{name}_volume",), f"{field}.mount_path {volume.mount_path} is taken by {other}. Name another."
             paths[volume.mount_path] = field
 
-    def _secret_problems(self) -> Iterator[Problem]:
+    def secret_problems(self) -> Iterator[Problem]:
+        """What must not get into a manifest. Not among `problems`: a run that was launched by an earlier version must
+        be readable all the same."""
         for name, value in self.env.items():
-            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
-                yield ("env",), f"launch.env: {name!r} is no name of an environment variable."
-            elif SECRET_NAME.search(name) or re.match(r"hf_[A-Za-z0-9]{16}", value) or has_credentials(value):
+            if is_secret_setting(name, value) or has_secret(value):
                 yield (
                     ("env",),
                     f"launch.env.{name} looks like a secret, and would be readable in every manifest. Keep it in a "
                     "Secret (launch.hf_token_secret for a Hugging Face token, launch.env_secrets for others).",
                 )
-        if self.tracking_uri and has_credentials(self.tracking_uri):
+        if self.tracking_uri and has_secret(self.tracking_uri):
             yield (
                 ("tracking_uri",),
                 "launch.tracking_uri has credentials in it, which every manifest would show. Leave them out.",
             )
-
-
-def has_credentials(uri: str) -> bool:
-    """Whether there is a URI with a user, a password or a token in it."""
-    return re.search(r"://[^/\s@]+@", uri) is not None

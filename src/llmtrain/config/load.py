@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from llmtrain.config.document import Document, dump_document, parse_value, read_document
+from llmtrain.config.launch import LaunchSection
 from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection, takes_any_name
 from llmtrain.config.upgrade import upgrade_v1
 from llmtrain.errors import ConfigError, UsageError, nearest
@@ -30,8 +31,15 @@ def load_config(source: str | Path | None = None, overrides: Sequence[str] = ())
     return config
 
 
-def build_config(document: Document, overrides: Sequence[str] = (), notes: list[str] | None = None) -> Config:
-    """The config of a parsed document; what an upgrade of an older one filled in is added to `notes`."""
+def build_config(
+    document: Document,
+    overrides: Sequence[str] = (),
+    notes: list[str] | None = None,
+    *,
+    is_launched: bool = False,
+) -> Config:
+    """The config of a parsed document; what an upgrade of an older one filled in is added to `notes`. `is_launched`: it
+    is that of a run on a cluster, and a secret in it is no reason to refuse it any more."""
     values = copy.deepcopy(document.values)
     problems: list[str] = []
     version = values.get("schema_version", SCHEMA_VERSION)
@@ -59,6 +67,9 @@ def build_config(document: Document, overrides: Sequence[str] = (), notes: list[
         del values["ddp"]
     _apply(given, values, problems)
     sections = _build_sections(values, document, problems, {key for key, _ in given})
+    launch = sections.get("launch")
+    if isinstance(launch, LaunchSection) and not is_launched:
+        problems += [text for _, text in launch.secret_problems()]
     config = None if problems else Config.model_validate(sections)
     problems += [text for _, text in config.problems()] if config else []
     if config is None or problems:

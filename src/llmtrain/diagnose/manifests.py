@@ -12,7 +12,7 @@ from llmtrain.diagnose.lint_model import Manifests
 from llmtrain.diagnose.lint_rules import hardening, jobs, operators, pods, rendezvous, services
 from llmtrain.diagnose.lint_rules.rule import Rule, Seen, Severity
 from llmtrain.diagnose.lint_source import Sources
-from llmtrain.runs.redact import redact
+from llmtrain.redact import redact
 from llmtrain.terminal import printable_line
 
 RULES: tuple[Rule, ...] = (

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 
 from llmtrain.errors import UsageError
-from llmtrain.runs.redact import redact
+from llmtrain.redact import redact
 
 # In this order. The hub library knows the first two; people and charts set the third as well.
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmtrain.config.launch import LaunchSection
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.runs.redact import redact
+from llmtrain.redact import redact
 
 # Who brings kinds that are not part of Kubernetes.
 OPERATORS = {

@@ -1,13 +1,13 @@
 """plan_job: a config to a JobPlan. Names, labels and the arithmetic of processes are made here, once; the kinds only
 write them down in the words of their platform."""
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from llmtrain import registry
-from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection, has_credentials
+from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
 from llmtrain.distributed.micro_batches import micro_batches_in_step
@@ -16,6 +16,7 @@ from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
+from llmtrain.redact import has_secret, secret_words
 from llmtrain.runs.directory import new_run_id
 from llmtrain.tracking.mlflow import local_folder
 
@@ -147,8 +148,16 @@ def find_kind(launch: LaunchSection) -> Kind:
     return kind
 
 
-def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = "") -> JobPlan:  # noqa: B008 (frozen)
-    """Pure, but for the run id that is made where none is given. The same config gives the same plan."""
+def plan_job(
+    config: Config,
+    work: Work = Work(),  # noqa: B008 (frozen)
+    number: int = 1,
+    nonce: str = "",
+    *,
+    is_launched: bool = False,
+) -> JobPlan:
+    """Pure, but for the run id that is made where none is given. The same config gives the same plan. `is_launched`: it
+    is on the cluster already, where refusing it for a secret would only be in the way of removing it."""
     launch = config.launch
     kind = find_kind(launch)
     run_id = launch.name or config.output.run_id or new_run_id(config.run.name)
@@ -160,6 +169,8 @@ def plan_job(config: Config, work: Work = Work(), number: int = 1, nonce: str = 
     min_nodes, nodes = launch.node_range
     master_addr = kind.master_addr(run_id, launch)
     _check(config, work, master_addr)
+    if not is_launched:
+        _check_secrets(config, work)
     resolved = _in_the_pod(config, run_id)
     is_fetching = work.mode in ("train", "hold") and hub_needs(resolved).any and not is_offline(launch.env)
     return JobPlan(
@@ -271,12 +282,6 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
     longest = f"{master_addr.partition('.')[0].removesuffix('0')}{nodes - 1}"
     if len(longest) > NAME_LIMIT:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
-    for word in work.command:
-        if re.search(r"\bhf_[A-Za-z0-9]{16,}", word) or has_credentials(word):
-            raise UsageError(
-                "The command has what looks like a secret in it, which every manifest would show.",
-                remedy="Keep it in a Secret, and name that in launch.env_secrets.",
-            )
     reserved = {name for names in NAMES.values() for name in names} | {
         "HF_TOKEN",
         "LLMTRAIN_EXIT_CODES",
@@ -289,11 +294,34 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
             remedy="Leave it out: launch.nodes, launch.processes_per_node and distributed.rendezvous say it once for "
             "all pods.",
         )
-    if config.mlflow.tracking_uri and has_credentials(config.mlflow.tracking_uri):
+
+
+def _check_secrets(config: Config, work: Work) -> None:
+    """Everybody who may look at the namespace can read manifests and the ConfigMap with the config."""
+    if secret_words(work.command):
         raise UsageError(
-            "mlflow.tracking_uri has credentials in it, which everybody could read in the ConfigMap.",
-            remedy="Leave them out of the URI.",
+            "The command has what looks like a secret in it, which every manifest would show.",
+            remedy="Keep it in a Secret, and name that in launch.env_secrets.",
         )
+    fields = list(_secret_fields(config.as_dict(), ""))
+    if fields:
+        raise UsageError(
+            f"{', '.join(fields)}: what looks like credentials, or another secret, could be read by everybody in the "
+            "ConfigMap of the run.",
+            remedy="Leave it out. A login for a tracking server belongs in a Secret that launch.env_secrets names "
+            "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD), a Hugging Face token in launch.hf_token_secret.",
+        )
+
+
+def _secret_fields(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _secret_fields(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        if any(True for item in value for _ in _secret_fields(item, path)):
+            yield path
+    elif isinstance(value, str) and has_secret(value):
+        yield path
 
 
 def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:

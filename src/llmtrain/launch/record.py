@@ -62,7 +62,7 @@ class Record:
     @property
     def plan(self) -> JobPlan:
         """The plan it was launched by."""
-        return plan_job(self.config, self.work, self.number, self.nonce)
+        return plan_job(self.config, self.work, self.number, self.nonce, is_launched=True)
 
     @property
     def runs_claim(self) -> str:
@@ -150,7 +150,7 @@ def read_record(config_map: Object) -> Record:
     try:
         document = parse_document(data[CONFIG_FILE], f"the config of {run_id}")
         values = _known(document.values, SECTIONS, "", unknown)
-        config = build_config(Document(document.source, values))
+        config = build_config(Document(document.source, values), is_launched=True)
     except LlmtrainError as problem:
         raise UsageError(f"{where} is not readable as a run of llmtrain: {problem.what}", remedy=remedy) from None
     if config.launch.name != run_id:  # else `delete RUN` would delete another one's objects

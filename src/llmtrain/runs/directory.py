@@ -28,6 +28,7 @@ from pathlib import Path
 
 from llmtrain.config.schema import RUN_ID_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError, nearest
+from llmtrain.redact import redact
 from llmtrain.runs.atomic import RESERVE_BYTES, disk_full, is_full, is_there
 
 
@@ -130,7 +131,7 @@ class RunDirectory:
 
 def new_run_id(name: str) -> str:
     """A run id from a human name, the time and four random characters: unique, and sortable by eye."""
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", redact(name).lower()).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[:19].strip("-") or "run"
     return f"{slug}-{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 

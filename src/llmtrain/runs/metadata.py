@@ -9,7 +9,7 @@ from importlib import metadata
 from typing import Any
 
 import llmtrain
-from llmtrain.runs.redact import allowed_environment, redact
+from llmtrain.redact import allowed_environment, redact, redact_words
 
 _PACKAGES = (
     "torch",
@@ -29,9 +29,9 @@ _SAME_ARCHITECTURE = {"amd64": "x86_64", "arm64": "aarch64"}
 def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
     return {
         "run_id": run_id,
-        "name": name,
+        "name": redact(name),
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "argv": [redact(part) for part in sys.argv],
+        "argv": redact_words(sys.argv),
         "git": _git(),
         "versions": versions(),
         "machine": {

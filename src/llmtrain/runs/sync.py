@@ -17,10 +17,10 @@ from typing import Any
 from llmtrain.config.schema import S3_URI_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.logs import log, warn
+from llmtrain.redact import redact
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
-from llmtrain.runs.redact import redact
 
 CONNECT_SEC = 10
 _SHA256 = "sha256"  # name of the object's metadata that holds it

@@ -25,10 +25,10 @@ from urllib.request import url2pathname
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.logs import log, warn
+from llmtrain.redact import redact, redact_values
 from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import Row, read_metrics
-from llmtrain.runs.redact import redact
 from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class MlflowRun:
             else self.client.create_experiment(config.experiment, artifact_location=self._artifacts)
         )
         made = self.client.create_run(
-            experiment, start_time=started_at_ms, run_name=config.run_name or run_id, tags={RUN_ID_TAG: run_id}
+            experiment, start_time=started_at_ms, run_name=redact(config.run_name or run_id), tags={RUN_ID_TAG: run_id}
         )
         self.id = made.info.run_id
         self.describe()
@@ -219,7 +219,7 @@ class MlflowRun:
 
         values = {
             f"{s}.{f}": v
-            for s, fields in self._config.as_dict().items()
+            for s, fields in redact_values(self._config.as_dict()).items()
             if isinstance(fields, dict)
             for f, v in fields.items()
         }

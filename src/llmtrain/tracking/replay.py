@@ -10,11 +10,11 @@ from typing import Any
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.redact import redact
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.lock import is_held
-from llmtrain.runs.redact import redact
 from llmtrain.tracking.base import Status
 from llmtrain.tracking.mlflow import MlflowRun, local_folder, read_rows, require_mlflow, sqlite_in, store_at
 

@@ -23,9 +23,9 @@ from llmtrain.distributed.wrap import Wrapped, is_sharding, wrap_model
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
+from llmtrain.redact import redact_values
 from llmtrain.runs.content_hash import files_sha256
 from llmtrain.runs.metadata import cpu_architecture, versions
-from llmtrain.runs.redact import redact_values
 from llmtrain.tracking.base import NullTracker, TrackedRun, Trackers
 from llmtrain.training.resume import Resumption, recorded_threads
 from llmtrain.training.step import Stepper

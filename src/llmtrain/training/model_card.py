@@ -5,7 +5,7 @@ from typing import Any
 import yaml
 
 from llmtrain.config.schema import Config
-from llmtrain.runs.redact import redact
+from llmtrain.redact import redact
 
 _DECISIVE = {
     "model": ("block_size", "dtype", "lora"),

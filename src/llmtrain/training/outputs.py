@@ -22,6 +22,7 @@ from llmtrain.distributed.world import World
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, WriteInto
 from llmtrain.models.lora import ADAPTER, ORIGIN
+from llmtrain.redact import redact_values
 from llmtrain.runs.atomic import is_there, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST
@@ -100,7 +101,7 @@ class Outputs:
     def keep_answers(self, step: int, answers: list[dict[str, str]]) -> Path:
         self.run.samples.mkdir(exist_ok=True)
         path = self.run.samples / f"step_{step}.json"
-        write_json(path, answers)
+        write_json(path, redact_values(answers))
         return path
 
     def with_checkpoint(self, progress: Progress, epoch: int | None) -> tuple[WriteInto | None, Callable[[], None]]:

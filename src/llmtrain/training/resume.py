@@ -12,9 +12,9 @@ from llmtrain.data.tokenizer import saved_sha256
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.logs import log, warn
+from llmtrain.redact import redact, redact_values
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
-from llmtrain.runs.redact import redact_values
 from llmtrain.runs.summary import config_values, read_meta
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.state import Progress, load_tensors
@@ -92,7 +92,7 @@ def _newest_run(config: Config) -> RunDirectory | None:
         run = RunDirectory(Path(root).expanduser() / config.output.run_id)
         return run if run.exists() else None
     for run in reversed(list_runs(root)):
-        if read_meta(run).get("name") == config.run.name and not run.finished.exists():
+        if read_meta(run).get("name") == redact(config.run.name) and not run.finished.exists():
             return run
     return None
 

@@ -20,13 +20,13 @@ from llmtrain.distributed.wrap import Wrapped
 from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
 from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.redact import redact, redact_values
 from llmtrain.runs.atomic import disk_full, is_full, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import START, clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock, is_held
 from llmtrain.runs.metadata import collect_metadata
-from llmtrain.runs.redact import redact, redact_values
 from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_finished
 from llmtrain.tracking.base import Status, TrackedRun

@@ -7,6 +7,7 @@ from llmtrain.diagnose.lint_command import Container
 from llmtrain.diagnose.lint_model import Pod
 from llmtrain.diagnose.lint_rules.rule import Seen, all_pods, joined_pods, rule, shown, training_pods, whole_pods
 from llmtrain.diagnose.lint_yaml import Node
+from llmtrain.redact import has_token, is_secret_setting
 
 SHUTDOWN_SEC = 30
 """What torchrun gives its processes, and Kubernetes a pod, by default."""
@@ -17,13 +18,6 @@ _DUMP = re.compile(
     r"|\bdumps?\([^)\n]{0,200}os\.environ[^\n]*"
 )
 _STORE = re.compile(r"\b(?:s3|gs|gcs|abfss?|hdfs|oss|hf)://")
-_SECRET_NAME = re.compile(
-    r"(?:^|_)(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|SECRET_ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE
-)
-_NO_SECRET_NAME = re.compile(r"^(?:EOS|BOS|PAD|UNK|SEP|CLS|MASK|STOP|MAX|NUM|SPECIAL)_", re.IGNORECASE)
-SECRET_FLAGS = ("token", "hf-token", "hub-token", "api-key", "access-token", "auth-token", "password", "wandb-key")
-# As runs/redact.py knows them, without what depends on the environment of whoever lints.
-_TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}|\beyJ[\w-]{8,}\.[\w-]+|(?<=://)[^/\s:@$]+:[^/\s@$]+@|\bAKIA[0-9A-Z]{16}\b")
 _TRAINER = re.compile(r"\bpython[\d.]*\s|\btorchrun\b|\baccelerate\s+launch\b|\bdeepspeed\b|\bllmtrain\b")
 
 
@@ -196,30 +190,21 @@ def _secrets(container: Container) -> Iterator[Seen]:
     for setting in container.assignments:
         if (
             setting.is_literal
-            and (_is_secret_name(setting.name) or _is_token(setting.value))
+            and (is_secret_setting(setting.name, setting.value) or has_token(setting.value))
             and _is_value(setting.value)
         ):
             seen = Seen(setting.node, f"{shown(setting.name)} has its value written out", setting.line)
             places[(setting.line, 0)] = seen
-    for name in SECRET_FLAGS:
-        flag = container.flags.get(name)
-        if flag is not None and _is_value(flag.value):
+    for name, flag in container.flags.items():
+        if is_secret_setting(name, flag.value) and _is_value(flag.value):
             places.setdefault((flag.line, 0), Seen(flag.node, f"--{name} has its value written out", flag.line))
     for entry in container.entries:
         number = 0
         for line in entry.text.splitlines():
-            if _is_token(line):
+            if has_token(line):
                 number = entry.line_of(line, number)
                 places.setdefault((number, 0), Seen(entry, "a token stands in the command", number))
     yield from places.values()
-
-
-def _is_secret_name(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) and not _NO_SECRET_NAME.search(name)
-
-
-def _is_token(text: str) -> bool:
-    return bool(_TOKEN.search(text))
 
 
 def _is_value(text: str) -> bool:

@@ -1,0 +1,262 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmtrain.config.load import dump_config, load_config
+from llmtrain.config.schema import Config
+from llmtrain.redact import (
+    ENVIRONMENT_ALLOWED,
+    allowed_environment,
+    has_secret,
+    has_token,
+    is_secret_name,
+    is_secret_setting,
+    redact,
+    redact_values,
+    redact_words,
+    secret_words,
+)
+from llmtrain.runs.metadata import collect_metadata
+
+CANARY = "canary-5f3a91c07e"
+
+
+SECRET_NAMES = [
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    "DB_PASS",
+    "MYSQL_PWD",
+    "OPENAI_KEY",
+    "GITHUB_PAT",
+    "AZURE_STORAGE_KEY",
+    "MY_TOKEN_2",
+    "MY_TOKEN2",
+    "SECRETS",
+    "HF_TOKEN_READ",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_ACCESS_KEY_ID",
+    "DB_PASSWORD",
+    "my_api_key",
+    "OPENAI_APIKEY",
+    "GOOGLE_CREDENTIALS",
+    "PGPASSWORD",
+    "dbPassword",
+    "apiKey",
+    "WANDB_API_KEY",
+    "SSH_KEY",
+    "SECRET_KEY_BASE",
+    "MLFLOW_TRACKING_PASSWORD",
+    "CLIENT_SECRET",
+    "--password",
+    "--hf-token",
+    "--api-key",
+    "PASSWORD",
+    "TOKEN",
+    "launch.env.DB_PASS",
+]
+PLAIN_NAMES = [
+    "TOKENIZERS_PARALLELISM",
+    "NCCL_DEBUG",
+    "NCCL_IB_HCA",
+    "MAX_TOKENS",
+    "NUM_TOKENS",
+    "TOKENS_PER_STEP",
+    "KEYBOARD",
+    "PWD",
+    "OLDPWD",
+    "PATH",
+    "TIKTOKEN_CACHE_DIR",
+    "HF_TOKEN_PATH",
+    "PAD_TOKEN",
+    "EOS_TOKEN_ID",
+    "MAX_TOKEN_LENGTH",
+    "SORT_KEY",
+    "PRIMARY_KEY",
+    "INPUT_KEY",
+    "input_key",
+    "--prompt-key",
+    "KEY",
+    "MONKEY_PATCH",
+    "PASS_RATE",
+    "COMPASS",
+    "BYPASS_CACHE",
+    "PATTERN",
+    "AUTHOR",
+    "TOKEN_LIMIT",
+    "SECRET_NAME",
+    "TOKENIZER",
+    "launch.hf_token_secret.name",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "SSH_AUTH_SOCK",
+    "CUDA_VISIBLE_DEVICES",
+    "HF_HOME",
+    "PUBLIC_KEY",
+    "KEYCLOAK_URL",
+    "--tokenizer",
+    "--eos-token",
+    "--max-new-tokens",
+    "data.tokenizer",
+    "trainer.max_steps",
+    "PASSES",
+    "TURKEY",
+    "OMP_NUM_THREADS",
+]
+# Looks like tokens, and are none.
+TOKENS = [
+    "hf_" + "Abcdefgh" * 4,
+    "ghp_" + "a1B2c3D4" * 4,
+    "github_pat_" + "11ABCDEFG0" * 3,
+    "sk-" + "abcd1234" * 4,
+    "sk-proj-" + "ab-cd_34" * 4,
+    "AKIA" + "ABCDEFGH12345678",
+    "glpat-" + "abcdefgh12345678",
+    "xoxb-" + "1234567890-abc",
+    "eyJhbGciOiJIUzI1.eyJzdWIiOiIx.c2ln",
+    "-----BEGIN RSA PRIVATE KEY-----\nMIIE",
+]
+PLAIN_TEXTS = [
+    "sk-learn-experiments-with-trees-2024-11-11",
+    "Bearer of bad news",
+    "tokens=512 max_tokens=5 lr=1e-3",
+    "key=value",
+    "the secret is out: use a password manager",
+    "hf_transfer and hf_home",
+    "train.py --pad-token <pad> --tokenizer bpe --max-new-tokens 5",
+    "--token $HF_TOKEN --password=$PASS",
+    "GOOGLE_APPLICATION_CREDENTIALS=/secrets/key.json",
+    "commit 3f786850e387550fdab836ed7e6dc881de23001b",
+    "meta-llama/Llama-3.2-1B@main",
+    "s3://bucket/runs",
+]
+
+
+@pytest.mark.parametrize("name", SECRET_NAMES)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+    assert is_secret_setting(name, "x")
+
+
+@pytest.mark.parametrize("name", PLAIN_NAMES)
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize("value", ["", "true", "0", "none", "$(OTHER)", "${OTHER}", "/run/secrets/token", "***", "[a]"])
+def test_values_that_give_nothing_away(value: str) -> None:
+    assert not is_secret_setting("HF_TOKEN", value)
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_tokens_are_known_by_their_looks(token: str) -> None:
+    assert has_token(token)
+    assert redact(f"my token is {token}\n").startswith("my token is ***")
+    assert secret_words(["train.py", f"x={token}"])
+
+
+@pytest.mark.parametrize("text", PLAIN_TEXTS)
+def test_innocent_texts(text: str) -> None:
+    assert not has_secret(text)
+    assert not secret_words(text.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python", "train.py", "--password=hunter2"],
+        ["python", "train.py", "--password", "hunter2"],
+        ["bash", "-c", "export DB_PASS=hunter2; python train.py"],
+        ["bash", "-c", "python train.py --api-key hunter2"],
+        ["curl", "https://host/?token=hunter2&x=1"],
+        ["llmtrain", "launch", "--set", "launch.env.DB_PASS=hunter2"],
+    ],
+)
+def test_secrets_in_commands(words: list[str]) -> None:
+    assert secret_words(words)
+    assert "hunter2" not in " ".join(redact_words(words))
+    assert len(redact_words(words)) == len(words)
+
+
+def test_values_are_hidden_by_their_keys() -> None:
+    given = {"env": {"DB_PASS": "x", "NCCL_DEBUG": "INFO"}, "hf_token_secret": {"name": "a", "key": "token"}}
+    assert redact_values(given) == {**given, "env": {"DB_PASS": "***", "NCCL_DEBUG": "INFO"}}
+    assert redact_values(Config().as_dict()) == Config().as_dict()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "HF_TOKEN",
+        "DB_PASS",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "my_api_key",
+        "OPENAI_APIKEY",
+        "GOOGLE_CREDENTIALS",
+    ],
+)
+def test_values_of_secret_variables_are_hidden(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, CANARY)
+    assert redact(f"--set run.notes={CANARY} and {CANARY}") == "--set run.notes=*** and ***"
+
+
+def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDITOR", "some-editor-name")
+    monkeypatch.setenv("SHORT_TOKEN", "cpu")  # too short to be one, and it would hide ordinary words
+    assert redact("some-editor-name on cpu") == "some-editor-name on cpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("https://user:pass@host/x", "https://***@host/x"),
+        ("postgresql://me@db:5432/x", "postgresql://***@db:5432/x"),
+        ("https://host/x@y", "https://host/x@y"),
+        ("me@example.org", "me@example.org"),
+        ("http://a:b@h1 http://c:d@h2", "http://***@h1 http://***@h2"),
+        ("https://user:p@ss@host/x", "https://***@host/x"),
+    ],
+)
+def test_logins_in_urls_are_hidden(text: str, hidden: str) -> None:
+    assert redact(text) == hidden
+
+
+def test_only_named_variables_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    monkeypatch.setenv("SOMETHING_ELSE", "x")
+    found = allowed_environment()
+    assert found["OMP_NUM_THREADS"] == "3"
+    assert set(found) <= set(ENVIRONMENT_ALLOWED)
+
+
+def test_metadata_is_complete_and_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    monkeypatch.setenv("HOSTNAME", f"pod-{CANARY}")
+    monkeypatch.setattr("sys.argv", ["llmtrain", "train", "--set", f"run.notes={CANARY}"])
+    meta = collect_metadata("one", f"name {CANARY}", "cpu")
+    assert {"run_id", "argv", "git", "versions", "machine", "environment", "started_at"} <= set(meta)
+    assert meta["versions"].keys() >= {"llmtrain", "python", "torch"}
+    assert CANARY not in json.dumps(meta)
+
+
+def test_the_config_copy_of_a_run_still_loads(
+    train: Callable[..., object], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in for a secret must be a value that YAML can read, or the run cannot be resumed by its id."""
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    prompts = f"trainer.eval_prompts=[who is {CANARY}]"
+    train(f"run.notes={CANARY}", "output.run_id=one", "mlflow.tracking_uri=https://me:word@host", prompts)
+    samples = list((workdir / "runs" / "one" / "samples").glob("*.json"))
+    assert samples
+    assert all(CANARY not in path.read_text() for path in samples)
+    text = (workdir / "runs" / "one" / "config.yaml").read_text()
+    assert CANARY not in text
+    assert load_config(workdir / "runs" / "one" / "config.yaml").run.name == "gpt-smoke"
+
+
+def test_no_secret_no_change() -> None:
+    text = dump_config(Config())
+    assert redact(text) == text
