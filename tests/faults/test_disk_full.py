@@ -242,10 +242,11 @@ exit $code
 """
 
 
+@pytest.mark.timeout(300)  # whole starts of the command line
 @pytest.mark.parametrize("then", ["end", pytest.param("resume", marks=pytest.mark.slow)])
 def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_path: Path, then: str) -> None:
     """Log file, metrics, checkpoints and generations.json are all on it, and not a byte is left."""
-    config = make_config(trainer__max_steps=24, trainer__save_every_steps=4)
+    config = make_config(trainer__max_steps=60, trainer__save_every_steps=4)
     ended = on_small_disk(
         config,
         tmp_path,
@@ -264,11 +265,14 @@ def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_pa
     if then == "end":
         assert [row["ended"] for row in generations] == ["failed"]
         assert not run.finished.exists()
+        kept = (run.logs / "train.log").read_text()
+        assert "step 11/60" in kept
+        assert "step 59/60" not in kept, "the log was meant to be full, too"
     else:
         assert [row["ended"] for row in generations] == ["failed", "finished"]
-        assert [step for step, _ in harness.train_rows(run.path)] == list(range(1, 25))
+        assert [step for step, _ in harness.train_rows(run.path)] == list(range(1, 61))
     steps = CheckpointStore(run.checkpoints).steps()
-    assert steps[-1] == (8 if then == "end" else 24)
+    assert steps[-1] == (8 if then == "end" else 60)
     for step in steps:
         CheckpointStore(run.checkpoints).at(step).verify()
 
@@ -286,6 +290,7 @@ done
 """
 
 
+@pytest.mark.timeout(300)
 def test_start_on_a_full_disk(make_config: MakeConfig, tmp_path: Path) -> None:
     done = on_small_disk(make_config(), tmp_path, START_WITH_LITTLE_LEFT)
     assert done.returncode == 0, done.stderr

@@ -109,12 +109,12 @@ def test_a_failure_is_raised_by_finish_once(tmp_path: Path, in_background: bool)
     store = GatedStore(tmp_path, problem=OSError(errno.ENOSPC, "full"))
     saver = saver_of(store, in_background)
     module, optimizer = model()
-    saver.save(1, module, optimizer, STATE)
+    saver.save(1, module, optimizer, evaluated(1, 1.0))
     with pytest.raises(OSError, match="full"):
         saver.finish()
     saver.finish()
     store.problem = None
-    saver.save(1, module, optimizer, STATE)
+    saver.save(1, module, optimizer, evaluated(1, 1.0))
     saver.finish()
     store.at(1).verify()
 
