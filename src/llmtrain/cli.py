@@ -14,7 +14,7 @@ import typer
 import llmtrain
 from llmtrain.errors import LlmtrainError, ResumeMe, TrainingStopped, UsageError
 from llmtrain.runs.atomic import is_full
-from llmtrain.runs.exit_report import write_exit_report
+from llmtrain.runs.exit_report import speak_for_pod, write_exit_report
 from llmtrain.terminal import print_in_any_encoding, say
 
 # An option with or without a value is more than the parser knows.
@@ -126,6 +126,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     print_in_any_encoding()
     _share_the_cores()
+    if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:
+        speak_for_pod()
     try:
         code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
         if os.environ.get("LLMTRAIN_WORKER") == "1":
@@ -143,8 +145,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 130
     except OSError as problem:
         if not is_full(problem):
+            write_exit_report(_crash(problem))
             raise
         code = _report(_output_lost(problem), [])
+    except Exception as problem:
+        write_exit_report(_crash(problem))
+        raise
     code = _flush_output() or code
     # What is left is to go: a SIGTERM now, from a launcher that ends the others too, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -178,10 +184,16 @@ def _flush_output() -> int | None:
     return code
 
 
+def _crash(problem: Exception) -> LlmtrainError:
+    """A bug of ours, or of a library: Python prints its traceback, and the report has its last line."""
+    return LlmtrainError(f"{type(problem).__name__}: {problem}")
+
+
 def _output_lost(problem: OSError) -> LlmtrainError:
     return TrainingStopped(
         f"The disk is full: {problem.strerror} ({problem.filename or 'standard output'}).",
         remedy="Free some space, then run the same command again.",
+        reason="disk_full",
     )
 
 

@@ -18,13 +18,34 @@ Each error says what is wrong, the known values where there are any, and the rem
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Literal
+
+Reason = Literal[
+    "disk_full",
+    "gave_up",
+    "gpu_memory",
+    "master_unreachable",
+    "no_progress",
+    "not_finite",
+    "not_writable",
+    "processes_missing",
+]
+"""What `llmtrain why` tells apart among errors of one type. Programs read this; the wording is for people."""
 
 
 class LlmtrainError(Exception):
     exit_code = 1
 
-    def __init__(self, what: str, *, known: Iterable[str] | None = None, remedy: str | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        known: Iterable[str] | None = None,
+        remedy: str | None = None,
+        reason: Reason | None = None,
+    ) -> None:
         self.what = what
+        self.reason = reason
         self.known = sorted(known) if known is not None else None
         self.remedy = remedy
         self.details: dict[str, object] = {}
@@ -43,6 +64,7 @@ class LlmtrainError(Exception):
             "what": self.what,
             "known": self.known,
             "remedy": self.remedy,
+            "reason": self.reason,
             "exit_code": self.exit_code,
             **self.details,
         }

@@ -33,7 +33,15 @@ from why_runs import (
 
 from kube_server import KubeServer, now
 from llmtrain.commands import why as why_command
-from llmtrain.errors import UsageError
+from llmtrain.errors import (
+    CheckpointError,
+    DataError,
+    JoinError,
+    PeerLost,
+    ResumeMe,
+    TrainingStopped,
+    UsageError,
+)
 from llmtrain.launch.cluster import PLURALS
 from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
@@ -42,6 +50,7 @@ from llmtrain.operate import why as why_module
 from llmtrain.operate.clues import Silence
 from llmtrain.operate.status import all_status, run_status
 from llmtrain.operate.why import explain
+from llmtrain.runs.exit_report import ExitReport
 
 # How nodes end: (code, reason, what it says) of node 1, then of node 0; the cause; words of the answer.
 ENDINGS: dict[str, tuple[tuple[int, str, list[str]], tuple[int, str, list[str]], str, list[str]]] = {
@@ -87,6 +96,34 @@ def test_how_it_ended(kube: KubeServer, kind: str, name: str) -> None:
         assert word in shown(found), found
     assert found.evidence
     assert found.remedy
+
+
+REPORTS = {
+    "bad_config": UsageError("gtp is unknown."),
+    "nan": TrainingStopped("x", reason="not_finite"),
+    "gpu_out_of_memory": TrainingStopped("x", reason="gpu_memory"),
+    "disk_full": TrainingStopped("x", reason="disk_full"),
+    "given_up": TrainingStopped("x", reason="gave_up"),
+    "bad_checkpoint": CheckpointError("x"),
+    "bad_data": DataError("x"),
+    "master_unreachable": JoinError("x", reason="master_unreachable"),
+    "rank_hung": PeerLost("x", reason="no_progress"),
+    "interrupted": ResumeMe("x"),
+    "peer_lost": PeerLost("x"),
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stateful_set"])
+@pytest.mark.parametrize("cause", REPORTS)
+def test_exit_reports_are_enough_without_access_to_logs(kube: KubeServer, kind: str, cause: str) -> None:
+    kube.forbidden.add("log")
+    run, error = launch(kube, kind), REPORTS[cause]
+    for index in (1, 0):
+        end(run, index, error.exit_code, report=ExitReport.of(error))
+    fail(run)
+    found = why(run)
+    assert found.cause == cause, found
+    assert error.what in shown(found)
 
 
 def test_memory_in_use(kube: KubeServer) -> None:

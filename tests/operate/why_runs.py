@@ -7,6 +7,7 @@ from kube_runs import STEP, FakeRun, ended, running, waiting
 
 from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
 from llmtrain.operate.why import Why, explain
+from llmtrain.runs.exit_report import ExitReport
 
 Object = dict[str, Any]
 KINDS = ["indexed_job", "stateful_set", "pytorch_job", "train_job", "job_set"]
@@ -94,7 +95,15 @@ def say(run: FakeRun, index: int, *lines: str, ago_sec: float = 0.0) -> None:
     log.lines.extend((stamp, line) for line in lines)
 
 
-def end(run: FakeRun, index: int, code: int, *lines: str, reason: str = "", ago_sec: float = 0.0) -> None:
+def end(
+    run: FakeRun,
+    index: int,
+    code: int,
+    *lines: str,
+    reason: str = "",
+    ago_sec: float = 0.0,
+    report: ExitReport | None = None,
+) -> None:
     """A node ends as it does under its kind: a StatefulSet waits after 64 and 65, and else is started again in place;
     a PyTorchJob is told with 128 added."""
     kind = run.plan.launch.kind
@@ -110,7 +119,9 @@ def end(run: FakeRun, index: int, code: int, *lines: str, reason: str = "", ago_
         run.set(index, waiting("CrashLoopBackOff", "back-off 10s restarting failed container"), restarts=1, last=last)
     else:
         run.kube.end_log(run.pods[index], container=run.plan.container)
-        run.set(index, at(ended(pytorchjob_code(code) if kind == "pytorch_job" else code, reason), ago_sec))
+        state = at(ended(pytorchjob_code(code) if kind == "pytorch_job" else code, reason), ago_sec)
+        state["terminated"]["message"] = report.as_termination_message() if report else ""
+        run.set(index, state)
 
 
 def fail(run: FakeRun) -> None:

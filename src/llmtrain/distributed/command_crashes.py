@@ -39,4 +39,5 @@ def count_crash(code: int, was_told: bool, ran_sec: float, environ: Mapping[str,
         raise TrainingStopped(
             f"The command crashed {crashes} times in a row on this node, the last time with exit code {code}.",
             remedy=f"Its output says why. When the cause is gone: llmtrain resume {Path(folder).name}",
+            reason="gave_up",
         )

@@ -58,6 +58,7 @@ def overall(ended: list[Ended], was_told: bool = False) -> LlmtrainError | None:
     else:
         error = LlmtrainError(f"rank {worst.rank} {_in_words(worst.code)}.")
     error.exit_code = code
+    error.details["rank"] = worst.rank
     return error
 
 
@@ -67,14 +68,14 @@ def error_of(report: dict[str, Any]) -> LlmtrainError:
     kind: Any = kinds.get(str(report.get("error")), LlmtrainError)
     kind = errors.UsageError if kind is errors.ConfigError else kind  # which is made from a list
     error: LlmtrainError = kind(str(report.get("what")))
-    error.known, error.remedy = report.get("known"), report.get("remedy")
+    error.known, error.remedy, error.reason = report.get("known"), report.get("remedy"), report.get("reason")
     error.details = {k: v for k, v in report.items() if k not in _OWN_FIELDS}
     return error
 
 
 _BY_US = (-signal.SIGTERM, -signal.SIGINT)
 _PASSED_ON = (*_BY_US, TOLD)
-_OWN_FIELDS = ("error", "what", "known", "remedy", "exit_code")
+_OWN_FIELDS = ("error", "what", "known", "remedy", "reason", "exit_code")
 
 
 def _severity(worker: Ended) -> tuple[int, int]:

@@ -157,6 +157,7 @@ def _join_error(host: str, port: int, failure: _Failure, waited_sec: float) -> J
     error = JoinError(
         f"The master {host}:{port} could not be reached within {waited_sec:.1f} s: {failure.text}.",
         remedy=REMEDIES[failure.kind],
+        reason="master_unreachable",
     )
     error.details = {"host": host, "port": port, "failed": failure.kind, "waited_sec": round(waited_sec, 3)}
     return error

@@ -112,7 +112,9 @@ def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> 
         with suppress(Exception):
             dist.destroy_process_group()
         what = " ".join(str(problem).split())[:300]
-        raise _join_failed(seat, what, time.monotonic() - started, join_sec) from None
+        error = _join_failed(seat, what, time.monotonic() - started, join_sec)
+        error.reason = "processes_missing" if isinstance(problem, _ProcessesMissing) else None
+        raise error from None
 
 
 def _init_group(seat: Seat, store: Store, backend: str, distributed: DistributedSection, device: torch.device) -> None:
@@ -200,9 +202,13 @@ def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
         missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
         names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         if time.monotonic() > deadline:
-            raise dist.DistError(f"{len(missing)} of {world_size} processes never came: rank {names}")
+            raise _ProcessesMissing(f"{len(missing)} of {world_size} processes never came: rank {names}")
         said = time.monotonic()
         warn("DDP", f"still waiting for {len(missing)} of {world_size} processes: rank {names}")
+
+
+class _ProcessesMissing(dist.DistError):
+    pass
 
 
 def _join_failed(seat: Seat, what: str, waited: float, join_sec: float) -> JoinError:

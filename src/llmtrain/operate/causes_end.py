@@ -14,7 +14,7 @@ from llmtrain.operate.answers import (
 from llmtrain.operate.clues import UNREACHABLE, Clues
 from llmtrain.operate.container_ends import Ending, age_of
 from llmtrain.operate.events import event_time
-from llmtrain.operate.log_words import MASTER, NEVER_CAME, NOT_JOINED, last_words, traceback_end
+from llmtrain.operate.log_words import last_words, traceback_end
 from llmtrain.operate.lost import find_condition
 from llmtrain.operate.pods import PodStatus, container_state
 from llmtrain.operate.view import memory_text
@@ -139,7 +139,7 @@ def crash(clues: Clues) -> Found | None:
 
 
 def master_unreachable(clues: Clues) -> Found | None:
-    missed = [end for end in clues.endings if end.code == UNREACHABLE and MASTER.search(said_by(end) or "")]
+    missed = [end for end in clues.endings if end.code == UNREACHABLE and _reason(end) == "master_unreachable"]
     end = next(iter(missed), None) or with_code(clues, UNREACHABLE)  # whoever looked for the master knows most
     if end is None:
         return None
@@ -148,12 +148,12 @@ def master_unreachable(clues: Clues) -> Found | None:
     said = said_by(end)
     first = next((pod for pod, _ in clues.pods if pod.index == 0), None)
     what = "The processes did not find each other in time"
-    if said and MASTER.search(said):
+    if _reason(end) == "master_unreachable":
         is_there = first is not None and first.is_running
         what = "The master (node 0) runs, but is not reached" if is_there else "The master (node 0) never came up"
-    elif said and NEVER_CAME.search(said):
+    elif _reason(end) == "processes_missing":
         what = "The run never became whole"
-    elif said and not NOT_JOINED.search(said):
+    elif end.error and end.error.type != "JoinError":
         what = "Something that it needs could not be reached"
     own = f"{end.error.remedy} " if end.error and end.error.remedy else ""
     about_first = f"Node 0: {f'{first.name}, {first.phase}' if first else 'there is no pod'}."
@@ -162,6 +162,10 @@ def master_unreachable(clues: Clues) -> Found | None:
         [*evidence_of(clues, end, said), about_first],
         f"llmtrain logs {clues.run} --rank 0 shows what node 0 did. {own}{again(clues)}",
     )
+
+
+def _reason(end: Ending) -> str | None:
+    return end.error.reason if end.error else None
 
 
 def _no_service(clues: Clues, end: Ending) -> Found:
@@ -175,10 +179,10 @@ def _no_service(clues: Clues, end: Ending) -> Found:
 
 def rank_hung(clues: Clues) -> Found | None:
     """What the watchdog of the survivors said."""
-    end = next((end for end in clues.endings if end.error and end.error.is_watchdog), None)
+    end = next((end for end in clues.endings if _reason(end) == "no_progress"), None)
     if end is None or end.error is None:
         return None
-    ranks, said = end.error.silent_ranks, end.error.what
+    ranks, said = list(end.error.silent_ranks), end.error.what
     what = f"Rank {', '.join(map(str, ranks))} hung" if ranks else "The ranks wait for each other, and none moves"
     each = clues.status.processes_per_node
     where = [f"Rank {rank} is of node {rank // each}: {_pod_of(clues, rank // each)}." for rank in ranks[:4]]
@@ -223,10 +227,9 @@ def interrupted(clues: Clues) -> Found | None:
 
 
 def _was_told(end: Ending) -> bool:
-    said = said_by(end) or ""
-    return any(word in said for word in ("as told", "told to stop")) or any(
-        "SIGTERM" in line for line in end.lines[-3:]
-    )
+    if end.error and end.error.type:
+        return end.error.type == "ResumeMe"
+    return any("SIGTERM" in line for line in end.lines[-3:])
 
 
 def peer_lost(clues: Clues) -> Found | None:

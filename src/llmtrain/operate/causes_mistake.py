@@ -1,25 +1,13 @@
-"""Mistakes that no other start would mend: exit codes 64 and 65, told apart by the words of the error."""
+"""Mistakes that another start would not fix: exit codes 64 and 65, told apart by the type and reason of the error."""
 
-import re
 from collections.abc import Callable
 
+from llmtrain.errors import Reason
 from llmtrain.launch.pod import USER_ID
 from llmtrain.operate.answers import Found, code_only, evidence_of, go_on, remedy_of, said_by, with_code
 from llmtrain.operate.clues import Clues
 from llmtrain.operate.container_ends import PREFETCH, Ending
-from llmtrain.operate.log_words import (
-    CHECKPOINT,
-    DISK_FULL,
-    GAVE_UP,
-    NO_GPU_MEMORY,
-    NOT_FINITE,
-    NOT_WRITTEN,
-    error_in,
-    last_words,
-    traceback_end,
-)
-
-NOT_WRITABLE = "Cannot write to "
+from llmtrain.operate.log_words import Said, error_in, last_words, traceback_end
 
 
 def prefetch_failed(clues: Clues) -> Found | None:
@@ -59,7 +47,7 @@ def bad_config(clues: Clues) -> Found | None:
     said = said_by(end)
     what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
     usual = f"Correct it; llmtrain logs {clues.run} shows all that it said."
-    if said and said.startswith(NOT_WRITABLE):  # its own remedy is for a run by hand
+    if end.error and end.error.reason == "not_writable":  # its own remedy is for a run by hand
         is_ours = clues.record.config.launch.security == "restricted"
         who = f"user or group {USER_ID}, as whom pods run" if is_ours else f"the image's own user, or group {USER_ID}"
         volume = f"The volume {clues.record.runs_claim} must be writable for {who}."
@@ -70,17 +58,16 @@ def bad_config(clues: Clues) -> Found | None:
 def nan(clues: Clues) -> Found | None:
     """The error's own remedy is for a run by hand: one on a cluster is not resumed with another trainer.lr."""
     remedy = "a lower trainer.lr or more trainer.warmup_steps, or without those samples"
-    return _of_the_run(clues, NOT_FINITE, "The numbers broke down", remedy)
+    return _of_the_run(clues, "not_finite", "The numbers broke down", remedy)
 
 
 def gpu_out_of_memory(clues: Clues) -> Found | None:
     remedy = "half of trainer.micro_batch_size and twice trainer.grad_accum_steps"
-    return _of_the_run(clues, NO_GPU_MEMORY, "The GPU's memory is too small", remedy)
+    return _of_the_run(clues, "gpu_memory", "The GPU's memory is too small", remedy)
 
 
 def disk_full(clues: Clues) -> Found | None:
-    found = _stopped(clues, NOT_WRITTEN.search, "The last checkpoint could not be written", "")
-    found = found or _stopped(clues, DISK_FULL.search, "The run could not be written", "")
+    found = _stopped(clues, _has_reason("disk_full"), "The run could not be written", "")
     if found is None:
         return None
     remedy = f"Free some space on the volume {clues.record.runs_claim}. Then: {go_on(clues)}."
@@ -89,12 +76,12 @@ def disk_full(clues: Clues) -> Found | None:
 
 def given_up(clues: Clues) -> Found | None:
     usual = f"llmtrain logs {clues.run} shows the crashes."
-    return _stopped(clues, GAVE_UP.search, "llmtrain has given the run up", usual)
+    return _stopped(clues, _has_reason("gave_up"), "llmtrain has given the run up", usual)
 
 
 def bad_checkpoint(clues: Clues) -> Found | None:
     usual = "Restore a checkpoint from a backup, or start a new run."
-    return _stopped(clues, CHECKPOINT.search, "No checkpoint can be used", usual)
+    return _stopped(clues, lambda error: error.type == "CheckpointError", "No checkpoint can be used", usual)
 
 
 def bad_data(clues: Clues) -> Found | None:
@@ -106,9 +93,13 @@ def bad_data(clues: Clues) -> Found | None:
     return _stopped(clues, bool, "The data cannot be used", usual, may_change=True)
 
 
-def _of_the_run(clues: Clues, words: re.Pattern[str], what: str, change: str) -> Found | None:
+def _has_reason(reason: Reason) -> Callable[[Said], bool]:
+    return lambda error: error.reason == reason
+
+
+def _of_the_run(clues: Clues, reason: Reason, what: str, change: str) -> Found | None:
     """What comes again, however often it is resumed."""
-    found = _stopped(clues, words.search, what, "")
+    found = _stopped(clues, _has_reason(reason), what, "")
     if found is None:
         return None
     command = f"llmtrain launch --config CONFIG --name NEW --set FIELD=VALUE{clues.place}"
@@ -117,10 +108,10 @@ def _of_the_run(clues: Clues, words: re.Pattern[str], what: str, change: str) ->
 
 
 def _stopped(
-    clues: Clues, is_it: Callable[[str], object], what: str, usual: str, may_change: bool = False
+    clues: Clues, is_it: Callable[[Said], object], what: str, usual: str, may_change: bool = False
 ) -> Found | None:
-    """Of code 65, by the words of the error."""
-    end = next((e for e in clues.endings if e.code == 65 and e.error and is_it(e.error.what)), None)
+    """Of code 65, by the type or reason of the error."""
+    end = next((e for e in clues.endings if e.code == 65 and e.error and is_it(e.error)), None)
     if end is None or end.error is None:
         return None
     said = end.error.what

@@ -12,7 +12,6 @@ from llmtrain.launch.kinds.job_set import JOB_NAME
 from llmtrain.launch.record import Record
 from llmtrain.operate.container_ends import Ending, histories, in_time, told_by_events, with_lines
 from llmtrain.operate.events import event_time, is_about
-from llmtrain.operate.log_words import GAVE_UP
 from llmtrain.operate.pods import PodStatus, by_index, pod_statuses, strange_pods
 from llmtrain.operate.progress import read_progress
 from llmtrain.operate.queue import NOT_QUEUED, QueueState
@@ -219,7 +218,7 @@ def _endings(
     if record.config.launch.kind == "stateful_set":
         _add_idle(cluster, record, nodes_ends)
     heads = _read(cluster, record, in_time(record, [own[0] for own in nodes_ends if own]), hidden)
-    given_up = next((end.error for end in heads if end.error and GAVE_UP.search(end.error.what)), None)
+    given_up = next((end.error for end in heads if end.error and end.error.reason == "gave_up"), None)
     if given_up is None:
         return heads, None
     earlier = [next((end for end in own if end.code != 65), None) for own in nodes_ends]

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 
 from llmtrain.distributed.endings import NO_RESTART_CODES, TOLD
 from llmtrain.launch.cluster import Object
@@ -13,6 +14,7 @@ from llmtrain.operate.events import event_time
 from llmtrain.operate.log_words import Said, error_in
 from llmtrain.operate.lost import find_condition
 from llmtrain.operate.pods import container_state, current_container, our_code
+from llmtrain.runs.exit_report import read_termination_message
 
 _EXITED = re.compile(r"Pod: \S+?\.(\S+-(worker|master)-(\d+)) exited with code (\d+)")
 PREFETCH = "prefetch"  # the init container
@@ -50,9 +52,10 @@ class Ending:
         """What cannot come from another's ending first."""
         return (0 if self.code in NO_RESTART_CODES else 2 if self.code == TOLD else 1), self.at
 
-    @property
+    @cached_property
     def error(self) -> Said | None:
-        return error_in(self.lines)
+        report = read_termination_message(self.message)
+        return Said.from_report(report) if report else error_in(self.lines)
 
     @property
     def text(self) -> str:

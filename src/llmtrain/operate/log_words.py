@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from llmtrain.launch.explain import one_line
 from llmtrain.operate.progress import split_line
+from llmtrain.runs.exit_report import ExitReport
 
 _ERROR = re.compile(r"(?:error|stopped): (.*)")
 _RANK = re.compile(r"^(\[rank \d+\] |rank \d+: )")
@@ -17,30 +18,46 @@ _WATCHDOG = re.compile(r"(No progress for \d+ s at step \d+: .*?\.)( Look at tha
 _SILENT = re.compile(r"rank (\d+) (?:has gone silent|answers but is stuck)")
 _TRACEBACK = "Traceback (most recent call last):"
 
-NOT_FINITE = re.compile(r"The .+ (?:of|after) step \d+ is (?:nan|-?inf)\b")
-NO_GPU_MEMORY = re.compile(r"Out of GPU memory in step \d+")
-GAVE_UP = re.compile(r"crashed \d+ times in a row ")
-NOT_WRITTEN = re.compile(r"The checkpoint of step \d+ could not be written")
-DISK_FULL = re.compile(r"The disk of .+ is full: ")
-CHECKPOINT = re.compile(r"checkpoint|/step_\d+|manifest\.json", re.I)
-NOT_JOINED = re.compile(r"could not be reached within|could not join the \d+ processes|did not find each other at")
-MASTER = re.compile(r"could not be reached within|waiting for the master")
-NEVER_CAME = re.compile(r"\d+ of \d+ processes never came: rank [\d, .]+")
+# Reasons of errors.py, in the words of images that write no exit report, and of pods that have not ended.
+_REASONS = {
+    "not_finite": re.compile(r"The .+ (?:of|after) step \d+ is (?:nan|-?inf)\b"),
+    "gpu_memory": re.compile(r"Out of GPU memory in step \d+"),
+    "gave_up": re.compile(r"crashed \d+ times in a row "),
+    "disk_full": re.compile(r"The checkpoint of step \d+ could not be written|The disk of .+ is full: "),
+    "master_unreachable": re.compile(r"could not be reached within|waiting for the master"),
+    "processes_missing": re.compile(r"\d+ of \d+ processes never came: rank [\d, .]+"),
+    "no_progress": re.compile(r"^No progress for"),
+    "not_writable": re.compile(r"^Cannot write to "),
+}
+_TYPES = {
+    "JoinError": re.compile(r"could not join the \d+ processes|did not find each other at"),
+    "CheckpointError": re.compile(r"checkpoint|/step_\d+|manifest\.json", re.I),
+    "ResumeMe": re.compile(r"as told|told to stop"),
+}
 
 
 @dataclass(frozen=True)
 class Said:
+    """The error that a process ended with."""
+
     what: str
     remedy: str | None = None
+    type: str | None = None
+    reason: str | None = None
+    silent_ranks: tuple[int, ...] = ()
+    """Ranks that the watchdog names."""
 
-    @property
-    def silent_ranks(self) -> list[int]:
-        """Those whom the watchdog names."""
-        return sorted({int(rank) for rank in _SILENT.findall(self.what)})
+    @classmethod
+    def from_report(cls, report: ExitReport) -> "Said":
+        what = _RANK.sub("", one_line(report.message))
+        remedy = one_line(report.remedy) if report.remedy else None
+        return cls(what, remedy, report.error, report.reason, report.silent_ranks)
 
-    @property
-    def is_watchdog(self) -> bool:
-        return self.what.startswith("No progress for")
+    @classmethod
+    def from_words(cls, what: str, remedy: str | None) -> "Said":
+        reason = next((name for name, words in _REASONS.items() if words.search(what)), None)
+        kind = next((name for name, words in _TYPES.items() if words.search(what)), None)
+        return cls(what, remedy, kind, reason, tuple(sorted({int(rank) for rank in _SILENT.findall(what)})))
 
 
 def error_in(lines: Sequence[str]) -> Said | None:
@@ -50,7 +67,7 @@ def error_in(lines: Sequence[str]) -> Said | None:
             return _with_remedy(found[1], lines[number + 1 :])
         text = _RANK.sub("", split_line(lines[number])[1])
         if found := _WATCHDOG.search(text):
-            return Said(one_line(found[1]), (found[2] or "").strip() or None)
+            return Said.from_words(one_line(found[1]), (found[2] or "").strip() or None)
     return None
 
 
@@ -63,7 +80,7 @@ def _with_remedy(what: str, after: Sequence[str]) -> Said:
             break
         (problems if line.startswith("  - ") else remedy).append(line.strip().removeprefix("- "))
     whole = f"{what}: {'; '.join(problems)}" if problems else what
-    return Said(one_line(_RANK.sub("", whole)), one_line(" ".join(remedy)) or None)
+    return Said.from_words(one_line(_RANK.sub("", whole)), one_line(" ".join(remedy)) or None)
 
 
 def traceback_end(lines: Sequence[str]) -> str | None:

@@ -22,6 +22,7 @@ def disk_full(folder: Path, why: str) -> TrainingStopped:
     return TrainingStopped(
         f"The disk of {folder} is full: {why}.",
         remedy="Free some space, or set output.root_dir to a directory on a disk that has some.",
+        reason="disk_full",
     )
 
 

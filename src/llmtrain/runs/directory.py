@@ -218,4 +218,5 @@ def _unwritable(folder: Path, problem: OSError) -> LlmtrainError:
     return UsageError(
         f"Cannot write to {folder}: {problem.strerror or problem}.",
         remedy="Set output.root_dir to a directory you may write to.",
+        reason="not_writable",
     )

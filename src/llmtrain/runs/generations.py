@@ -59,6 +59,7 @@ def begin_generation(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
             remedy=f"Look at {run.logs}. When the cause is gone, "
             f"`llmtrain {f'resume {run.run_id}' if launch else f'train --resume {run.path}'}` goes on.",
+            reason="gave_up",
         )
     generation = last["generation"] + 1 if last else 1
     row = {

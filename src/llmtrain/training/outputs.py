@@ -175,15 +175,22 @@ class Outputs:
 
     def _is_ours(self, target: Path) -> bool:
         """Whether this program made a directory: it is recorded, and has what is always in one of its kind."""
+        return target.name in self._made() and self._is_marked(target)
+
+    def _is_marked(self, target: Path) -> bool:
         if target == self.run.adapter:
             mark = target / ORIGIN
         else:
             mark = target / MANIFEST if target == self.run.best else target / "rank-0" / MANIFEST
-        return target.name in self._made() and not target.is_symlink() and mark.is_file()
+        return not target.is_symlink() and mark.is_file()
 
     def _made(self) -> set[str]:
         names = read_json(self.run.artifacts)
-        return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+        if isinstance(names, list):
+            return {name for name in names if isinstance(name, str)}
+        # A run of the first version, which kept no record.
+        candidates = (self.run.adapter, self.run.best, *self.run.path.glob("epoch-*"))
+        return {path.name for path in candidates if self._is_marked(path)}
 
 
 def write_origin(folder: Path, base_sha256: str | None) -> None:

@@ -65,6 +65,7 @@ class Trainer:
                 f"({self.train_batches.samples_of_step(self.progress.step + 1)}): "
                 f"{str(problem).partition('. Of the')[0]}.",
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
+                reason="gpu_memory",
             ) from None
 
     def repair_outputs(self) -> None:
@@ -160,6 +161,7 @@ class Trainer:
                     f"The {what} of step {step} is {value}; it saw {self.train_batches.samples_of_step(step)}.",
                     remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
                     "--allow-config-change, or look at those samples.",
+                    reason="not_finite",
                 )
             self.progress.last_train_loss = loss
             if self._ended_epoch(step - 1):
@@ -207,7 +209,7 @@ class Trainer:
             if result is None:
                 return  # told to stop: done again when the run goes on
             if not math.isfinite(result.loss):
-                raise TrainingStopped(f"The validation loss after step {step} is {result.loss}.")
+                raise TrainingStopped(f"The validation loss after step {step} is {result.loss}.", reason="not_finite")
             answers = self.outputs.answer_prompts(self._told_to_stop)
             if answers is None:
                 return
@@ -271,7 +273,8 @@ class Trainer:
             step, self.saved = self.saved[0], self._saved_before
             what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
             if is_last_chance:
-                raise TrainingStopped(what, remedy="Free some space, then go on with --resume.") from None
+                remedy = "Free some space, then go on with --resume."
+                raise TrainingStopped(what, remedy=remedy, reason="disk_full") from None
             warn("SAVE", f"{what} Training goes on; the next save tries again.")
 
     def _pause(self) -> AbstractContextManager[None]:

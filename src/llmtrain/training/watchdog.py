@@ -103,6 +103,7 @@ class Watchdog:
         error = PeerLost(
             f"No progress for {waiting:.0f} s at step {self._step}: {words}.",
             remedy="Look at that rank's log and machine. Start the run again: it goes on from the newest checkpoint.",
+            reason="no_progress",
         )
         error.details = {"silent_ranks": silent}
         exit_now(error)

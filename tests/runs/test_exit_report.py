@@ -1,0 +1,136 @@
+"""Exit reports: what a process that ends leaves for Kubernetes in the container's termination message."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmtrain.errors import LlmtrainError, PeerLost, TrainingStopped
+from llmtrain.runs.exit_report import MAX_BYTES, ExitReport, read_termination_message
+
+
+def node(folder: Path, *words: str, **env: str) -> "subprocess.Popen[str]":
+    """`llmtrain node` in a pod whose termination message is a file of this machine."""
+    message = folder / "termination-log"
+    message.touch()
+    command = [sys.executable, "-m", "llmtrain", "node", *words]
+    rest = {"LLMTRAIN_TERMINATION_LOG": str(message), **env}
+    return subprocess.Popen(
+        command, cwd=folder, env={**os.environ, **rest}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def report_of(folder: Path) -> ExitReport | None:
+    return read_termination_message((folder / "termination-log").read_text())
+
+
+def test_report_survives_the_termination_message() -> None:
+    error = PeerLost("No progress for 30 s.", remedy="Look at rank 1.", reason="no_progress")
+    error.details = {"silent_ranks": [1, 3]}
+    report = ExitReport.of(error)
+    assert read_termination_message(report.as_termination_message()) == report
+    assert (report.exit_code, report.error, report.silent_ranks) == (75, "PeerLost", (1, 3))
+
+
+@pytest.mark.parametrize("character", ["x", "é", "😀", "\0", '"'])
+def test_report_is_never_cut_by_the_kubelet(character: str) -> None:
+    error = TrainingStopped(character * 9000, remedy=character * 9000, reason="disk_full")
+    text = ExitReport.of(error).as_termination_message()
+    assert len(text.encode()) <= MAX_BYTES
+    report = read_termination_message(text)
+    assert report is not None
+    assert (report.exit_code, report.reason) == (65, "disk_full")
+
+
+OTHERS = [
+    "",
+    "killed",
+    "{}",
+    "[]",
+    "[" * 100_000,
+    '{"llmtrain": 3}',
+    '{"llmtrain": {"exit_code": "x", "error": "A"}}',
+    '{"llmtrain": {"exit_code": 1, "error": 3}}',
+    '{"llmtrain": {"exit_code": 1, "error": "A", "silent_ranks": 7}}',
+]
+
+
+@pytest.mark.parametrize("text", OTHERS)
+def test_messages_of_others_are_not_reports(text: str) -> None:
+    assert read_termination_message(text) is None
+
+
+def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_CanaryOfTheReport")
+    report = ExitReport.of(LlmtrainError("token hf_CanaryOfTheReport", remedy="drop hf_CanaryOfTheReport"))
+    assert "Canary" not in report.as_termination_message()
+
+
+def test_config_error_of_a_node_is_reported(tmp_path: Path) -> None:
+    process = node(tmp_path, "--config", "gpt_smoke", "--set", "model.name=gtp")
+    process.communicate(timeout=100)
+    report = report_of(tmp_path)
+    assert report is not None
+    assert (process.returncode, report.exit_code, report.error) == (64, 64, "ConfigError")
+
+
+def test_report_names_the_rank_that_failed(tmp_path: Path) -> None:
+    """Of two processes of a pod; on a platform with codes of its own, where a child is the node."""
+    words = ["--config", "gpt_smoke", "--processes-per-node", "2", "--set", "data.name=text_files"]
+    words += ["--set", "data.files=missing.txt"]
+    process = node(tmp_path, *words, LLMTRAIN_EXIT_CODES="pytorchjob")
+    process.communicate(timeout=100)
+    report = report_of(tmp_path)
+    assert report is not None
+    assert process.returncode == report.exit_code == 65
+    assert (report.error, report.rank) == ("DataError", 0)
+
+
+def test_sigterm_is_reported(tmp_path: Path) -> None:
+    process = node(
+        tmp_path, "--config", "gpt_smoke", "--set", "output.run_id=demo", "--set", "trainer.max_steps=100000"
+    )
+    while not (tmp_path / "runs" / "demo" / "metrics.jsonl").is_file():
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    report = report_of(tmp_path)
+    assert report is not None
+    assert (process.returncode, report.exit_code, report.error) == (75, 75, "ResumeMe")
+
+
+def test_finished_run_and_other_commands_leave_no_message(tmp_path: Path) -> None:
+    process = node(tmp_path, "--config", "gpt_smoke", "--set", "trainer.max_steps=6")
+    process.communicate(timeout=100)
+    assert (process.returncode, (tmp_path / "termination-log").read_text()) == (0, "")
+    # What somebody types in the pod is not how the pod ends.
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrain", "validate", "--set", "model.name=gtp"],
+        env={**os.environ, "LLMTRAIN_TERMINATION_LOG": str(tmp_path / "termination-log")},
+        capture_output=True,
+        timeout=100,
+    )
+    assert (done.returncode, (tmp_path / "termination-log").read_text()) == (64, "")
+
+
+def test_crash_is_reported_with_its_exception(tmp_path: Path) -> None:
+    script = "from llmtrain import cli\nimport llmtrain.commands.node as node\n"
+    script += "def crash(*_, **__): raise ZeroDivisionError('by zero')\n"
+    script += "cli.load_command = crash\ncli.main(['node', '--config', 'gpt_smoke'])"
+    (tmp_path / "termination-log").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "LLMTRAIN_TERMINATION_LOG": str(tmp_path / "termination-log")},
+        capture_output=True,
+        timeout=100,
+    )
+    report = report_of(tmp_path)
+    assert report is not None
+    assert (done.returncode, report.exit_code, report.message) == (1, 1, "ZeroDivisionError: by zero")
+    assert json.loads((tmp_path / "termination-log").read_text())["llmtrain"]["error"] == "LlmtrainError"
