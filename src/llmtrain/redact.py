@@ -40,6 +40,8 @@ _ABOUT = _words(
 _NO_VALUE = {"", "true", "false", "yes", "no", "on", "off", "none", "null", "0", "1", "***"}
 _PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.-]{1,30})+/?")  # longer parts may well be a secret in base64
 
+HIDDEN_LOGIN = "***@"
+"""What redact leaves of a login in a URL."""
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@$]+:[^/\s@$]+@")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
 # Tokens as they look: Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Stripe, Slack, AWS, Google, Docker, npm; of a
@@ -130,7 +132,7 @@ def secret_words(words: Iterable[str]) -> bool:
 def redact(text: str) -> str:
     """The text without logins in URLs, tokens, values behind secret names, and the value of any environment variable
     that has such a name."""
-    text = _BEARER.sub("***", _TOKEN.sub("***", _URL_LOGIN.sub("***@", text)))
+    text = _BEARER.sub("***", _TOKEN.sub("***", _URL_LOGIN.sub(HIDDEN_LOGIN, text)))
     text = _OPTION.sub(_hide_value, _ASSIGNED.sub(_hide_value, text))
     for name, value in os.environ.items():
         if len(value) >= SHORTEST_VALUE and is_secret_name(name):

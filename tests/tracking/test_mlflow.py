@@ -11,6 +11,7 @@ import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID
 
+from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.tracking import mlflow
@@ -381,3 +382,46 @@ def test_what_the_run_directory_keeps(tracked: MakeConfig) -> None:
     kept = json.loads((root_of(config) / RUN_ID / "mlflow.json").read_text())
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
     assert kept["run_id"] == run["id"]
+
+
+LOGIN = {"MLFLOW_TRACKING_USERNAME": "me", "MLFLOW_TRACKING_PASSWORD": "canary-word"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "env", "is_missing"),
+    [
+        ("http://***@server:5000", {}, True),
+        ("http://***@server:5000", {"MLFLOW_TRACKING_USERNAME": "me"}, True),
+        ("http://***@server:5000", LOGIN, False),
+        ("https://***@server:5000", {"MLFLOW_TRACKING_TOKEN": "canary-word"}, False),
+        ("http://***@server:5000", {"MLFLOW_TRACKING_URI": "http://me:word@server:5000"}, False),
+        ("postgresql://***@db/mlflow", LOGIN, True),
+        ("http://server:5000", {}, False),
+        (None, {}, False),
+    ],
+)
+def test_the_login_of_a_recorded_server_comes_from_the_environment(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, uri: str | None, env: dict[str, str], is_missing: bool
+) -> None:
+    for name in (*LOGIN, "MLFLOW_TRACKING_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    assert mlflow.is_login_missing(uri) is is_missing
+    if uri:
+        found = tracking_location(make_config(mlflow__tracking_uri=uri))[0]
+        assert found == env.get("MLFLOW_TRACKING_URI", uri.replace("***@", ""))
+
+
+def test_a_resumed_run_says_that_its_login_is_missing(make_config: MakeConfig) -> None:
+    """Its config.yaml has the address without the login."""
+    uri = "http://me:canary-word@127.0.0.1:9"
+    config = with_mlflow(make_config, mlflow__tracking_uri=uri, output__save_config_copy=True)
+    assert harness.run(config, fault="after_optimizer:3:0:term").code == 75
+    recorded = load_config(root_of(config) / RUN_ID / "config.yaml")
+    assert recorded.mlflow.tracking_uri == "http://***@127.0.0.1:9"
+    without = harness.run(recorded, RUN_ID, fault="after_optimizer:5:0:term")
+    with_login = harness.run(recorded, RUN_ID, env=LOGIN)
+    assert (without.code, with_login.code) == (75, 0)
+    assert "MLFLOW_TRACKING_PASSWORD" in without.output
+    assert "MLFLOW_TRACKING_PASSWORD" not in with_login.output

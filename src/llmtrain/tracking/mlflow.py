@@ -25,7 +25,7 @@ from urllib.request import url2pathname
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.logs import log, warn
-from llmtrain.redact import redact, redact_values
+from llmtrain.redact import HIDDEN_LOGIN, redact, redact_values
 from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import Row, read_metrics
@@ -125,7 +125,7 @@ class MlflowRun:
         """`is_home`: the run directory notes this store as its own, and a resumed run goes on in it."""
         uri, self._artifacts = location
         self._directory, self._config, self._facts = directory, config, facts
-        self._uri, self._is_home = redact(uri), is_home
+        self._uri, self._is_home = without_login(redact(uri)), is_home
         folder = local_folder(uri)
         if folder is not None and uri.startswith("sqlite:"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class MlflowRun:
     def reopen(self) -> bool:
         """Go on in the MLflow run that an earlier start made, unless it was made in another store."""
         known = self._note()
-        if known.get("tracking_uri") != self._uri or not self.take(str(known.get("run_id"))):
+        if without_login(str(known.get("tracking_uri"))) != self._uri or not self.take(str(known.get("run_id"))):
             return False
         if not known.get("described"):  # killed while it was being described
             self.describe()
@@ -233,7 +233,8 @@ class MlflowRun:
         return known if isinstance(known, dict) else {}
 
     def _write_note(self, described: bool, complete: bool = False) -> None:
-        if self._is_home or self._note().get("tracking_uri") in (None, self._uri):
+        there = self._note().get("tracking_uri")
+        if self._is_home or there is None or without_login(str(there)) == self._uri:
             note = {"run_id": self.id, "tracking_uri": self._uri, "described": described, "complete": complete}
             write_json(self._directory.mlflow, note)
 
@@ -247,6 +248,12 @@ def is_complete(run: RunDirectory) -> bool:
 def _say_where(config: Config, uri: str) -> None:
     """What opens the store: not always what was named."""
     shown, fields = redact(uri), {"tracking_uri": redact(uri)}
+    if is_login_missing(config.mlflow.tracking_uri):
+        warn(
+            "TRAIN",
+            f"the login of the MLflow server {shown} is not kept with the run: set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_URI",
+        )
     if local_folder(uri) is None:
         log("TRAIN", f"MLflow server {shown}", fields=fields)
         return
@@ -300,9 +307,27 @@ def require_mlflow(what: str, otherwise: str = "") -> None:
 
 
 def tracking_location(config: Config) -> tuple[str, str | None]:
-    """Where a run with this config is tracked. The config wins over the environment."""
-    named = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    return store_at(named or sqlite_in(Path(config.output.root_dir)))
+    """Where a run with this config is tracked. The config wins over the environment, but for a URI that was read from
+    the record of a run, where its login is hidden."""
+    named, from_environment = config.mlflow.tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
+    if named is None or HIDDEN_LOGIN in named:
+        named = from_environment or named
+    return store_at(without_login(named) if named else sqlite_in(Path(config.output.root_dir)))
+
+
+def without_login(uri: str) -> str:
+    """A URI from the record of a run, as a server takes it that gets its login from the environment."""
+    return uri.replace(HIDDEN_LOGIN, "")
+
+
+def is_login_missing(uri: str | None) -> bool:
+    """Whether a URI from the record of a run had a login that is nowhere now. MLflow itself reads these variables; they
+    are for servers, not for databases."""
+    if uri is None or HIDDEN_LOGIN not in uri or os.environ.get("MLFLOW_TRACKING_URI"):
+        return False
+    has_login = bool(os.environ.get("MLFLOW_TRACKING_USERNAME") and os.environ.get("MLFLOW_TRACKING_PASSWORD"))
+    is_server = uri.startswith(("http://", "https://"))
+    return not (is_server and (has_login or os.environ.get("MLFLOW_TRACKING_TOKEN")))
 
 
 def store_at(uri: str) -> tuple[str, str | None]:

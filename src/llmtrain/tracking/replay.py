@@ -10,13 +10,22 @@ from typing import Any
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.redact import redact
+from llmtrain.redact import HIDDEN_LOGIN, redact
 from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.lock import is_held
 from llmtrain.tracking.base import Status
-from llmtrain.tracking.mlflow import MlflowRun, local_folder, read_rows, require_mlflow, sqlite_in, store_at
+from llmtrain.tracking.mlflow import (
+    MlflowRun,
+    is_login_missing,
+    local_folder,
+    read_rows,
+    require_mlflow,
+    sqlite_in,
+    store_at,
+    without_login,
+)
 
 _FACTS = ("parameters", "trainable_parameters", "device", "world_size")
 
@@ -78,6 +87,8 @@ def _store_from_here(config: Config, run: RunDirectory) -> str:
     """As tracking_location, but the paths in the config are those of the machine that trained: a local store counts
     only where its directory is here, too. A login was taken out of the config before it was written down."""
     named = config.mlflow.tracking_uri
+    if named and HIDDEN_LOGIN in named and not os.environ.get("MLFLOW_TRACKING_URI") and not is_login_missing(named):
+        return without_login(named)
     if named and redact(named) == named and "***" not in named:
         folder = local_folder(named)
         if folder is None or folder.is_dir():
