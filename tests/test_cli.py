@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,32 @@ class TestTrain:
     def test_the_same_config_gives_the_same_state(self, train) -> None:
         hashes = [train(f"run.seed={seed}", more=["--json"]).json["state_sha256"] for seed in (1, 1, 2)]
         assert hashes[0] == hashes[1] != hashes[2]
+
+    @pytest.mark.parametrize("how", ["copied", "renamed", "moved", "linked", "linked by path"])
+    def test_resume_of_a_run_that_is_elsewhere_now(self, train, cli, workdir: Path, how: str) -> None:
+        """config.yaml has the id and the root where it began; nobody gave them this time."""
+        assert train("output.run_id=mine").code == 0
+        old, words = workdir / "runs" / "mine", ["other"]
+        match how:
+            case "copied":
+                shutil.copytree(old, workdir / "runs" / "other")
+            case "renamed":
+                old.rename(workdir / "runs" / "other")
+            case "moved":
+                old.rename((workdir / "disk").absolute())
+                words = [str(workdir / "disk")]
+            case _:
+                old.rename(workdir / "disk")
+                (workdir / "runs" / "other").symlink_to(workdir / "disk")
+                words = ["other"] if how == "linked" else ["runs/other"]
+        done = cli("train", "--resume", *words, "--set", "trainer.max_steps=6", "--json")
+        assert done.code == 0, done.err
+        assert (done.json["steps"], done.json["resumed_from"]) == (6, 4)
+        assert Path(done.json["run_dir"]).name == Path(words[0]).name
+
+    def test_resume_under_another_name_is_refused(self, train, cli) -> None:
+        assert train("output.run_id=mine").code == 0
+        assert cli("train", "--resume", "mine", "--set", "output.run_id=other").code == 64
 
     def test_resume_by_id_needs_no_config(self, train, cli) -> None:
         assert train("output.run_id=mine").code == 0

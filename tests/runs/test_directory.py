@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -86,9 +87,9 @@ class TestNewRun:
         with refused("'one' exists"):
             second.create()
 
-    def test_a_link_is_no_run(self, tmp_path: Path) -> None:
+    def test_a_link_to_a_run_is_a_run(self, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
-        outside.mkdir()
+        (outside / "checkpoints").mkdir(parents=True)
         root = tmp_path / "runs"
         root.mkdir()
         (root / "one").symlink_to(outside)
@@ -96,9 +97,25 @@ class TestNewRun:
         for run_id in ("one", "two"):
             with refused("exists"):
                 new_run(str(root), run_id, "x")
+        assert find_run(str(root), "one").run_id == "one"
+        assert find_run(str(root), str(root / "one")).path == root / "one"
+        assert [run.run_id for run in list_runs(str(root))] == ["one"]
         with refused("not in"):
-            find_run(str(root), "one")
-        assert list_runs(str(root)) == []
+            find_run(str(root), "two")
+
+    def test_a_run_that_is_deleted_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("one", "two"):
+            (tmp_path / name / "checkpoints").mkdir(parents=True)
+        is_dir = Path.is_dir
+
+        def is_dir_and_gone(path: Path) -> bool:
+            found = is_dir(path)
+            if path == tmp_path / "one" / "checkpoints":
+                shutil.rmtree(tmp_path / "one", ignore_errors=True)
+            return found
+
+        monkeypatch.setattr(Path, "is_dir", is_dir_and_gone)
+        assert [run.run_id for run in list_runs(str(tmp_path))] == ["two"]
 
     @pytest.mark.parametrize("below", ["", "/deeper", "/deeper/still"])
     def test_a_file_in_the_way(self, tmp_path: Path, below: str) -> None:

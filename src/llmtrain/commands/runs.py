@@ -13,11 +13,12 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True)
 def list_command(root: RootOption = DEFAULT_ROOT, json_: JsonOption = False) -> None:
     """All runs, oldest first."""
     from llmtrain.runs.directory import list_runs
-    from llmtrain.runs.summary import summarise
+    from llmtrain.runs.summary import summarise_all
 
-    rows = [summarise(run) for run in list_runs(root)]
+    rows = summarise_all(list_runs(root))
     columns = ("run_id", "status", "step", "max_steps", "train_loss", "val_loss", "best_val_loss")
-    show(json_, {"root": root, "runs": rows}, _table(rows, columns) if rows else f"No runs in {root}.")
+    more = ("damaged",) if any(row["damaged"] for row in rows) else ()
+    show(json_, {"root": root, "runs": rows}, _table(rows, (*columns, *more)) if rows else f"No runs in {root}.")
 
 
 @app.command("show")
@@ -90,8 +91,10 @@ def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value == []:
         return "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:.4f}"
     return str(value)[:40]

@@ -1,5 +1,6 @@
 """llmtrain train: train a config to its end, or go on with a run."""
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ from llmtrain.terminal import printable
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
+    from llmtrain.runs.directory import RunDirectory
 
 
 def command(
@@ -122,7 +124,18 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     run = find_run(root, str(of_run))
     if not run.config.is_file():
         raise UsageError(f"Run '{run.run_id}' kept no config.yaml.", remedy="Give its config with --config.")
-    return build_config(read_document(run.config), overrides)
+    document = read_document(run.config)
+    return build_config(document, [*_where_it_is_now(run, document.values.get("output")), *overrides])
+
+
+def _where_it_is_now(run: "RunDirectory", output: object) -> list[str]:
+    """Overrides for a run that was renamed, copied or moved: its config.yaml has the place where it began."""
+    recorded = output if isinstance(output, dict) else {}
+    found = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
+    here = run.path.absolute().parent
+    if Path(str(recorded.get("root_dir", DEFAULT_ROOT))).expanduser().absolute() != here:
+        found.append(f"output.root_dir={json.dumps(str(here))}")
+    return found
 
 
 def _result_text(result: dict[str, Any]) -> str:

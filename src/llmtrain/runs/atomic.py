@@ -87,5 +87,5 @@ def read_json(path: Path) -> Any:
     """The value, or None where there is no readable one."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

@@ -19,10 +19,12 @@ runs/<run_id>/
   heartbeats/      where each rank is, and which node started last
 """
 
+import os
 import re
 import secrets
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,7 +118,11 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     def exists(self) -> bool:
-        return is_there(self.path) and self.path.is_dir() and not self.path.is_symlink()
+        """Also through a link: somebody put the run on a larger disk. (Links inside of a run are not followed.)"""
+        try:
+            return self.path.is_dir()
+        except OSError:  # in a directory that may not be looked into
+            return False
 
     def create(self) -> None:
         """Make the directory; it must not be there yet."""
@@ -159,7 +165,7 @@ def find_run(root: str, reference: str) -> RunDirectory:
     """A run by id inside root, or by the path of its directory."""
     given = Path(reference).expanduser()
     if len(given.parts) > 1 or given.is_absolute():
-        run = RunDirectory(given.resolve())
+        run = RunDirectory(Path(os.path.abspath(given)))  # noqa: PTH100 (by the name it has here, not where a link leads)
         if run.exists() and (run.checkpoints.is_dir() or run.config.is_file() or run.meta.is_file()):
             return run
         raise UsageError(f"{reference} is not a run directory.", remedy="Give a run id or the path of a run.")
@@ -183,10 +189,14 @@ def list_runs(root: str) -> list[RunDirectory]:
         return []
     except OSError as problem:
         raise UsageError(f"Cannot read {folder}: {problem.strerror or problem}.") from None
-    found = (RunDirectory(folder / name) for name in names if re.fullmatch(RUN_ID_PATTERN, name))
-    runs = [run for run in found if run.exists() and (run.meta.is_file() or run.checkpoints.is_dir())]
-    # meta.json is written once, at the first start.
-    return sorted(runs, key=lambda run: (run.meta if run.meta.is_file() else run.path).stat().st_mtime)
+    runs = []
+    for name in names:
+        run = RunDirectory(folder / name)
+        with suppress(OSError):  # deleted at this very moment, or not for us to read
+            if re.fullmatch(RUN_ID_PATTERN, name) and run.exists() and (run.meta.is_file() or run.checkpoints.is_dir()):
+                # meta.json is written once, at the first start.
+                runs.append(((run.meta if run.meta.is_file() else run.path).stat().st_mtime, name, run))
+    return [run for _, _, run in sorted(runs, key=lambda row: row[:2])]
 
 
 def check_writable(folder: Path) -> None:
@@ -206,6 +216,10 @@ def check_writable(folder: Path) -> None:
 
 
 def _exists_already(run: RunDirectory) -> UsageError:
+    if not run.exists():
+        return UsageError(
+            f"{run.path} exists already, and is not a directory.", remedy="Remove it, or choose another output.run_id."
+        )
     return UsageError(
         f"Run '{run.run_id}' exists already in {run.path.parent}.",
         remedy=f"Continue it with --resume {run.run_id}, or choose another output.run_id.",

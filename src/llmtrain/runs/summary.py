@@ -1,12 +1,14 @@
 """What run directories say about runs; nothing but files is read."""
 
 import time
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-import yaml
-
+from llmtrain.config.document import read_document
 from llmtrain.config.schema import differences
-from llmtrain.runs.atomic import read_json
+from llmtrain.errors import LlmtrainError
+from llmtrain.runs.atomic import is_there, read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.heartbeats import read_heartbeats
@@ -16,38 +18,76 @@ from llmtrain.runs.metrics import read_metrics
 
 
 def summarise(run: RunDirectory) -> dict[str, Any]:
-    """One line's worth: how far, how good, and whether it is still going."""
-    rows = list(read_metrics(run.metrics))
-    result = read_json(run.finished) or {}
-    losses = [row["train/loss"] for row in rows if row.get("train/loss") is not None]
-    val_losses = [row["val/loss"] for row in rows if row.get("val/loss") is not None]
+    """One line's worth: how far, how good, and whether it is still going. `damaged` names files that are not as we
+    write them; what else is known is told all the same."""
+    damaged: list[str] = []
+    rows = _metrics(run, damaged)
+    result = _dictionary(run.finished, damaged)
+    losses = _numbers(rows, "train/loss", damaged)
+    val_losses = _numbers(rows, "val/loss", damaged)
     return {
         "run_id": run.run_id,
-        "name": read_meta(run).get("name"),
-        "status": _status(run),
+        "name": _dictionary(run.meta, damaged).get("name"),
+        "status": _status(run, damaged),
         "step": max((row["step"] for row in rows), default=0),
-        "max_steps": _max_steps(run),
+        "max_steps": _max_steps(run, damaged),
         "train_loss": losses[-1] if losses else None,
         "val_loss": val_losses[-1] if val_losses else None,
         "best_val_loss": min(val_losses, default=None),
         "state_sha256": result.get("state_sha256"),
         "path": str(run.path),
+        "damaged": sorted(set(damaged)),
     }
 
 
-def _max_steps(run: RunDirectory) -> int | None:
+def summarise_all(runs: Iterable[RunDirectory]) -> list[dict[str, Any]]:
+    """One row for each run; none for a run that is deleted meanwhile."""
+    rows = [(run, summarise(run)) for run in runs]
+    return [row for run, row in rows if run.exists()]
+
+
+def _dictionary(path: Path, damaged: list[str]) -> dict[str, Any]:
+    """A JSON object; empty where there is none."""
+    value = read_json(path)
+    if isinstance(value, dict):
+        return value
+    if is_there(path):
+        damaged.append(path.name)
+    return {}
+
+
+def _metrics(run: RunDirectory, damaged: list[str]) -> list[dict[str, Any]]:
+    try:
+        return list(read_metrics(run.metrics))
+    except OSError:
+        damaged.append(run.metrics.name)
+        return []
+
+
+def _numbers(rows: list[dict[str, Any]], name: str, damaged: list[str]) -> list[float]:
+    values = [row[name] for row in rows if row.get(name) is not None]
+    numbers = [value for value in values if isinstance(value, int | float)]
+    if len(numbers) < len(values):
+        damaged.append("metrics.jsonl")
+    return numbers
+
+
+def _max_steps(run: RunDirectory, damaged: list[str]) -> int | None:
     """Where the newest start is going; a run by epochs has no number in its config."""
     starts = [row["to_step"] for row in read_generations(run) if isinstance(row.get("to_step"), int)]
-    found: int | None = starts[-1] if starts else config_values(run).get("trainer", {}).get("max_steps")
+    values = config_values(run)
+    trainer = values.get("trainer", {})
+    if (is_there(run.config) and not values) or not isinstance(trainer, dict):
+        damaged.append(run.config.name)
+        trainer = {}
+    found: int | None = starts[-1] if starts else trainer.get("max_steps")
     return found
 
 
 def describe(run: RunDirectory) -> dict[str, Any]:
     return {
         **summarise(run),
-        "last_written": time.strftime(
-            "%Y-%m-%d %H:%M:%S", time.localtime((run.metrics if run.metrics.exists() else run.path).stat().st_mtime)
-        ),
+        "last_written": _last_written(run),
         "checkpoints": _checkpoints(run),
         "latest": _pointer(run, "latest"),
         "best": _pointer(run, "best"),
@@ -63,7 +103,7 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
     rows = [summarise(first), summarise(second)]
     found = differences(config_values(first), config_values(second))
     losses = [
-        {row["step"]: row["train/loss"] for row in read_metrics(run.metrics) if row.get("train/loss") is not None}
+        {row["step"]: row["train/loss"] for row in _metrics(run, []) if row.get("train/loss") is not None}
         for run in (first, second)
     ]
     common = sorted(losses[0].keys() & losses[1].keys())
@@ -88,11 +128,11 @@ def _recorded(run: RunDirectory, name: str, else_: Any = None) -> list[Any]:
 
 
 def config_values(run: RunDirectory) -> dict[str, Any]:
+    """config.yaml; empty where it is missing or damaged."""
     try:
-        values = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_document(run.config).values
+    except LlmtrainError:
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def read_meta(run: RunDirectory) -> dict[str, Any]:
@@ -101,8 +141,8 @@ def read_meta(run: RunDirectory) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def _status(run: RunDirectory) -> str:
-    if is_held(run.lock):
+def _status(run: RunDirectory, damaged: list[str]) -> str:
+    if _dictionary(run.lock, damaged) and is_held(run.lock):
         return "running"
     return "finished" if run.finished.exists() else "stopped"
 
@@ -115,5 +155,13 @@ def _checkpoints(run: RunDirectory) -> list[str]:
 def _pointer(run: RunDirectory, name: str) -> str | None:
     try:
         return (run.checkpoints / name).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+
+
+def _last_written(run: RunDirectory) -> str | None:
+    try:
+        at = (run.metrics if run.metrics.exists() else run.path).stat().st_mtime
     except OSError:
         return None
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

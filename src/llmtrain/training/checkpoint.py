@@ -180,7 +180,7 @@ class CheckpointStore:
         """The checkpoint that `latest` or `best` names."""
         try:
             name = (self.folder / pointer).read_text(encoding="utf-8").strip()
-        except OSError:
+        except (OSError, ValueError):  # also where it is not text
             return None
         return Checkpoint(self.folder / name) if step_of(name) is not None and (self.folder / name).is_dir() else None
 

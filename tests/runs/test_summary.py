@@ -1,0 +1,75 @@
+"""What is damaged in one run is said in its row, and hides no other."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from llmtrain.runs.directory import RunDirectory, list_runs
+from llmtrain.runs.summary import compare, describe, summarise_all
+
+DEEP = "[" * 100_000
+
+
+def write(name: str, content: str | bytes) -> Callable[[RunDirectory], None]:
+    def damage(run: RunDirectory) -> None:
+        data = content.encode() if isinstance(content, str) else content
+        (run.path / name).write_bytes(data)
+
+    return damage
+
+
+def make_folder(name: str) -> Callable[[RunDirectory], None]:
+    def damage(run: RunDirectory) -> None:
+        (run.path / name).unlink(missing_ok=True)
+        (run.path / name).mkdir()
+
+    return damage
+
+
+DAMAGE = {
+    "config binary": ("config.yaml", write("config.yaml", b"\xff\xfe\x00")),
+    "config deep": ("config.yaml", write("config.yaml", f"a: {DEEP}")),
+    "config trainer": ("config.yaml", write("config.yaml", "trainer: 3")),
+    "config list": ("config.yaml", write("config.yaml", "[1]")),
+    "meta list": ("meta.json", write("meta.json", "[]")),
+    "meta deep": ("meta.json", write("meta.json", DEEP)),
+    "meta text": ("meta.json", write("meta.json", "{")),
+    "finished list": ("finished.json", write("finished.json", "[1]")),
+    "finished folder": ("finished.json", make_folder("finished.json")),
+    "lock list": ("lock", write("lock", "[1]")),
+    "lock text": ("lock", write("lock", '"me"')),
+    "loss text": ("metrics.jsonl", write("metrics.jsonl", '{"step": 1, "train/loss": "low", "val/loss": []}\n')),
+    "metrics folder": ("metrics.jsonl", make_folder("metrics.jsonl")),
+    "best binary": (None, write("checkpoints/best", b"\xff\xfe")),
+    "generations": (None, write("generations.json", '{"a": 1}')),
+    "heartbeat": (None, write("heartbeats/rank-0.json", "[]")),
+}
+
+
+def make_run(path: Path) -> RunDirectory:
+    run = RunDirectory(path)
+    for folder in (run.checkpoints, run.heartbeats):
+        folder.mkdir(parents=True)
+    run.meta.write_text('{"name": "x"}')
+    run.config.write_text("trainer: {max_steps: 3}\n")
+    run.metrics.write_text('{"step": 3, "train/loss": 1.5, "val/loss": 2.5}\n')
+    return run
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGE.values(), ids=DAMAGE)
+def test_one_damaged_run(tmp_path: Path, file: str | None, damage: Callable[[RunDirectory], None]) -> None:
+    good, bad = make_run(tmp_path / "good"), make_run(tmp_path / "bad")
+    damage(bad)
+    rows = {row["run_id"]: row for row in summarise_all(list_runs(str(tmp_path)))}
+    assert rows["good"]["damaged"] == []
+    assert (rows["good"]["step"], rows["good"]["max_steps"], rows["good"]["val_loss"]) == (3, 3, 2.5)
+    assert rows["bad"]["damaged"] == ([file] if file else [])
+    assert describe(bad)["run_id"] == "bad"
+    assert compare(good, bad)["runs"][0]["run_id"] == "good"
+
+
+def test_a_run_that_is_deleted_has_no_row(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "good")
+    assert summarise_all([run, RunDirectory(tmp_path / "gone")])[0]["run_id"] == "good"
+    assert len(summarise_all([run, RunDirectory(tmp_path / "gone")])) == 1
