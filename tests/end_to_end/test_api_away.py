@@ -19,9 +19,9 @@ AWAY_SEC = 10
 def test_away_in_the_middle(kube: Kube, kind: str, reference: str) -> None:
     run = f"{kind.replace('_', '-')}-away"
     watching = kube.start(*kube.launch_words(kind, run, *SET, "--set", "launch.resources.cpu=600m"))
+    wait_for(lambda: (kube.volume("runs") / run / "checkpoints" / "step_20").exists(), 120, "step 20")
+    tool("kill-api")
     try:
-        wait_for(lambda: (kube.volume("runs") / run / "checkpoints" / "step_20").exists(), 120, "step 20")
-        tool("kill-api")
         time.sleep(AWAY_SEC)
         refused = kube.llmtrain("status", run, expect=69)
         assert "does not answer" in refused.err
