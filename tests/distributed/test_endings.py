@@ -104,7 +104,7 @@ def test_what_a_worker_said_comes_out_whole() -> None:
     said.details = {"run_id": "r", "steps": 4}
     error = overall([Ended(0, 75, PeerLost("p.").as_dict()), Ended(1, 64, said.as_dict())])
     assert error is not None
-    assert error.as_dict() == {**said.as_dict(), "what": "rank 1: wrong size."}
+    assert error.as_dict() == {**said.as_dict(), "what": "rank 1: wrong size.", "rank": 1}
     assert "Do it." in str(error)
 
 

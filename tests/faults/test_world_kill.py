@@ -38,7 +38,8 @@ A_FEW = [
 
 
 def test_the_sweep_has_every_point() -> None:
-    assert {point for point, _, _ in EVERYWHERE} | {REPLACING} == set(faults.POINTS)
+    # `prepare` is before the first step: tests/faults/test_world_launcher.py.
+    assert {point for point, _, _ in EVERYWHERE} | {REPLACING, "prepare"} == set(faults.POINTS)
 
 
 def kill(config: Config, point: str, step: int, rank: int, resume: str | None = None) -> list[Ended]:

@@ -185,9 +185,9 @@ class Outputs:
         return not target.is_symlink() and mark.is_file()
 
     def _made(self) -> set[str]:
-        names = read_json(self.run.artifacts)
-        if isinstance(names, list):
-            return {name for name in names if isinstance(name, str)}
+        if self.run.artifacts.exists():
+            names = read_json(self.run.artifacts)
+            return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
         # A run of the first version, which kept no record.
         candidates = (self.run.adapter, self.run.best, *self.run.path.glob("epoch-*"))
         return {path.name for path in candidates if self._is_marked(path)}

@@ -299,6 +299,8 @@ def check_shared(world: World, run: RunDirectory, lock: NullLock) -> None:
         time.sleep(0.1)  # network storage may be late
     seen = world.control.gather(sees)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
+    if not seen[0]:  # another generation has taken the run over while data was prepared
+        world.control.from_first(lock.check)
     if blind:
         raise UsageError(
             f"Rank {', '.join(blind[:10])} does not see {run.path}, which rank 0 has made.",
