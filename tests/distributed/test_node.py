@@ -93,11 +93,9 @@ def test_cores_are_shared_out(tmp_path: Path) -> None:
 
 
 def test_one_that_fails_ends_the_others(tmp_path: Path) -> None:
-    script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(60)"
-    started = time.monotonic()
+    script = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '1' else time.sleep(600)"
     done = node(tmp_path, "--processes-per-node", 2, "--", sys.executable, "-c", script)
-    assert done.wait(30) == 7, done.err
-    assert time.monotonic() - started < 15
+    assert done.wait(100) == 7, done.err
     assert "rank 1 crashed with exit code 7" in done.err
 
 
