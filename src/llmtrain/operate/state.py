@@ -142,7 +142,7 @@ def explain_state(record: Record, state: str, seen: Seen) -> str | None:
         return "its job is gone: deleted by somebody, or launch.ttl_sec is over"
     if state == "incomplete":
         run = f"{record.run_id}{seen.place}"
-        return f"its launch was cut short: --resume makes it whole, llmtrain delete {run} clears it away"
+        return f"its launch was cut short: llmtrain resume {run} makes it whole, llmtrain delete {run} clears it away"
     if seen.job is None or state in ("stopping", "finished"):
         return None
     return _explain_waiting(record, seen)
