@@ -112,9 +112,9 @@ class KubeServer:
 
     def merge(self, key: Key, change: Object) -> Object:
         with self.lock:
-            self.objects[key] = merge(
-                merge(self.objects[key], change), {"metadata": {"resourceVersion": self.version()}}
-            )
+            changed = merge(self.objects[key], change)
+            if changed != self.objects[key]:  # a change of nothing makes no new version
+                self.objects[key] = merge(changed, {"metadata": {"resourceVersion": self.version()}})
             return self.objects[key]
 
     def change(self, kind: str, name: str, change: Object, namespace: str = "team") -> None:
@@ -243,11 +243,18 @@ class _Handler(BaseHTTPRequestHandler):
         options = self._body()
         assert place is not None
         key = (place.plural, place.namespace or "", place.name)
-        if self._is_another(key, (options.get("preconditions") or {}).get("uid")):
+        wanted = options.get("preconditions") or {}
+        if self._is_another(key, wanted.get("uid")):
             return
         with self.kube.lock:
-            found = self.kube.objects.pop(key, None)
-        if found is None:
+            found = self.kube.objects.get(key)
+            version = wanted.get("resourceVersion")
+            is_other = found is not None and version not in (None, found["metadata"]["resourceVersion"])
+            if not is_other:
+                self.kube.objects.pop(key, None)
+        if is_other:
+            self._refuse(409, f"Precondition failed: ResourceVersion in precondition: {version}")
+        elif found is None:
             self._refuse(404, f'{place.plural} "{place.name}" not found')
         else:
             self._answer(200, found)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -537,6 +538,232 @@ class TestTwoResumesAtOnce:
         assert set(kube.objects) == {key_of(manifest) for manifest in render(make_plan())}
 
 
+def fresh(kube: KubeServer) -> Record:
+    return find_record(kube.cluster(), "demo", "team")
+
+
+COMMANDS: dict[str, Callable[[KubeServer, Record, JobPlan], object]] = {
+    "stop": lambda kube, record, plan: apply.stop(kube.cluster(), record, quiet),  # noqa: ARG005
+    "delete": lambda kube, record, plan: apply.delete(kube.cluster(), record, False, quiet),  # noqa: ARG005
+    "delete --data": lambda kube, record, plan: apply.delete(kube.cluster(), record, True, quiet),  # noqa: ARG005
+    "resume": lambda kube, record, plan: apply.resume(kube.cluster(), record, plan),
+}
+ENDINGS = ("stop", "delete", "delete --data")
+LEAVES = {"stop": {"configmaps", "persistentvolumeclaims"}, "delete": {"persistentvolumeclaims"}}
+
+
+def run_before(kube: KubeServer, number: int, other: Callable[[], object]) -> None:
+    """The other command runs from beginning to end, before the n-th request of this one."""
+    asked = itertools.count()
+
+    def gate(method: str, path: str, headers: Mapping[str, str]) -> Verdict:  # noqa: ARG001
+        if next(asked) == number:
+            kube.gate = None
+            other()
+        return None
+
+    kube.gate = gate
+
+
+def outcome(act: Callable[[], object]) -> LlmtrainError | None:
+    try:
+        act()
+    except LlmtrainError as problem:
+        return problem
+    return None
+
+
+@pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
+class TestTwoCommandsAtOnce:
+    @pytest.mark.parametrize("first", ENDINGS)
+    def test_a_resume_while_a_run_is_stopped_or_deleted(self, kube: KubeServer, kind: str, first: str) -> None:
+        plan, results = make_plan(kind), set()
+        for number in itertools.count():
+            kube.objects.clear()
+            record = launch(kube, plan)
+            add_pods(kube, plan, "old")
+            seen: list[LlmtrainError | None] = []
+            after: list[dict[Any, Object]] = []
+
+            def resume(seen: list[LlmtrainError | None] = seen, after: list[dict[Any, Object]] = after) -> None:
+                kube.objects.pop(("pods", "team", "old"), None)
+                seen.append(outcome(lambda: COMMANDS["resume"](kube, fresh(kube), plan)))
+                if seen == [None]:
+                    add_pods(kube, plan, "new")
+                after.append(snapshot(kube))
+
+            def waiting(pods: list[Object]) -> None:
+                assert [pod["metadata"]["name"] for pod in pods] == ["old"]
+                kube.remove("Pod", "old")
+
+            run_before(kube, number, resume)
+            acts: dict[str, Callable[[Record], object]] = {
+                "stop": lambda record: apply.stop(kube.cluster(), record, waiting),
+                "delete": lambda record: apply.delete(kube.cluster(), record, False, waiting),
+                "delete --data": lambda record: apply.delete(kube.cluster(), record, True, waiting),
+            }
+            problem = outcome(lambda: acts[first](record))  # noqa: B023
+            was_early, kube.gate = kube.gate is None, None
+            if not was_early:
+                assert problem is None
+                assert number > 10
+                break
+            results.add(seen[0] is None)
+            if seen[0] is None:
+                assert problem is not None
+                assert problem.exit_code == 64
+                assert snapshot(kube) == after[0], "nothing of the new launch is touched"
+                assert set(kube.objects) >= {key_of(manifest) for manifest in render(plan)}
+            else:
+                assert problem is None
+                assert {key[0] for key in kube.objects} == LEAVES.get(first, set())
+        assert True in results
+
+    @pytest.mark.parametrize("second", ENDINGS)
+    def test_a_run_that_is_stopped_or_deleted_while_it_is_resumed(
+        self, kube: KubeServer, kind: str, second: str
+    ) -> None:
+        plan = make_plan(kind)
+        for number in itertools.count():
+            kube.objects.clear()
+            record = launch(kube, plan)
+            run_before(kube, number, lambda: COMMANDS[second](kube, fresh(kube), plan))
+            problem = outcome(lambda: COMMANDS["resume"](kube, record, plan))  # noqa: B023
+            was_early, kube.gate = kube.gate is None, None
+            if not was_early:
+                assert problem is None
+                break
+            assert problem is not None
+            assert problem.exit_code == 64
+            assert {key[0] for key in kube.objects} == LEAVES.get(second, set())
+            if second == "stop":
+                assert fresh(kube).stopped_at is not None
+
+    @pytest.mark.parametrize("second", [*ENDINGS, "resume"])
+    def test_a_run_that_is_ended_or_resumed_while_it_is_launched(
+        self, kube: KubeServer, kind: str, second: str
+    ) -> None:
+        plan = make_plan(kind)
+        for number in itertools.count():
+            kube.objects.clear()
+            seen: list[LlmtrainError | None] = []
+
+            def other(seen: list[LlmtrainError | None] = seen) -> None:
+                seen.append(outcome(lambda: COMMANDS[second](kube, fresh(kube), plan)))
+
+            run_before(kube, number, other)
+            problem = outcome(lambda: apply.submit(kube.cluster(), plan))
+            was_early, kube.gate = kube.gate is None, None
+            whole = {key_of(manifest) for manifest in render(plan)}
+            if not was_early or seen[0] is not None:  # there was nothing yet
+                assert problem is None
+                assert set(kube.objects) == whole
+            else:
+                assert problem is not None
+                assert problem.exit_code == 64
+                job = whole if second == "resume" else set()
+                assert {key for key in kube.objects if key[0] not in LEAVES["stop"]} == {
+                    key for key in job if key[0] not in LEAVES["stop"]
+                }
+            if not was_early:
+                break
+
+    @pytest.mark.parametrize(("first", "second"), [("stop", "stop"), ("delete --data", "stop"), ("stop", "delete")])
+    def test_both_end_it(self, kube: KubeServer, kind: str, first: str, second: str) -> None:
+        plan = make_plan(kind)
+        for number in itertools.count():
+            kube.objects.clear()
+            record = launch(kube, plan)
+            run_before(kube, number, lambda: COMMANDS[second](kube, fresh(kube), plan))
+            problem = outcome(lambda: COMMANDS[first](kube, record, plan))  # noqa: B023
+            was_early, kube.gate = kube.gate is None, None
+            if not was_early:
+                break
+            left = {key[0] for key in kube.objects}
+            assert left <= LEAVES["stop"]
+            assert problem is None or problem.exit_code == 64
+            assert problem is None or (first, second) != ("stop", "stop"), "both have what they want"
+            assert problem is not None or left == LEAVES.get(first, set())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_record_that_others_annotate_is_still_the_same(kube: KubeServer, command: str) -> None:
+    """A policy engine or a person may write a note at any time: it is no launch."""
+    record = launch(kube, make_plan())
+    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": {"theirs": "yes"}}})
+    assert outcome(lambda: COMMANDS[command](kube, record, make_plan())) is None
+
+
+def test_a_run_whose_data_began_to_go_is_not_resumed(kube: KubeServer) -> None:
+    record = launch(kube, make_plan())
+    kube.gate = nth("DELETE", OBJECTS - 2, status(500, "not now"))
+    with pytest.raises(ClusterError):
+        apply.delete(kube.cluster(), record, True, quiet)
+    kube.gate = None
+    before = snapshot(kube)
+    assert {key[0] for key in before} == {"configmaps", "persistentvolumeclaims"}
+    with pytest.raises(UsageError) as caught:
+        apply.resume(kube.cluster(), fresh(kube), make_plan())
+    assert "llmtrain delete demo --data" in (caught.value.remedy or "")
+    assert snapshot(kube) == before
+    apply.delete(kube.cluster(), fresh(kube), True, quiet)
+    assert kube.objects == {}
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+@pytest.mark.parametrize("problem", [KeyboardInterrupt(), ClusterError("the line dropped")], ids=["^C", "drop"])
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_a_record_whose_change_was_not_answered_is_put_back(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch, problem: BaseException, is_stopped: bool, is_changed: bool
+) -> None:
+    record, real = launch(kube, make_plan()), Cluster.patch
+    if is_stopped:
+        apply.stop(kube.cluster(), record, quiet, "failed")
+        record = fresh(kube)
+    config_map = unversioned(snapshot(kube))["configmaps", "team", "demo-config"]
+
+    def patch(self: Cluster, *words: Any) -> Object | None:
+        monkeypatch.setattr(Cluster, "patch", real)
+        if is_changed:
+            real(self, *words)
+        raise problem
+
+    monkeypatch.setattr(Cluster, "patch", patch)
+    with pytest.raises(type(problem)):
+        apply.resume(kube.cluster(), record, make_plan("indexed_job", "launch.processes_per_node=2"))
+    assert fresh(kube) == record
+    assert unversioned(kube.objects)["configmaps", "team", "demo-config"] == config_map
+    apply.resume(kube.cluster(), record, make_plan())
+    assert fresh(kube).number == 2
+
+
+def test_a_change_that_did_not_arrive_takes_nothing_back_of_another(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both write the same record: only the mark of the attempt tells whose it is."""
+    record, real = launch(kube, make_plan()), Cluster.patch
+
+    def patch(self: Cluster, *words: Any) -> Object | None:  # noqa: ARG001
+        monkeypatch.setattr(Cluster, "patch", real)
+        apply.resume(kube.cluster(), record, make_plan())
+        raise ClusterError("the line dropped")
+
+    monkeypatch.setattr(Cluster, "patch", patch)
+    with pytest.raises(ClusterError):
+        apply.resume(kube.cluster(), record, make_plan())
+    assert fresh(kube).number == 2
+    assert set(kube.objects) == {key_of(manifest) for manifest in render(make_plan())}
+
+
+def test_when_a_run_was_stopped_is_told_by_the_clock_of_the_server(kube: KubeServer) -> None:
+    kube.ahead_sec = 7200
+    record = launch(kube, make_plan())
+    before = datetime.fromtimestamp(int(time.time()), UTC)
+    apply.stop(kube.cluster(), record, quiet)
+    stopped_at = datetime.fromisoformat(fresh(kube).stopped_at or "")
+    assert stopped_at >= before + timedelta(hours=1)
+
+
 class TestResumeVolumes:
     CLAIM = ("persistentvolumeclaims", "team", "demo-runs")
 
@@ -687,12 +914,10 @@ def test_pods_that_never_go_are_told(kube: KubeServer, monkeypatch: pytest.Monke
         if clock.now > 50 and ("pods", "team", "demo-1") in kube.objects:
             kube.remove("Pod", "demo-1")
 
-    stamps = {"strftime": lambda *_: "2026-01-01T00:00:00Z", "gmtime": lambda: None}
-    monkeypatch.setattr(apply, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep, **stamps))
+    monkeypatch.setattr(apply, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
     waits: list[float] = []
     assert apply.stop(kube.cluster(), record, lambda pods: waits.append(clock.now)) == ["demo-0"]  # noqa: ARG005
     assert waits[-1] >= 160, "the grace period, and the minute that a pod has after it"
-    assert find_record(kube.cluster(), "demo", "team").stopped_at == "2026-01-01T00:00:00Z"
     assert sorted(key[0] for key in kube.objects) == ["configmaps", "persistentvolumeclaims", "pods"]
     assert apply.delete(kube.cluster(), record, True, quiet) == ["demo-0"]
     assert [key[0] for key in kube.objects] == ["pods"]

@@ -2,6 +2,10 @@
 
 Objects are made in order, the ConfigMap first: whoever makes it has the run's name. A launch that fails half-way takes
 back what it made. Objects of somebody else are never touched, nor is data, unless `delete` is told to.
+
+Of several commands at once, the record decides. Each that changes a run changes its record first, and only if nobody
+else has since it was read. What it removes, it knows by uid, from while the record was still of the same launch. A
+launch looks at its record once more when all is made, and takes its objects back if it was overtaken.
 """
 
 import secrets
@@ -18,10 +22,11 @@ from llmtrain.launch.explain import AlreadyThere, Missing, NoRight
 from llmtrain.launch.manifests import LAUNCH_NOTE, render
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
 from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
-from llmtrain.launch.record import ENDED_AS, STOPPED_AT, Record, is_ours
-from llmtrain.launch.server_clock import seconds_since
+from llmtrain.launch.record import DELETED_AT, ENDED_AS, STOPPED_AT, Record, is_ours, is_same_launch, read_record
+from llmtrain.launch.server_clock import seconds_since, server_now
 from llmtrain.launch.volumes import check_volumes
 
+ATTEMPT = "llmtrain/attempt"  # annotation of the record: which command wrote it, known even if the answer is lost
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
 CONFIRM_SEC = 1.0
 RETRY_SEC = 0.5
@@ -72,18 +77,22 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
             raise _taken(cluster, there, plan)
     if found:  # to the run on these volumes this is another launch than any before
         plan = replace(plan, nonce=secrets.token_hex(3))
+    config_map, *others = [manifest for index, manifest in enumerate(render(plan)) if index not in found]
     with undoing() as undo:
-        for index, manifest in enumerate(render(plan)):
-            if index not in found:
-                _make(cluster, manifest, plan, undo)
+        record = read_record(_make(cluster, config_map, plan, undo))
+        for manifest in others:
+            _make(cluster, manifest, plan, undo)
+        _find_unchanged(cluster, record)
 
 
 def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | None = None) -> list[str]:
     """Launch a run again that has ended, which the caller has made sure of: its job is made anew, its record and its
-    data are kept. What cannot be made is found out before anything is removed. Returns old pods that do not go.
-
-    Of two at once, one changes the record first and wins. The other removes nothing of the winner's: it deletes only
-    objects (by uid) that were there while the record was still the one it had read, and makes none."""
+    data are kept. What cannot be made is found out before anything is removed. Returns old pods that do not go."""
+    if record.deleted_at:
+        raise UsageError(
+            f"Run '{record.run_id}' is being deleted with its data, since {record.deleted_at}.",
+            remedy=f"Finish that: llmtrain delete {record.run_id} --data{cluster.place(record.namespace)}",
+        )
     plan = replace(plan, number=record.number + 1, nonce=record.nonce)
     manifests = render(plan)
     _check_claims(cluster, plan)
@@ -95,74 +104,95 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
         if found is None or manifest["kind"] not in KEPT:
             cluster.check_right("create", manifest)
     cluster.check_right("delete", _job(record))
-    old = _uids(cluster, record)
-    _check_unchanged(cluster, record)
-
-    def wait(pods: list[Object]) -> None:
-        _check_unchanged(cluster, record)  # else the winner's new pods would be waited for
-        if waiting:
-            waiting(pods)
-
-    left = remove_job(cluster, record, wait, old)
+    left = remove_job(cluster, record, waiting)
     with undoing() as undo:
-        _change_record(cluster, record, manifests[0], undo)
+        again = _change_record(cluster, record, manifests[0], undo)
         for manifest in manifests[1:]:
-            if _find_settled(cluster, manifest, plan) is None:
+            found = _find_settled(cluster, manifest, plan)
+            if found is not None and manifest["kind"] not in KEPT:  # of a launch that was cut short, or is overtaken
+                _delete_ours(cluster, manifest, plan.run_id, _uid(found))
+                found = _find_settled(cluster, manifest, plan)
+            if found is None:
                 _make(cluster, manifest, plan, undo)
+        _find_unchanged(cluster, again)
     return left
 
 
-def _uids(cluster: Cluster, record: Record) -> dict[str, str]:
-    """Kind and name -> uid of what a resume removes."""
-    uids = {}
-    for manifest in render(record.plan):
-        with suppress(Missing):
-            if manifest["kind"] not in KEPT and (found := find_object(cluster, manifest)) is not None:
-                uids[_key(manifest)] = str(found["metadata"].get("uid", ""))
-    return uids
+def _uid(found: Object) -> str:
+    return str(found["metadata"].get("uid", ""))
 
 
-def _key(manifest: Manifest) -> str:
-    return f"{manifest['kind']}/{manifest['metadata']['name']}"
-
-
-def _check_unchanged(cluster: Cluster, record: Record) -> None:
+def _find_same(cluster: Cluster, record: Record) -> Object:
+    """The ConfigMap of a run, refused where it is of another launch by now. That it was stopped meanwhile is fine."""
     found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
-    if found is None or found["metadata"].get("resourceVersion", "") != record.resource_version:
+    if found is None or not is_ours(found, record.run_id) or not is_same_launch(found, record):
         raise _changed(cluster, record)
+    return found
 
 
-def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo: list[Callable[[], object]]) -> None:
-    """The record of the new launch in place of the old one; refused where it is not the one that was read."""
-    name, namespace = config_map["metadata"]["name"], record.namespace
-    before = cluster.get("v1", "ConfigMap", name, namespace)
-    if before is None:
+def _find_unchanged(cluster: Cluster, record: Record) -> Object:
+    """The same, refused also where it was stopped meanwhile."""
+    found = _find_same(cluster, record)
+    notes = found["metadata"].get("annotations") or {}
+    if (notes.get(STOPPED_AT), notes.get(DELETED_AT)) != (record.stopped_at, record.deleted_at):
         raise _changed(cluster, record)
+    return found
 
-    def change(data: Object, notes: Object | None, version: str) -> Object | None:
-        meta = {"annotations": notes, "resourceVersion": version}
-        return cluster.patch("v1", "ConfigMap", name, namespace, {"data": data, "metadata": meta})
 
+def _patch_record(cluster: Cluster, record: Record, found: Object, change: Object) -> Object:
+    """Change the ConfigMap that was found, refused where it has changed since."""
+    meta = {**change.get("metadata", {}), "resourceVersion": found["metadata"].get("resourceVersion")}
+    name = config_map_name(record.run_id)
+    with _refused_if_changed(cluster, record):
+        after = cluster.patch("v1", "ConfigMap", name, record.namespace, {**change, "metadata": meta})
+    if after is None:
+        raise _changed(cluster, record)
+    return after
+
+
+@contextmanager
+def _refused_if_changed(cluster: Cluster, record: Record) -> Iterator[None]:
     try:
-        after = change(config_map["data"], {STOPPED_AT: None, ENDED_AS: None}, record.resource_version)
+        yield
     except LlmtrainError as problem:
         if problem.details.get("status") != "HTTP 409":
             raise
         raise _changed(cluster, record) from None
-    if after is None:
-        raise _changed(cluster, record)
-    version = after["metadata"].get("resourceVersion", "")
-    undo.append(partial(change, before["data"], before["metadata"].get("annotations"), version))
 
 
-def _changed(cluster: Cluster, record: Record) -> UsageError:
-    return UsageError(
-        f"Run '{record.run_id}' was resumed, stopped or deleted by another command in the meantime.",
-        remedy=f"Nothing was started. See how it is: llmtrain status {record.run_id}{cluster.place(record.namespace)}",
+def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo: list[Callable[[], object]]) -> Record:
+    """The record of the new launch in place of the old one; refused where it is not the one that was read."""
+    before, attempt = _find_unchanged(cluster, record), secrets.token_hex(8)
+    undo.append(partial(_put_back, cluster, record, before, attempt))
+    notes = {STOPPED_AT: None, ENDED_AS: None, ATTEMPT: attempt}
+    change = {"data": config_map["data"], "metadata": {"annotations": notes}}
+    return read_record(_patch_record(cluster, record, before, change))
+
+
+def _put_back(cluster: Cluster, record: Record, before: Object, attempt: str) -> None:
+    """The record as it was, if this attempt has changed it and nobody has since."""
+    found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
+    notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
+    if found is None or notes.get(ATTEMPT) != attempt or STOPPED_AT in notes:
+        return
+    old = before["metadata"].get("annotations")
+    change = {"data": before["data"], "metadata": {"annotations": old and {ATTEMPT: None, **old}}}
+    _patch_record(cluster, record, found, change)
+
+
+class _Changed(UsageError):
+    """Another command came first."""
+
+
+def _changed(cluster: Cluster, record: Record) -> _Changed:
+    return _Changed(
+        f"Run '{record.run_id}' was launched, resumed, stopped or deleted by another command in the meantime.",
+        remedy="What the other one has made was left alone. See how it is: "
+        f"llmtrain status {record.run_id}{cluster.place(record.namespace)}",
     )
 
 
-def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], object]]) -> None:
+def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], object]]) -> Object:
     """Make an object, and remember how to take it back even if the answer gets lost."""
     undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
     deadline = time.monotonic() + RUNTIME_SEC
@@ -170,7 +200,7 @@ def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callab
         try:
             made = cluster.create(manifest)
             undo[-1] = partial(_delete_ours, cluster, manifest, plan.run_id, made["metadata"].get("uid"))
-            return
+            return made
         except UsageError as refused:
             if "must be created before the TrainJob" not in refused.what or time.monotonic() > deadline:
                 undo.pop()  # it was not made, or somebody else made it
@@ -207,26 +237,55 @@ def _is_made_for(found: Object, run_id: str) -> bool:
 def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
     """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
     pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""
-    cluster.check_right("delete", _job(record))
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    notes = {STOPPED_AT: now} | ({ENDED_AS: ended_as} if ended_as else {})
-    cluster.patch(
-        "v1", "ConfigMap", config_map_name(record.run_id), record.namespace, {"metadata": {"annotations": notes}}
-    )
-    return remove_job(cluster, record, waiting)
+    _mark_stopped(cluster, record, ended_as)
+    left = remove_job(cluster, record, waiting)
+    _find_same(cluster, record)
+    return left
 
 
 def delete(cluster: Cluster, record: Record, data: bool, waiting: Waiting) -> list[str]:
-    """Remove everything of a run; its volumes only where `data` says so."""
+    """Remove everything of a run, its record last; its volumes only where `data` says so."""
+    _mark_stopped(cluster, record)
     left = remove_job(cluster, record, waiting)
     # A fetch that was killed leaves its pod behind for a while.
     for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
         cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace)
-    for manifest in render(record.plan):
-        if manifest["kind"] == "PersistentVolumeClaim" and data:
-            _delete_ours(cluster, manifest, record.run_id)
-    cluster.delete("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
+    if data:
+        _delete_claims(cluster, record)
+    found = _find_same(cluster, record)
+    name, version = config_map_name(record.run_id), found["metadata"].get("resourceVersion")
+    with _refused_if_changed(cluster, record):
+        cluster.delete("v1", "ConfigMap", name, record.namespace, uid=_uid(found), resource_version=version)
     return left
+
+
+def _delete_claims(cluster: Cluster, record: Record) -> None:
+    """A run whose data begins to go cannot be resumed any more: its record says so first."""
+    claims = [manifest for manifest in render(record.plan) if manifest["kind"] == "PersistentVolumeClaim"]
+    uids = _uids(cluster, claims)
+    _note(cluster, record, {DELETED_AT: _server_time()})
+    for claim in claims:
+        if _key(claim) in uids:
+            _delete_ours(cluster, claim, record.run_id, uids[_key(claim)])
+
+
+def _mark_stopped(cluster: Cluster, record: Record, ended_as: str | None = None) -> None:
+    """From here on no launch that is under way ends well, so that all there is of this one can be seen."""
+    cluster.check_right("delete", _job(record))
+    _note(cluster, record, {STOPPED_AT: _server_time()} | ({ENDED_AS: ended_as} if ended_as else {}))
+
+
+def _note(cluster: Cluster, record: Record, notes: dict[str, str]) -> None:
+    """Annotate the record of this launch, whoever else does meanwhile."""
+    while True:
+        found = _find_same(cluster, record)
+        with suppress(_Changed):
+            _patch_record(cluster, record, found, {"metadata": {"annotations": notes}})
+            return
+
+
+def _server_time() -> str:
+    return server_now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _job(record: Record) -> Manifest:
@@ -234,21 +293,33 @@ def _job(record: Record) -> Manifest:
     return render(record.plan)[-1]
 
 
-def remove_job(
-    cluster: Cluster, record: Record, waiting: Waiting | None = None, uids: dict[str, str] | None = None
-) -> list[str]:
-    """The job, then its pods (which save first), then what stood around it. `uids`: these very objects and no others
-    of their names."""
+def remove_job(cluster: Cluster, record: Record, waiting: Waiting | None = None) -> list[str]:
+    """The job, then its pods (which save first), then what stood around it; nothing of a later launch."""
     manifests = [manifest for manifest in render(record.plan) if manifest["kind"] not in KEPT]
-    job = manifests.pop()  # the last that is made is the first to go
-    if uids is not None:
-        manifests = [manifest for manifest in manifests if _key(manifest) in uids]
-    if uids is None or _key(job) in uids:
-        _delete_ours(cluster, job, record.run_id, (uids or {}).get(_key(job)))
+    uids = _uids(cluster, manifests)
+    _find_same(cluster, record)
+    *around, job = manifests  # the last that is made is the first to go
+    if _key(job) in uids:
+        _delete_ours(cluster, job, record.run_id, uids[_key(job)])
     left = _wait_for_pods(cluster, record, waiting)
-    for manifest in reversed(manifests):
-        _delete_ours(cluster, manifest, record.run_id, (uids or {}).get(_key(manifest)))
+    for manifest in reversed(around):
+        if _key(manifest) in uids:
+            _delete_ours(cluster, manifest, record.run_id, uids[_key(manifest)])
     return left
+
+
+def _uids(cluster: Cluster, manifests: list[Manifest]) -> dict[str, str]:
+    """Kind and name -> uid, of those that are there."""
+    uids = {}
+    for manifest in manifests:
+        with suppress(Missing):  # its operator was removed, and all of its objects with it
+            if (found := find_object(cluster, manifest)) is not None:
+                uids[_key(manifest)] = _uid(found)
+    return uids
+
+
+def _key(manifest: Manifest) -> str:
+    return f"{manifest['kind']}/{manifest['metadata']['name']}"
 
 
 def _wait_for_pods(cluster: Cluster, record: Record, waiting: Waiting | None) -> list[str]:
@@ -258,6 +329,7 @@ def _wait_for_pods(cluster: Cluster, record: Record, waiting: Waiting | None) ->
     while True:
         try:
             pods = cluster.find("v1", "Pod", record.namespace, record.labels)
+            _find_same(cluster, record)  # else they may be the pods of a later launch
         except ClusterError:
             if time.monotonic() > deadline:
                 raise

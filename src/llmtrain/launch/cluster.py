@@ -193,12 +193,15 @@ class Cluster:
         namespace: str,
         grace_sec: int | None = None,
         uid: str | None = None,
+        resource_version: str | None = None,
     ) -> bool:
         """Remove an object and, in the background, what belongs to it. False where there was none. `uid`: only that
-        very one."""
+        very one; `resource_version`: only as it was then."""
         options: Object = {"propagationPolicy": "Background"}
         options |= {"gracePeriodSeconds": grace_sec} if grace_sec is not None else {}
         options |= {"preconditions": {"uid": uid}} if uid is not None else {}
+        if resource_version is not None:
+            options.setdefault("preconditions", {})["resourceVersion"] = resource_version
         return self._json(Request("delete", api_version, kind, namespace, name), body=options) is not None
 
     def log(

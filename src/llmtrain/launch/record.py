@@ -1,7 +1,7 @@
 """What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
@@ -26,8 +26,8 @@ from llmtrain.launch.plan import (
     plan_job,
 )
 
-# Annotations: when somebody stopped the run, and what it had come to by itself before.
-STOPPED_AT, ENDED_AS = "llmtrain/stopped-at", "llmtrain/ended-as"
+# Annotations: when somebody stopped the run, what it had come to by itself before, and when its data began to go.
+STOPPED_AT, ENDED_AS, DELETED_AT = "llmtrain/stopped-at", "llmtrain/ended-as", "llmtrain/deleted-at"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class Record:
     nonce: str = ""
     unknown: tuple[str, ...] = ()
     """Fields of its config that this version of llmtrain does not know, and has left out."""
-    resource_version: str = field(default="", compare=False)
-    """Of its ConfigMap: a resume changes the record only if nobody else has since."""
+    uid: str = ""
+    """Of its ConfigMap: another run of the same name has another."""
+    deleted_at: str | None = None
 
     @property
     def kind(self) -> Kind:
@@ -168,8 +169,18 @@ def read_record(config_map: Object) -> Record:
         ended_as=notes.get(ENDED_AS),
         nonce=job.nonce,
         unknown=tuple(unknown),
-        resource_version=str(meta.get("resourceVersion", "")),
+        uid=str(meta.get("uid", "")),
+        deleted_at=notes.get(DELETED_AT),
     )
+
+
+def is_same_launch(config_map: Object, record: Record) -> bool:
+    """Whether a ConfigMap is still the record of that launch, and of no later one."""
+    try:
+        number = _JOB_FILE.validate_json((config_map.get("data") or {}).get(JOB_FILE, ""), strict=True).number
+    except ValidationError:
+        return False
+    return (str(config_map["metadata"].get("uid", "")), number) == (record.uid, record.number)
 
 
 def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:
