@@ -457,6 +457,29 @@ class TestStopAndDelete:
         assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
         assert call("delete", "demo").code == 64
 
+    @pytest.mark.parametrize("command", ["stop", "delete"])
+    def test_a_run_that_is_resumed_while_its_pods_end(self, call: Cli, kube: KubeServer, command: str) -> None:
+        call(*LAUNCH, "-d")
+        record = find_record(kube.cluster(), "demo", "team")
+        run = FakeRun(kube, record.plan)
+        run.pod(0)
+        after: list[dict[Any, Any]] = []
+
+        def gate(method: str, path: str, headers: Mapping[str, str]) -> None:  # noqa: ARG001
+            if method == "GET" and "/pods?" in path and ("jobs", "team", "demo") not in kube.objects:
+                kube.gate = None
+                kube.remove("Pod", run.pods[0])
+                apply.resume(kube.cluster(), find_record(kube.cluster(), "demo", "team"), record.plan)
+                run.pod(0)
+                after.append(snapshot(kube))
+
+        kube.gate = gate
+        done = call(command, "demo")
+        assert done.code == 64
+        assert done.out == ""
+        assert "llmtrain status demo --kubeconfig " in done.err
+        assert [snapshot(kube)] == after
+
     @pytest.mark.parametrize("words", [("demo", "--data"), ("--all",), ("--all", "--data")], ids=" ".join)
     def test_nobody_can_be_asked(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
         call(*LAUNCH, "-d")

@@ -241,7 +241,9 @@ def test_a_launch_that_was_killed_is_incomplete(kube: KubeServer) -> None:
     run.event("SuccessfulCreate", "Created pod", name="demo-two")
     run.event("SuccessfulCreate", "Created pod", name="demo-two-0-abcde", kind="Pod")
     run.event("ExternalProvisioning", "waiting", name="demo-runs", kind="PersistentVolumeClaim")
-    assert [each.state for each in all_status(run.cluster, "team")] == ["incomplete"]
+    (status,) = all_status(run.cluster, "team")
+    assert status.state == "incomplete"
+    assert "llmtrain resume demo" in (status.why_short or "")
     kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}})
     assert run_status(run.cluster, run.record).state == "removed"  # events are forgotten by now
 
