@@ -100,8 +100,13 @@ def test_what_launch_and_resume_refuse(kube: KubeServer, cluster: Cluster) -> No
     larger = plan_job(load_config("ddp_smoke", [*given, "launch.runs_volume.size=99Gi"]))
     record = find_record(cluster, "demo", "team")
     check(raised(lambda: apply.resume(cluster, record, larger)))
-    kube.change("ConfigMap", "demo-config", {"metadata": {"annotations": {"x": "y"}}})
-    check(raised(lambda: apply.resume(cluster, record, run.plan)))
+    for note in ("stopped-at", "deleted-at"):  # by another command, since the record was read
+        kube.change(
+            "ConfigMap", "demo-config", {"metadata": {"annotations": {f"llmtrain/{note}": "2026-01-01T00:00:00Z"}}}
+        )
+        check(raised(lambda: apply.resume(cluster, record, run.plan)))
+    deleted = find_record(cluster, "demo", "team")
+    check(raised(lambda: apply.resume(cluster, deleted, run.plan)))
     kube.remove("ConfigMap", "demo-config")
     check(raised(lambda: apply.submit(cluster, run.plan, keep_data=False)))
 
