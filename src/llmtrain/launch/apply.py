@@ -22,11 +22,19 @@ from llmtrain.launch.explain import AlreadyThere, Missing, NoRight
 from llmtrain.launch.manifests import LAUNCH_NOTE, render
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
 from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
-from llmtrain.launch.record import DELETED_AT, ENDED_AS, STOPPED_AT, Record, is_ours, is_same_launch, read_record
+from llmtrain.launch.record import (
+    ATTEMPT,
+    DELETED_AT,
+    ENDED_AS,
+    STOPPED_AT,
+    Record,
+    is_ours,
+    is_same_launch,
+    read_record,
+)
 from llmtrain.launch.server_clock import seconds_since, server_now
 from llmtrain.launch.volumes import check_volumes
 
-ATTEMPT = "llmtrain/attempt"  # annotation of the record: which command wrote it, known even if the answer is lost
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
 CONFIRM_SEC = 1.0
 RETRY_SEC = 0.5
@@ -131,10 +139,11 @@ def _find_same(cluster: Cluster, record: Record) -> Object:
 
 
 def _find_unchanged(cluster: Cluster, record: Record) -> Object:
-    """The same, refused also where it was stopped meanwhile."""
+    """The same, refused also where another command has begun to stop, resume or delete it."""
     found = _find_same(cluster, record)
     notes = found["metadata"].get("annotations") or {}
-    if (notes.get(STOPPED_AT), notes.get(DELETED_AT)) != (record.stopped_at, record.deleted_at):
+    known = (record.stopped_at, record.deleted_at, record.attempt)
+    if (notes.get(STOPPED_AT), notes.get(DELETED_AT), notes.get(ATTEMPT)) != known:
         raise _changed(cluster, record)
     return found
 
@@ -162,11 +171,15 @@ def _refused_if_changed(cluster: Cluster, record: Record) -> Iterator[None]:
 
 def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo: list[Callable[[], object]]) -> Record:
     """The record of the new launch in place of the old one; refused where it is not the one that was read."""
-    before, attempt = _find_unchanged(cluster, record), secrets.token_hex(8)
+    before, attempt = _find_unchanged(cluster, record), _new_attempt()
     undo.append(partial(_put_back, cluster, record, before, attempt))
     notes = {STOPPED_AT: None, ENDED_AS: None, ATTEMPT: attempt}
     change = {"data": config_map["data"], "metadata": {"annotations": notes}}
     return read_record(_patch_record(cluster, record, before, change))
+
+
+def _new_attempt() -> str:
+    return secrets.token_hex(8)
 
 
 def _put_back(cluster: Cluster, record: Record, before: Object, attempt: str) -> None:
@@ -237,7 +250,7 @@ def _is_made_for(found: Object, run_id: str) -> bool:
 def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
     """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
     pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""
-    _mark_stopped(cluster, record, ended_as)
+    _mark(cluster, record, {STOPPED_AT: _server_time()} | ({ENDED_AS: ended_as} if ended_as else {}))
     left = remove_job(cluster, record, waiting)
     _find_same(cluster, record)
     return left
@@ -245,7 +258,7 @@ def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | Non
 
 def delete(cluster: Cluster, record: Record, data: bool, waiting: Waiting) -> list[str]:
     """Remove everything of a run, its record last; its volumes only where `data` says so."""
-    _mark_stopped(cluster, record)
+    _mark(cluster, record, {ATTEMPT: _new_attempt()})
     left = remove_job(cluster, record, waiting)
     # A fetch that was killed leaves its pod behind for a while.
     for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
@@ -269,10 +282,10 @@ def _delete_claims(cluster: Cluster, record: Record) -> None:
             _delete_ours(cluster, claim, record.run_id, uids[_key(claim)])
 
 
-def _mark_stopped(cluster: Cluster, record: Record, ended_as: str | None = None) -> None:
+def _mark(cluster: Cluster, record: Record, notes: dict[str, str]) -> None:
     """From here on no launch that is under way ends well, so that all there is of this one can be seen."""
     cluster.check_right("delete", _job(record))
-    _note(cluster, record, {STOPPED_AT: _server_time()} | ({ENDED_AS: ended_as} if ended_as else {}))
+    _note(cluster, record, notes)
 
 
 def _note(cluster: Cluster, record: Record, notes: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
@@ -28,6 +28,7 @@ from llmtrain.launch.plan import (
 
 # Annotations: when somebody stopped the run, what it had come to by itself before, and when its data began to go.
 STOPPED_AT, ENDED_AS, DELETED_AT = "llmtrain/stopped-at", "llmtrain/ended-as", "llmtrain/deleted-at"
+ATTEMPT = "llmtrain/attempt"  # which resume or delete has the run: known even if the answer to its change is lost
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Record:
     uid: str = ""
     """Of its ConfigMap: another run of the same name has another."""
     deleted_at: str | None = None
+    attempt: str | None = field(default=None, compare=False)
 
     @property
     def kind(self) -> Kind:
@@ -171,6 +173,7 @@ def read_record(config_map: Object) -> Record:
         unknown=tuple(unknown),
         uid=str(meta.get("uid", "")),
         deleted_at=notes.get(DELETED_AT),
+        attempt=notes.get(ATTEMPT),
     )
 
 
