@@ -1,4 +1,5 @@
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from llmtrain.redact import (
     redact,
     redact_values,
     redact_words,
-    secret_words,
+    secrets_in,
 )
 from llmtrain.runs.metadata import collect_metadata
 
@@ -56,6 +57,13 @@ SECRET_NAMES = [
     "PASSWORD",
     "TOKEN",
     "launch.env.DB_PASS",
+    "PASS",
+    "MYPASS",
+    "DBPWD",
+    "AUTH",
+    "X-Api-Key",
+    "SharedAccessKey",
+    "--github-pat",
 ]
 PLAIN_NAMES = [
     "TOKENIZERS_PARALLELISM",
@@ -103,6 +111,22 @@ PLAIN_NAMES = [
     "PASSES",
     "TURKEY",
     "OMP_NUM_THREADS",
+    "TOKEN_DIM",
+    "--token-dim",
+    "--token-dropout",
+    "--token-mixing",
+    "--token-level-loss",
+    "token_embed_dim",
+    "--vision-token",
+    "--audio-token",
+    "--sos-token",
+    "--include-pat",
+    "--api-key-env",
+    "ANSWER_KEY",
+    "BATCH_KEY",
+    "MODEL_KEY",
+    "EVAL_KEY",
+    "--lowpass",
 ]
 # Looks like tokens, and are none.
 TOKENS = [
@@ -117,6 +141,10 @@ TOKENS = [
     "eyJhbGciOiJIUzI1.eyJzdWIiOiIx.c2ln",
     "-----BEGIN RSA PRIVATE KEY-----\nMIIE",
 ]
+WEBHOOKS = [
+    "https://hooks.slack.com/services/T00000000/B00000000/" + "XyZ123" * 4,
+    "https://discord.com/api/webhooks/123456789/" + "XyZ123" * 4,
+]
 PLAIN_TEXTS = [
     "sk-learn-experiments-with-trees-2024-11-11",
     "Bearer of bad news",
@@ -130,13 +158,28 @@ PLAIN_TEXTS = [
     "commit 3f786850e387550fdab836ed7e6dc881de23001b",
     "meta-llama/Llama-3.2-1B@main",
     "s3://bucket/runs",
+    "train.py --token-dim 64 --token-dropout=0.1 --token-mixing mlp --token-level-loss mean token_embed_dim=64",
+    "train.py --vision-token 512 --audio-token=128 --sos-token SOS --think-token THINK --other-token XYZ",
+    "train.py --num-pass 2 --second-pass=3 --include-pat '*.py' --api-key-env OPENAI_API_KEY --api-key EMPTY",
+    "TOKEN_DIM=64 NUM_PASS=2 ANSWER_KEY=the_long_answer BATCH_KEY=b MODEL_KEY=m EVAL_KEY=e",
+    'python -c "token=next(it)"',
+    "token = next(it); password=getpass.getpass(); login(password=args.password, token=token)",
+    'password=os.environ["DB_PASSWORD"]',
+    "git clone ssh://git@github.com/a/b",
+    "pip install git+ssh://git@github.com/a/b.git@v1",
+    "each token=4 bytes",
+    "--user-token '<|user|>' --sep-token '###' --bot-token '### Bot'",
+    'curl -H "Authorization: Bearer $TOKEN" -H "X-Api-Key: ${KEY}" -u "$USER:$PASS" https://host:8080/x@y',
+    "password: required, unexpected token: expected ]",
+    "docker run --user 1000:1000 image:v1",
+    "http://[::1]:8080/a@b",
 ]
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_names_of_secrets(name: str) -> None:
     assert is_secret_name(name)
-    assert is_secret_setting(name, "x")
+    assert is_secret_setting(name, "hunter2")
 
 
 @pytest.mark.parametrize("name", PLAIN_NAMES)
@@ -153,13 +196,19 @@ def test_values_that_give_nothing_away(value: str) -> None:
 def test_tokens_are_known_by_their_looks(token: str) -> None:
     assert has_token(token)
     assert redact(f"my token is {token}\n").startswith("my token is ***")
-    assert secret_words(["train.py", f"x={token}"])
+    assert secrets_in(["train.py", f"x={token}"])
+
+
+@pytest.mark.parametrize("url", WEBHOOKS)
+def test_webhook_urls_are_secrets(url: str) -> None:
+    assert has_token(url)
+    assert "XyZ123" not in redact(url)
 
 
 @pytest.mark.parametrize("text", PLAIN_TEXTS)
 def test_innocent_texts(text: str) -> None:
     assert not has_secret(text)
-    assert not secret_words(text.split())
+    assert not secrets_in(shlex.split(text))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +220,30 @@ def test_innocent_texts(text: str) -> None:
         ["bash", "-c", "python train.py --api-key hunter2"],
         ["curl", "https://host/?token=hunter2&x=1"],
         ["llmtrain", "launch", "--set", "launch.env.DB_PASS=hunter2"],
+        ["bash", "-c", 'export DB_PASS="hunter2hunter2"; python x.py'],
+        ["bash", "-c", "API_KEY='hunter2 hunter2' python x.py"],
+        ["bash", "-c", 'python x.py --password="hunter2" --x'],
+        ["bash", "-c", "python x.py --token 'hunter2'"],
+        ["bash", "-c", "python x.py --password abc'hunter2'"],
+        ["llmtrain", "launch", "--set", 'run.notes=API_KEY="hunter2"'],
+        ["python", "-c", "import os; os.environ['HF_TOKEN']='hunter2'"],
+        ["python", "-c", 'import os; os.environ["HF_TOKEN"] = "hunter2"'],
+        ["x", '{"password": "hunter2"}'],
+        ["x", '{\\"password\\": \\"hunter2\\"}'],
+        ["x", "password: hunter2"],
+        ["curl", "-H", "X-Api-Key: hunter2", "https://host"],
+        ["bash", "-c", "curl -H 'X-Api-Key: hunter2' https://host"],
+        ["curl", "-H", "Authorization: Basic hunter2", "https://host"],
+        ["curl", "-u", "me:hunter2", "https://host"],
+        ["bash", "-c", "curl -s -u me:hunter2 https://host"],
+        ["x", "--password=letters,hunter2"],
     ],
 )
 def test_secrets_in_commands(words: list[str]) -> None:
-    assert secret_words(words)
+    names = secrets_in(words)
+    assert names
+    assert "hunter2" not in " ".join(names)
+    assert not secrets_in(redact_words(words))
     assert "hunter2" not in " ".join(redact_words(words))
     assert len(redact_words(words)) == len(words)
 
@@ -202,6 +271,22 @@ def test_values_of_secret_variables_are_hidden(name: str, monkeypatch: pytest.Mo
     assert redact(f"--set run.notes={CANARY} and {CANARY}") == "--set run.notes=*** and ***"
 
 
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"A_TOKEN": "abcdefgh", "B_TOKEN": "abcdefghIJKLSECRETTAIL"}, "abcdefghIJKLSECRETTAIL"),
+        ({"HF_TOKEN": "hf_abcdefghijklmnopqrst.TAILSECRET888"}, "hf_abcdefghijklmnopqrst.TAILSECRET888"),
+        ({"DB_PASSWORD": "x1=y2;SharedAccessKey=zzz9;TAIL777"}, "x1=y2;SharedAccessKey=zzz9;TAIL777"),
+    ],
+)
+def test_no_part_of_a_variable_survives(
+    environment: dict[str, str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert redact(f"got {text} here") == "got *** here"
+
+
 def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDITOR", "some-editor-name")
     monkeypatch.setenv("SHORT_TOKEN", "cpu")  # too short to be one, and it would hide ordinary words
@@ -217,6 +302,9 @@ def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
         ("me@example.org", "me@example.org"),
         ("http://a:b@h1 http://c:d@h2", "http://***@h1 http://***@h2"),
         ("https://user:p@ss@host/x", "https://***@host/x"),
+        ("https://user:pa/ss9secret@host", "https://***@host"),
+        ("https://host:8080/x@y", "https://host:8080/x@y"),
+        ("ssh://me:word@host", "ssh://***@host"),
     ],
 )
 def test_logins_in_urls_are_hidden(text: str, hidden: str) -> None:

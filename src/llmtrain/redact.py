@@ -22,41 +22,75 @@ _SECRET_WORDS = _words(
     "ACCESSKEY SECRETKEY PRIVATEKEY"
 )
 _SECRET_ENDINGS = ("PASSWORD", "PASSWD", "APIKEY")  # PGPASSWORD
-_SECRET_LAST = _words("PASS PWD PAT AUTHORIZATION")  # DB_PASS, but neither PWD nor PASS_RATE
+_SECRET_LAST = _words("AUTH AUTHORIZATION PASS PWD")  # DB_PASS, but neither PWD nor PASS_RATE
+_SECRET_LAST_ENDINGS = ("PASS", "PWD")  # MYPASS
+_PLAIN_LAST = _words("ALLPASS BANDPASS BYPASS COMPASS ENCOMPASS HIGHPASS LOWPASS MULTIPASS OLDPWD OVERPASS SURPASS")
+_SECRET_PATS = _words("AZURE GITHUB GITLAB")  # elsewhere `pat` is a pattern, unless in capitals
 # A key is a secret where the word before it says so, and in capitals (OPENAI_KEY) unless that word says otherwise.
 _SECRET_KEYS = _words(
     "ACCESS ACCOUNT API AUTH DEPLOY ENCRYPTION LICENSE MASTER PRIVATE SECRET SERVICE SIGNING SSH STORAGE WANDB"
 )
+_SECRET_TOKENS = _words("BEARER FACE GH GITHUB GITLAB HF HUB ID REFRESH SESSION SLACK")
 _PLAIN_KEYS = _words(
-    "CACHE COLUMN CONFIG DATA DATASET DICT FEATURE FIELD FOREIGN GROUP HASH HOT ID IMAGE INDEX INPUT JSON LABEL MAP "
-    "METRIC NAME OUTPUT PARTITION PRIMARY PROMPT PUBLIC QUERY REWARD ROUTING SHARD SORT SOURCE TARGET TEXT"
+    "ANSWER ATTENTION BATCH CACHE CHOSEN COLUMN COMPLETION CONFIG CONTENT DATA DATASET DICT EVAL EXAMPLE FEATURE FIELD "
+    "FILE FILTER FOREIGN GROUP HASH HOT ID IMAGE INDEX INPUT JSON LABEL LOOKUP LOSS MAP MESSAGE MESSAGES METRIC MODEL "
+    "NAME OBJECT OUTPUT PARAM PARTITION PRIMARY PROMPT PUBLIC QUERY QUESTION RECORD REJECTED RESPONSE RESULT REWARD "
+    "ROUTING ROW SAMPLE SCORE SEARCH SHARD SORT SOURCE STATE STEP TARGET TASK TEST TEXT TRAIN VAL VALIDATION VALUE "
+    "WEIGHT"
 )
-# What stands before makes it a token of a text; what stands behind makes it something about the secret.
-_PLAIN_TOKENS = _words("BOS CLS END EOS FIRST IMAGE LAST MASK MAX MIN NEW NEXT NUM PAD PER SEP SPECIAL START STOP UNK")
+# What stands before makes it a token of a text; what stands behind makes it something about the secret, or the token.
+_PLAIN_TOKENS = _words(
+    "AUDIO BOI BOS CLASS CLS END EOI EOS EOT FIRST IMAGE LAST MASK MAX MIN NEW NEXT NUM PAD PATCH PER REGISTER SEP SOS "
+    "SPECIAL START STOP THINK UNK VIDEO VISION"
+)
 _ABOUT = _words(
-    "BUDGET COUNT DIR ENDPOINT EXPIRES FILE FILES FORMAT HEADER ID IDS INDEX LEN LENGTH LIMIT MODE NAME PATH RATE REF "
-    "SIZE SOCK TTL TYPE URI URL"
+    "BUDGET COUNT DIM DIR DROP DROPOUT EMBED EMBEDDING ENDPOINT ENV EXPIRES FILE FILES FORMAT HEADER ID IDS INDEX LEN "
+    "LENGTH LEVEL LIMIT LOSS MASK MERGING MIXER MIXING MODE NAME PATH POOLING RATE REF SHIFT SIZE SOCK TTL TYPE TYPES "
+    "URI URL"
 )
-_NO_VALUE = {"", "true", "false", "yes", "no", "on", "off", "none", "null", "0", "1", "***"}
+# A value that gives nothing away: a switch, a reference to a variable, a list, a template, a call, the name of a
+# variable or of a field that holds the secret, and the path of a file that does.
+_NO_VALUE = {"", "true", "false", "yes", "no", "on", "off", "none", "null", "empty", "0", "1", "***"}
+_REFERENCE = re.compile(r"[$\[<{%]|[A-Za-z_.]+[(\[]|[A-Z]+(?:_[A-Z]+)+$|[a-z_]+(?:\.[a-z_]+)+$")
 _PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.-]{1,30})+/?")  # longer parts may well be a secret in base64
+# These words have other meanings too: behind them a short number is none, nor, behind the first three, a short word.
+_AMBIGUOUS = ("TOKEN", "KEY", "AUTH", "PASS", "PWD", "PAT")
+_SHORT_NUMBER = re.compile(r"[-+]?[\d.]{1,6}")
+_SHORT_WORD = re.compile(rf"[A-Za-z]{{1,{SHORTEST_VALUE - 1}}}|\W+(?:\s.*)?", re.DOTALL)
 
 HIDDEN_LOGIN = "***@"
 """What redact leaves of a login in a URL."""
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@$]+:[^/\s@$]+@")
-_URL_LOGIN = re.compile(r"(?<=://)[^/\s]+@")
+_URL_LOGIN = re.compile(r"\b([A-Za-z][\w+.-]{0,30})://([^/\s]+)@")
+# With a slash in the password, which may not be a port and a path.
+_URL_LOGIN_SLASH = re.compile(r"(?<=://)[^/\s:@$\[\"']{1,200}:(?!\d{1,5}/)[^\s@$/\"']{0,200}/[^\s$\"']{0,200}@")
 # Tokens as they look: Hugging Face, GitHub, GitLab, OpenAI and Anthropic, Stripe, Slack, AWS, Google, Docker, npm; of a
-# service account; and keys themselves.
+# service account; webhooks of Slack, Discord and Teams; and keys themselves.
 _TOKEN = re.compile(
     r"\bhf_[A-Za-z0-9]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
     r"|(?<![\w-])sk-(?:(?:proj|ant|svcacct|admin|or|live|test)[-_][\w-]{20,}|[A-Za-z0-9]{20,})"
     r"|\b[sr]k_(?:live|test)_[A-Za-z0-9]{16,}|\bxox[abeprs]-[\w-]{10,}|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"
     r"|\bAIza[\w-]{35}|\bdckr_pat_[\w-]{16,}|\bnpm_[A-Za-z0-9]{36}|\beyJ[\w-]{8,2000}\.[\w-]+\.?[\w-]*"
+    r"|(?<=hooks\.slack\.com/)(?:services|workflows|triggers)/[\w/+-]{8,}"
+    r"|(?<=/api/webhooks/)\d+/[\w-]{16,}|(?<=\.webhook\.office\.com/)[\w@/-]{16,}"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----[^-]*"
 )
-_BEARER = re.compile(r"(?<=: Bearer )[^\s\"']+|(?<=Bearer )(?=\S{0,200}\d)[^\s\"']{8,}")
-# NAME=value and --name=value; --name value.
-_ASSIGNED = re.compile(r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]{0,200})(=)([^\s\"',;&|]+)")
-_OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]{0,200})(\s+)(?!-)([^\s\"',;&|]+)")
+_BEARER = re.compile(r"(?<=: Bearer )(?!\$)[^\s\"']+|(?<=Bearer )(?=\S{0,200}\d)(?!\$)[^\s\"']{8,}")
+_HEADER = re.compile(r"(?i)(authorization\W{1,6}(?:basic|token|apikey|digest)\s+)(?!\$|\*\*\*)[^\s\"'\\]+")
+_CURL_LOGIN = re.compile(r"(\bcurl\b[^\n|;]{0,2000}?\s(?:-u|--user)[ =]?)((?!\$)[^\s\"'$:]*:)(?!\*\*\*)[^\s\"'$]+")
+# NAME=value and --name=value, {"name": "value"}, x['name'] = 'value', name: value; --name value. A value in quotes ends
+# with them.
+_VALUE = re.compile(
+    r"\\?\"[^\"\n]{0,5000}\"?|\\?'[^'\n]{0,5000}'?"
+    r"|[^\s\"';&|]{1,20000}(?:\"[^\"\s,]{1,5000}\"|'[^'\s,]{1,5000}'){0,20}"
+)
+_ASSIGNED = re.compile(
+    r"(?<![\w.$-])(-{0,2}[A-Za-z_][\w.-]{0,200})"
+    r"(\\?[\"']?\]?[ \t]{0,3}(?:=(?!=)|:(?=[ \t\"'])(?!=))[ \t]{0,3})"
+)
+_OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]{0,200})(\s+)(?!-)")
+_PROSE = re.compile(r"[^\d]{0,12}")
+"""Behind a colon and without quotes: what people write about a password, which is not the password."""
 
 # Environment variables worth knowing later, none of which holds a secret.
 ENVIRONMENT_ALLOWED = (
@@ -82,37 +116,50 @@ ENVIRONMENT_ALLOWED = (
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable, a field or an option of this name holds a secret."""
-    words = [word.upper() for word in _WORD.findall(name)]
+    return _secret_word(name) is not None
+
+
+def _secret_word(name: str) -> str | None:
+    """The word that makes it the name of a secret."""
+    words: list[str] = [word.upper() for word in _WORD.findall(name)]
     while words and words[-1].isdigit():
         words.pop()
-    if not words or (words[-1] in _ABOUT and words[-3:] != ["ACCESS", "KEY", "ID"]):
-        return False
     for position, word in enumerate(words):
         before = words[position - 1] if position else ""
-        if word == "TOKEN" and before in _PLAIN_TOKENS:
+        behind = words[position + 1 :]
+        is_access_key_id = words[position - 1 :] == ["ACCESS", "KEY", "ID"]
+        if not is_access_key_id and any(other in _ABOUT for other in behind):
             continue
-        if word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS):
-            return True
-        if word == "KEY" and before in _SECRET_KEYS:
-            return True
-    if len(words) == 1:
-        return False
-    is_key = words[-1] == "KEY" and name.isupper() and words[-2] not in _PLAIN_KEYS
-    return is_key or words[-1] in _SECRET_LAST
+        if word == "TOKEN" and (before in _PLAIN_TOKENS or (not before and behind and not name.isupper())):
+            continue  # token_ids, token-level
+        if word in _SECRET_WORDS or word.endswith(_SECRET_ENDINGS) or (word == "KEY" and before in _SECRET_KEYS):
+            return f"{before}_{word}" if before in _SECRET_KEYS | _SECRET_TOKENS else word  # the first is unambiguous
+    last, before = (words[-1], words[-2] if len(words) > 1 else "") if words else ("", "")
+    if before and name.isupper() and last == "KEY" and before not in _PLAIN_KEYS:
+        return last
+    if before and last == "PAT" and (name.isupper() or before in _SECRET_PATS):
+        return last
+    if last in _SECRET_LAST:
+        return last if before or last != "PWD" else None
+    return last if last.endswith(_SECRET_LAST_ENDINGS) and last not in _PLAIN_LAST and last != "PWD" else None
 
 
 def is_secret_setting(name: str, value: str) -> bool:
-    """Whether a name and its value give a secret away: no switch, no list, no reference to another variable, no path
-    of a file that holds it."""
-    if value.strip().lower() in _NO_VALUE or value.startswith(("$", "[", "<")) or not is_secret_name(name):
+    """Whether a name and its value give a secret away: the name is one of a secret, and the value is neither a
+    reference to it nor, behind a word that has other meanings, a short number or word."""
+    word, value = _secret_word(name), value.strip()
+    if word is None or value.lower() in _NO_VALUE or value == name:
         return False
-    return _PATH.fullmatch(value) is None
+    if _REFERENCE.match(value) or _PATH.fullmatch(value):
+        return False
+    is_number = word in _AMBIGUOUS and _SHORT_NUMBER.fullmatch(value)
+    return not is_number and not (word in _AMBIGUOUS[:3] and _SHORT_WORD.fullmatch(value))
 
 
 def has_token(text: str) -> bool:
     """Whether a text has a token or a password in it, told by its looks alone: whoever reads it has another
     environment. A variable instead of the password is fine."""
-    return bool(_TOKEN.search(text) or _URL_PASSWORD.search(text))
+    return bool(_TOKEN.search(text) or _URL_PASSWORD.search(text) or _URL_LOGIN_SLASH.search(text))
 
 
 def has_secret(text: str) -> bool:
@@ -120,29 +167,69 @@ def has_secret(text: str) -> bool:
     return redact(text) != text
 
 
-def secret_words(words: Iterable[str]) -> bool:
-    """Whether a command has a secret in it, also one behind its option."""
-    known = list(words)
-    return any(has_secret(word) for word in known) or any(
-        name.startswith("-") and not value.startswith("-") and is_secret_setting(name, value)
-        for name, value in pairwise(known)
-    )
+def secrets_in(words: Iterable[str]) -> list[str]:
+    """The names of the secrets in a command, also of those behind an option; never their values."""
+    found: list[str] = []
+    _redact_words(list(words), found)
+    return list(dict.fromkeys(found))
 
 
 def redact(text: str) -> str:
     """The text without logins in URLs, tokens, values behind secret names, and the value of any environment variable
     that has such a name."""
-    text = _BEARER.sub("***", _TOKEN.sub("***", _URL_LOGIN.sub(HIDDEN_LOGIN, text)))
-    text = _OPTION.sub(_hide_value, _ASSIGNED.sub(_hide_value, text))
-    for name, value in os.environ.items():
-        if len(value) >= SHORTEST_VALUE and is_secret_name(name):
+    return _redact(text, [])
+
+
+def _redact(text: str, found: list[str]) -> str:
+    """As redact; what was taken out is named in `found`."""
+    # Values first and the longest first: what is left of one that was cut up could not be found any more.
+    for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
+        if len(value) >= SHORTEST_VALUE and value in text and is_secret_name(name):
             text = text.replace(value, "***")
-    return text
+            found.append(f"the value of ${name}")
 
+    def hide(pattern: re.Pattern[str], by: str, what: str, text: str) -> str:
+        hidden = pattern.sub(by, text)
+        found.extend([what] if hidden != text else [])
+        return hidden
 
-def _hide_value(match: re.Match[str]) -> str:
-    name, between, value = match.groups()
-    return f"{name}{between}***" if is_secret_setting(name, value) else match[0]
+    def hide_login(match: re.Match[str]) -> str:
+        if match[1].endswith(("ssh", "sftp")) and ":" not in match[2]:  # a user, who has a key
+            return match[0]
+        found.extend(["a login in a URL"] if match[2] != "***" else [])
+        return f"{match[1]}://{HIDDEN_LOGIN}"
+
+    def hide_values(pattern: re.Pattern[str], text: str) -> str:
+        shown, position = [], 0
+        while match := pattern.search(text, position):
+            value = _VALUE.match(text, match.end()) if is_secret_name(match[1]) else None
+            hidden = hide_value(match[1], match[2], value[0]) if value else ""
+            shown += [text[position : match.end()], hidden]
+            # The value of another name may have such a setting in it: run.notes=TOKEN=...
+            position = value.end() if value and hidden else match.end()
+        return "".join([*shown, text[position:]])
+
+    def hide_value(name: str, between: str, value: str) -> str:
+        """What to show instead of the value; nothing where that is no secret."""
+        quote = re.match(r"\\?[\"']", value)
+        if quote:
+            inner = value[len(quote[0]) :].removesuffix(quote[0])
+            is_secret = inner.strip(" ,:;") != "" and is_secret_setting(name, inner)
+            hidden = f"{quote[0]}***{quote[0]}"
+        else:
+            first = value.partition(",")[0].rstrip(")]}.:")
+            is_prose = ":" in between and '"' not in between and "'" not in between and _PROSE.fullmatch(first)
+            is_secret, hidden = not is_prose and is_secret_setting(name, first), "***"
+        found.extend([name] if is_secret else [])
+        return hidden if is_secret else ""
+
+    text = _URL_LOGIN.sub(hide_login, text)
+    text = hide(_URL_LOGIN_SLASH, HIDDEN_LOGIN, "a login in a URL", text)
+    text = hide(_TOKEN, "***", "a token", text)
+    text = hide(_BEARER, "***", "a bearer token", text)
+    text = hide(_HEADER, r"\1***", "Authorization", text)
+    text = hide(_CURL_LOGIN, r"\1\2***", "curl --user", text)
+    return hide_values(_OPTION, hide_values(_ASSIGNED, text))
 
 
 def redact_values(value: Any) -> Any:
@@ -159,12 +246,19 @@ def redact_values(value: Any) -> Any:
 
 def redact_words(words: Iterable[str]) -> list[str]:
     """A command without its secrets, also those behind an option."""
+    return _redact_words(list(words), [])
+
+
+def _redact_words(words: list[str], found: list[str]) -> list[str]:
     shown: list[str] = []
-    before = ""
-    for word in words:
+    for before, word in pairwise(["", *words]):
         is_value = before.startswith("-") and not word.startswith("-") and is_secret_setting(before, word)
-        shown.append("***" if is_value else redact(word))
-        before = word
+        is_login = before in ("-u", "--user") and _CURL_LOGIN.search(f"{' '.join(words[: len(shown)])} {word}")
+        if is_value or is_login:
+            shown.append("***")
+            found.append("curl --user" if is_login else before)
+        else:
+            shown.append(_redact(word, found))
     return shown
 
 

@@ -16,7 +16,7 @@ from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
-from llmtrain.redact import has_secret, secret_words
+from llmtrain.redact import has_secret, secrets_in
 from llmtrain.runs.directory import new_run_id
 from llmtrain.tracking.mlflow import local_folder
 
@@ -298,9 +298,10 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
 
 def _check_secrets(config: Config, work: Work) -> None:
     """Everybody who may look at the namespace can read manifests and the ConfigMap with the config."""
-    if secret_words(work.command):
+    secrets = secrets_in(work.command)
+    if secrets:
         raise UsageError(
-            "The command has what looks like a secret in it, which every manifest would show.",
+            f"The command contains what looks like a secret, which every manifest would show: {', '.join(secrets)}.",
             remedy="Keep it in a Secret, and name that in launch.env_secrets.",
         )
     fields = list(_secret_fields(config.as_dict(), ""))
