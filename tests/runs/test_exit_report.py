@@ -57,12 +57,24 @@ OTHERS = [
     '{"llmtrain": {"exit_code": "x", "error": "A"}}',
     '{"llmtrain": {"exit_code": 1, "error": 3}}',
     '{"llmtrain": {"exit_code": 1, "error": "A", "silent_ranks": 7}}',
+    '{"llmtrain": {"exit_code": 1, "error": "A", "silent_ranks": [Infinity]}}',
+    '{"llmtrain": {"exit_code": 1, "error": "A", "silent_ranks": [1e400]}}',
+    '{"llmtrain": {"exit_code": 1, "error": "A", "silent_ranks": [NaN]}}',
+    '{"llmtrain": {"exit_code": Infinity, "error": "A"}}',
+    '{"llmtrain": {"exit_code": true, "error": "A"}}',
 ]
 
 
 @pytest.mark.parametrize("text", OTHERS)
 def test_messages_of_others_are_not_reports(text: str) -> None:
     assert read_termination_message(text) is None
+
+
+def test_only_so_many_ranks_are_read() -> None:
+    text = json.dumps({"llmtrain": {"exit_code": 1, "error": "A", "silent_ranks": list(range(2000))}})
+    report = read_termination_message(text)
+    assert report is not None
+    assert 0 < len(report.silent_ranks) < 100
 
 
 def test_secrets_are_redacted(monkeypatch: pytest.MonkeyPatch) -> None:

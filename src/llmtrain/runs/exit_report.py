@@ -25,6 +25,7 @@ PREFETCHED = "LLMTRAIN_PREFETCHED"
 TERMINATION_LOG = "LLMTRAIN_TERMINATION_LOG"
 """Where the termination message goes, for tests; in a pod the kubelet has made the file."""
 MAX_BYTES = 4096  # of a termination message; the kubelet cuts the rest off
+_MAX_RANKS = 64  # that are read: enough to name
 _MAX_MESSAGE, _MAX_REMEDY = 1800, 900  # characters, before what JSON makes of them
 
 
@@ -77,12 +78,13 @@ def read_termination_message(text: str) -> ExitReport | None:
     try:
         values = json.loads(text)["llmtrain"]
         known: dict[str, Any] = {field.name: values[field.name] for field in fields(ExitReport) if field.name in values}
-        silent = known.pop("silent_ranks", [])
+        silent = known.pop("silent_ranks", [])[:_MAX_RANKS]
         report = ExitReport(**known, silent_ranks=tuple(int(rank) for rank in silent))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None
     texts = (report.error, report.message, report.pod, report.time, report.reason or "", report.remedy or "")
-    return report if isinstance(report.exit_code, int) and all(isinstance(each, str) for each in texts) else None
+    is_code = isinstance(report.exit_code, int) and not isinstance(report.exit_code, bool)
+    return report if is_code and all(isinstance(each, str) for each in texts) else None
 
 
 def exit_now(error: LlmtrainError) -> NoReturn:
