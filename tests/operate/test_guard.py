@@ -125,6 +125,19 @@ def test_what_fails_before_training(code: int, ago_sec: float) -> None:
     assert find_end(pods, NOW) == End("failed", code)
 
 
+@pytest.mark.parametrize(("changed_sec", "end"), [(LONG, End("failed", 137)), (10.0, None), (None, End("failed", 137))])
+def test_ends_without_a_time(changed_sec: float | None, end: End | None) -> None:
+    """ContainerStatusUnknown: the machine was lost. Then the time of the pod's last change counts, or of its start."""
+    pods = [pod(0, 137)]
+    status = pods[0]["status"]
+    status["containerStatuses"][0]["state"]["terminated"]["finishedAt"] = None
+    if changed_sec is None:
+        pods[0]["metadata"]["creationTimestamp"] = stamp(LONG, NOW)
+    else:
+        status["conditions"] = [{"type": "Ready", "lastTransitionTime": stamp(changed_sec, NOW)}]
+    assert find_end(pods, NOW) == end
+
+
 class Hook:
     """A webhook on this machine."""
 

@@ -242,9 +242,11 @@ def _is_elastic(pod: Object) -> bool:
 
 
 def _ended_at(pod: Object) -> str:
-    """When its containers ended; of one that none was started in, when the pod last changed."""
+    """When its containers ended; where no time is known (none was started, or the machine was lost), when the pod last
+    changed, or was made."""
     changes = [str(row.get("lastTransitionTime") or "") for row in (pod.get("status") or {}).get("conditions") or []]
-    return max((str(end.get("finishedAt") or "") for end in _ends(pod)), default=max(changes, default=""))
+    ended = max((str(end.get("finishedAt") or "") for end in _ends(pod)), default="")
+    return ended or max(changes, default="") or str(pod["metadata"]["creationTimestamp"])
 
 
 def _is_set(pods: Iterable[Object]) -> bool:
