@@ -87,6 +87,25 @@ class TestPack:
             "src/pipe",
         ]
 
+    def test_files_with_secrets_are_left_out_of_folders(self, workdir: Path) -> None:
+        secret = [".env.local", ".env.prod", ".netrc", "id_rsa", "id_ed25519", "tls.pem", "certs/key.pem"]
+        make(workdir, *(f"src/{name}" for name in [*secret, "a.py", ".envrc", "id_rsa.pub"]))
+        parcel = pack(["src"])
+        assert sorted(parcel.names) == ["src/.envrc", "src/a.py", "src/id_rsa.pub"]
+        assert sorted(parcel.left_out) == sorted(f"src/{name}" for name in secret)
+
+    @pytest.mark.parametrize("path", ["", " "])
+    def test_an_empty_path_is_refused(self, workdir: Path, path: str) -> None:
+        make(workdir, "a.py")
+        with pytest.raises(UsageError) as refused:
+            pack([path])
+        assert refused.value.exit_code == 64
+
+    def test_a_path_that_is_named_twice_is_taken_once(self, workdir: Path) -> None:
+        make(workdir, "src/a.py", "src/.env", "b.py")
+        parcel = pack(["src", "src", "./src", "b.py", str(workdir / "b.py")])
+        assert (parcel.names, parcel.left_out) == (["src/a.py", "b.py"], ["src/.env"])
+
     def test_what_is_named_itself_is_taken(self, workdir: Path) -> None:
         """Whoever says .env means it; and a link that is named stands for what it leads to, under its own name."""
         make(workdir, ".env", "versions/train_v2.py", "versions/data/a.txt", ".git/HEAD")

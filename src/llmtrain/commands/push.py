@@ -27,7 +27,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Copy files and folders into the work folder (/work) of every pod of a run launched with --hold, or of those that
-    --pod names. Of folders, .git, .venv, .env, caches and symbolic links are left out."""
+    --pod names. Of folders, .git, .venv, .env, keys, caches and symbolic links are left out."""
     from llmtrain.launch.plan import WORK_DIR
     from llmtrain.launch.record import find_record
     from llmtrain.operate.hands import pack, push

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
@@ -25,7 +26,10 @@ BLOCK = 2**16
 PUSHES_AT_ONCE = 16
 PUSH_BYTES = 2**29
 # Of a folder that is pushed: what is made anew, is huge, or is nobody's business.
-LEFT_OUT = ("__pycache__", ".git", ".venv", ".env", ".DS_Store")
+LEFT_OUT = (
+    *("__pycache__", ".git", ".venv", ".env", ".env.*", ".DS_Store"),
+    *(".netrc", "_netrc", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.pem"),
+)
 Say = Callable[[int, int, str], None]
 """Told every line: of which node, STDOUT or STDERR, the line."""
 
@@ -56,6 +60,8 @@ def pack(paths: Sequence[str]) -> Parcel:
     names: dict[str, Path] = {}
     left_out: list[str] = []
     for given in paths:
+        if not given.strip():
+            raise UsageError("A path to push is empty.", remedy="Name a file or a folder; . is the current folder.")
         path = Path(given).expanduser()
         if not path.exists():
             raise UsageError(f"{given} does not exist.")
@@ -68,9 +74,11 @@ def pack(paths: Sequence[str]) -> Parcel:
         for file in found:
             name = str(file.relative_to(top.parent))
             inner = file.relative_to(top).parts if file != top else ()
-            if any(part in LEFT_OUT for part in inner) or (file != top and (file.is_symlink() or not file.is_file())):
+            if any(fnmatchcase(part, each) for part in inner for each in LEFT_OUT) or (
+                file != top and (file.is_symlink() or not file.is_file())
+            ):
                 left_out.append(name)
-            elif name in names:
+            elif name in names and names[name] != file:
                 raise UsageError(f"{names[name]} and {file} would both be {name} in {WORK_DIR}.")
             else:
                 names[name] = file
@@ -80,7 +88,7 @@ def pack(paths: Sequence[str]) -> Parcel:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         size = sum(_add(archive, name, file) for name, file in names.items())
-    return Parcel(buffer.getvalue(), list(names), left_out, size)
+    return Parcel(buffer.getvalue(), list(names), list(dict.fromkeys(left_out)), size)
 
 
 def _check_size(names: dict[str, Path]) -> None:
