@@ -3,18 +3,21 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import typer
 from kube_runs import INDEX_LABELS, FakeRun, launch
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from kube_server import KubeServer
-from llmtrain.commands import logs, status, stop, why
-from llmtrain.errors import UsageError
+from llmtrain.commands import delete, logs, status, stop, why
+from llmtrain.errors import ClusterError, UsageError
+from llmtrain.launch import apply
+from llmtrain.launch.cluster import Cluster
 from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, config_map_name
-from llmtrain.launch.record import find_record, list_records
+from llmtrain.launch.record import Record, find_record, list_records
 from llmtrain.operate.status import all_status, run_status
 from llmtrain.operate.why import explain
 
@@ -139,6 +142,75 @@ def test_objects_that_cannot_be_understood(kube: KubeServer, bad: dict[str, Any]
         run_status(cluster, run.record)
     with pytest.raises(UsageError):
         explain(cluster, run.record)
+
+
+def test_remedies_name_the_cluster_and_every_kind(kube: KubeServer, tmp_path: Path) -> None:
+    cluster = Cluster.connect(str(kube.kubeconfig(tmp_path)), "there")
+    run = launch(kube, "train_job", name="bad")
+    run.pod(0)
+    kube.change("Pod", run.pods[0], {"status": BAD_STATUS["no name"]})
+    with pytest.raises(UsageError) as refused:
+        run_status(cluster, run.record)
+    remedies = [str(refused.value.remedy)]
+    BAD_RECORDS["job is a list"](run)
+    with pytest.raises(UsageError) as refused:
+        find_record(cluster, "bad", "team")
+    remedies.append(str(refused.value.remedy))
+    assert all(remedy.endswith(cluster.place("team")) for remedy in remedies)
+    assert cluster.place("team").startswith(" -n team --kubeconfig ")
+    words = remedies[1].split()
+    kinds = words[words.index("delete") + 1].split(",")
+    assert kinds == ["all", "configmap", "networkpolicy", "poddisruptionbudget", "trainjobs", "trainingruntimes"]
+
+
+def call(command: Callable[..., None], kube: KubeServer, folder: Path, *words: str) -> Result:
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, [*words, "--kubeconfig", str(kube.kubeconfig(folder))])
+
+
+@pytest.mark.parametrize("command", [stop.command, delete.command])
+@pytest.mark.parametrize("bad", BAD_STATUS.values(), ids=BAD_STATUS)
+def test_runs_that_cannot_be_understood_can_be_removed(
+    kube: KubeServer, tmp_path: Path, bad: dict[str, Any], command: Callable[..., None]
+) -> None:
+    run = launch(kube, name="bad")
+    run.pod(0)
+    overdue = {"deletionTimestamp": "2026-01-01T00:00:00Z"}  # nothing here removes the pod, and it is not waited for
+    kube.change("Pod", run.pods[0], {"status": bad, "metadata": overdue})
+    result = call(command, kube, tmp_path, "bad")
+    assert result.exit_code == 0, result.exception
+    assert ("jobs", "team", "bad") not in kube.objects
+
+
+def test_delete_all_goes_on_after_a_run_that_fails(
+    kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("run-a", "run-b", "run-c"):
+        launch(kube, name=name)
+    real = apply.delete
+
+    def fail_at_b(cluster: Cluster, record: Record, *others: Any) -> list[str]:
+        if record.run_id == "run-b":
+            raise UsageError("no")
+        return real(cluster, record, *others)
+
+    monkeypatch.setattr(apply, "delete", fail_at_b)
+    result = call(delete.command, kube, tmp_path, "--all", "--yes", "--json")
+    assert isinstance(result.exception, ClusterError)
+    assert "run-b: no" in result.exception.what
+    assert json.loads(result.stdout)["deleted"] == ["run-a", "run-c"]
+    assert json.loads(result.stdout)["failed"] == ["run-b"]
+    assert [record.run_id for record in list_records(kube.cluster(), "team")] == ["run-b"]
+
+
+@pytest.mark.parametrize("body", ["{}", "[]", "<html>", '{"items": [{}]}', '{"items": 3}', '{"metadata": 3}'])
+@pytest.mark.parametrize("command", [status, why, logs, stop, delete])
+def test_what_is_no_api_server(kube: KubeServer, tmp_path: Path, command: ModuleType, body: str) -> None:
+    kube.gate = lambda *_: (200, body)
+    result = call(command.command, kube, tmp_path, "demo")
+    assert isinstance(result.exception, ClusterError)
+    assert result.exception.exit_code == 69
 
 
 def test_from_the_command_line(kube: KubeServer, tmp_path: Path) -> None:

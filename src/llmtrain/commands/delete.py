@@ -8,7 +8,7 @@ import typer
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.commands.stop import PodCount, listen, warn_of_lost
-from llmtrain.errors import UsageError
+from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.terminal import printable
 
 
@@ -37,16 +37,32 @@ def command(
         _ask(f"Delete {which}{' with all data' if data else ''} in namespace {place} of {cluster.name}?")
     left: list[str] = []
     kept: list[str] = []
+    names: list[str] = []
+    failed: dict[str, LlmtrainError] = {}
     for record in records:
-        listen(cluster, record)
-        left += apply.delete(cluster, record, data, PodCount())
+        try:
+            listen(cluster, record)
+            left += apply.delete(cluster, record, data, PodCount())
+        except LlmtrainError as problem:
+            if not all_:
+                raise
+            failed[record.run_id] = problem
+            continue
+        names.append(record.run_id)
         if not data or record.config.launch.runs_volume.claim:
             kept.append(record.runs_claim)
-    names = [record.run_id for record in records]
-    lines = [f"Run {name} is deleted." for name in names] or [f"There are no runs in namespace {place}."]
+    lines = [f"Run {name} is deleted." for name in names]
+    lines += [] if records else [f"There are no runs in namespace {place}."]
     lines += [f"Data stays on claim {claim}." for claim in sorted(set(kept))]
-    show(json_, {"deleted": names, "namespace": place, "kept_claims": kept, "lost_pods": left}, "\n".join(lines))
+    value = {"deleted": names, "failed": list(failed), "namespace": place, "kept_claims": kept, "lost_pods": left}
+    show(json_, value, "\n".join(lines))
     warn_of_lost(left)
+    if failed:
+        said = " ".join(f"{name}: {problem.what}" for name, problem in failed.items())
+        raise ClusterError(
+            f"{len(failed)} of {len(records)} runs could not be deleted. {said}",
+            remedy="; ".join(dict.fromkeys(problem.remedy for problem in failed.values() if problem.remedy)) or None,
+        )
 
 
 def _ask(question: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
 from llmtrain.commands.options import JsonOption, show
-from llmtrain.errors import LlmtrainError
+from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
@@ -29,7 +29,10 @@ def command(
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
-    before = run_status(cluster, record, with_usage=False).state
+    try:
+        before = run_status(cluster, record, with_usage=False).state
+    except UsageError:  # objects that nobody understands can be removed all the same
+        before = None
     ended_as = before if before in ("finished", "failed") else None
     listen(cluster, record)
     left = apply.stop(cluster, record, PodCount(), ended_as)
@@ -59,7 +62,10 @@ def listen(cluster: "Cluster", record: "Record") -> None:
     """Print what rank 0 says from now on: whether and where it saves."""
     from llmtrain.operate.status import run_status
 
-    first = [pod for pod in run_status(cluster, record, with_log=False, with_usage=False).pods if pod.index == 0]
+    try:
+        first = [pod for pod in run_status(cluster, record, with_log=False, with_usage=False).pods if pod.index == 0]
+    except UsageError:  # the log is a courtesy
+        return
 
     def copy(pod: str) -> None:
         try:

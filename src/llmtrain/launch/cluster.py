@@ -293,11 +293,13 @@ class Cluster:
             return None
         try:
             found = json.loads(response.read())
-            if not isinstance(found, dict):
-                raise TypeError("the answer is no object")
-        except Exception as problem:  # the line broke, or something that is no cluster answered
+        except ValueError:
+            raise self._no_api_server() from None
+        except Exception as problem:  # the line broke
             raise self._unreachable(problem) from None
-        return found
+        if not _is_answer(request, found):
+            raise self._no_api_server()
+        return found  # type: ignore[no-any-return]
 
     def _send(self, request: Request, query: dict[str, str], body: Object | None, patience_sec: float) -> Any:
         """The answer to a request, unread; None where the object is not there."""
@@ -331,6 +333,13 @@ class Cluster:
             return None
         raise refused
 
+    def _no_api_server(self) -> ClusterError:
+        return ClusterError(
+            f"{self._settings.host} (context {self.name}) does not answer like a Kubernetes API server.",
+            remedy="Check the server's address in the kubeconfig, and whether a proxy answers in its place. Another "
+            "context is named by --context.",
+        )
+
     def _unreachable(self, problem: Exception) -> ClusterError:
         reason = getattr(problem, "reason", None) or problem
         return ClusterError(
@@ -354,6 +363,22 @@ def _contexts(kubeconfig: str | None) -> tuple[dict[str, Object], str | None]:
     rows = [getattr(row, "value", row) for row in listed]
     contexts = {row["name"]: getattr(row.get("context"), "value", row.get("context")) or {} for row in rows}
     return contexts, values.get("current-context")
+
+
+def _is_answer(request: Request, found: object) -> bool:
+    """Whether an API server would say that: an object, or a list of objects."""
+    if not isinstance(found, dict):
+        return False
+    if request.verb == "delete":  # it may answer with a Status
+        return bool(found)
+    if request.verb != "list":
+        part = "status" if request.kind == "SelfSubjectAccessReview" else "metadata"
+        return isinstance(found.get(part), dict)
+    items = found.get("items", ())
+    return items is None or (
+        isinstance(items, list)
+        and all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items)
+    )
 
 
 def _path(request: Request) -> str:

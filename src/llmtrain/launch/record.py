@@ -1,5 +1,6 @@
 """What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -11,7 +12,7 @@ from llmtrain.config.load import build_config, dump_config
 from llmtrain.config.schema import SECTIONS, Config
 from llmtrain.config.section import Section
 from llmtrain.errors import LlmtrainError, UsageError, nearest
-from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.launch.cluster import PLURALS, Cluster, Object
 from llmtrain.launch.explain import one_line
 from llmtrain.launch.plan import (
     APP_LABEL,
@@ -98,7 +99,7 @@ def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
     """The record of a run, or an error that names the runs there are."""
     found = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace)
     if found is not None and is_ours(found, run_id):
-        return read_record(found)
+        return read_record(found, cluster.place(namespace))
     known = [record.run_id for record in all_records(cluster, namespace)]
     raise UsageError(
         f"Run '{run_id}' is not in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
@@ -119,22 +120,23 @@ def all_records(cluster: Cluster, namespace: str | None) -> list[Record | Unread
     for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None}):
         meta = config_map["metadata"]
         try:
-            records.append(read_record(config_map))
+            records.append(read_record(config_map, cluster.place(meta["namespace"])))
         except LlmtrainError as problem:
             run_id, at = meta["labels"][RUN_LABEL], meta.get("creationTimestamp", "")
             records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), at))
     return sorted(records, key=lambda record: (record.launched_at, record.run_id))
 
 
-def read_record(config_map: Object) -> Record:
+def read_record(config_map: Object, place: str = "") -> Record:
     """The record in a ConfigMap. Whoever may write one in the namespace decides what is in it: nothing is taken for
-    granted."""
+    granted. `place`: options that lead to the namespace, for commands in remedies."""
     meta, data = config_map["metadata"], config_map.get("data") or {}
     run_id, notes = meta["labels"][RUN_LABEL], meta.get("annotations") or {}
     where = f"ConfigMap {meta['name']} in namespace {meta['namespace']}"
+    kinds = ",".join(["all,configmap,networkpolicy,poddisruptionbudget", *_operator_kinds(data)])
     remedy = (
         "If another version of llmtrain wrote it, use that one. To remove the run by hand: kubectl delete "
-        f"all,configmap -l {RUN_LABEL}={run_id} -n {meta['namespace']}"
+        f"{kinds} -l {RUN_LABEL}={run_id}{place or ' -n ' + meta['namespace']}"
     )
     missing = [name for name in (CONFIG_FILE, JOB_FILE) if name not in data]
     if missing or meta["name"] != config_map_name(run_id):
@@ -184,6 +186,20 @@ def is_same_launch(config_map: Object, record: Record) -> bool:
     except ValidationError:
         return False
     return (str(config_map["metadata"].get("uid", "")), number) == (record.uid, record.number)
+
+
+def _operator_kinds(data: Mapping[str, Any]) -> list[str]:
+    """What `kubectl delete all` leaves of a run of an operator, as far as its config can still be searched for that:
+    kubectl deletes nothing at all if one of the kinds is not installed."""
+    found = re.search(rf"^\s+kind: ['\"]?({'|'.join(_OPERATOR_KINDS)})\b", str(data.get(CONFIG_FILE)), re.MULTILINE)
+    return [PLURALS[kind] for kind in _OPERATOR_KINDS[found[1]]] if found else []
+
+
+_OPERATOR_KINDS = {
+    "pytorch_job": ("PyTorchJob",),
+    "train_job": ("TrainJob", "TrainingRuntime"),
+    "job_set": ("JobSet",),
+}
 
 
 def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:

@@ -52,7 +52,7 @@ def follow(
     logs = PodLogs(cluster, record, index=0, tail=tail)
     display: Display = LiveView(out) if is_terminal else PlainLines(out)
     try:
-        with display, objects_of(record):
+        with display, objects_of(cluster, record):
             return _Follower(cluster, record, logs, display, on_never_started, recover_after, until_running).run()
     finally:
         logs.close()
@@ -149,7 +149,7 @@ class _Follower:
     def _read_record_again(self) -> Record:
         """Somebody may have stopped the run. A record that is gone: deleted."""
         found = self._cluster.get("v1", "ConfigMap", config_map_name(self._record.run_id), self._record.namespace)
-        return self._record if found is None else read_record(found)
+        return self._record if found is None else read_record(found, self._cluster.place(self._record.namespace))
 
     def _check_trouble(self, status: RunStatus) -> None:
         if self._on_never_started is None:

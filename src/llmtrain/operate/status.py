@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.launch.cluster import Cluster, Labels, Object
+from llmtrain.launch.cluster import PLURALS, Cluster, Labels, Object
 from llmtrain.launch.explain import Missing, one_line
 from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
 from llmtrain.launch.record import Record, UnreadableRecord, all_records, is_ours
@@ -72,12 +72,12 @@ class RunStatus:
 
 def run_status(cluster: Cluster, record: Record, *, with_log: bool = True, with_usage: bool = True) -> RunStatus:
     """One run. Without its log, neither its step nor the end of a StatefulSet is known."""
-    with objects_of(record):
+    with objects_of(cluster, record):
         return _run_status(cluster, record, with_log, with_usage)
 
 
 @contextmanager
-def objects_of(record: Record) -> Iterator[None]:
+def objects_of(cluster: Cluster, record: Record) -> Iterator[None]:
     """Objects that are not as Kubernetes makes them (whoever may write in the namespace can make some) are an error of
     the run that they belong to, not a traceback."""
     try:
@@ -86,7 +86,8 @@ def objects_of(record: Record) -> Iterator[None]:
         said = one_line(f"{type(problem).__name__}: {problem}")
         raise UsageError(
             f"The objects of run '{record.run_id}' in namespace {record.namespace} cannot be understood ({said}).",
-            remedy=f"Look at them: kubectl get all -o yaml -l {RUN_LABEL}={record.run_id} -n {record.namespace}",
+            remedy=f"Look at them: kubectl get all,{PLURALS[record.kind.kind]} -o yaml -l {RUN_LABEL}={record.run_id}"
+            f"{cluster.place(record.namespace)}",
         ) from problem
 
 
@@ -118,7 +119,7 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
 
     def look(record: Record) -> Seen | UsageError:
         try:
-            with objects_of(record):
+            with objects_of(cluster, record):
                 return Seen(jobs.get(_key(record)), pod_statuses(record, pods[_key(record)]))
         except UsageError as problem:
             return problem
@@ -136,7 +137,7 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
         if isinstance(each, UsageError):
             return _not_understood(record, each)
         try:
-            with objects_of(record):
+            with objects_of(cluster, record):
                 return _finish(record, each)
         except UsageError as problem:
             return _not_understood(record, problem)

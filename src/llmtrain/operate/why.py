@@ -18,7 +18,7 @@ SILENT_SEC = 120.0
 def diagnose(cluster: Cluster, record: Record, silent_sec: float) -> tuple[Clues, str, Found]:
     """What was seen, the cause's id, and what it tells. A run that says nothing for longer than `silent_sec` is looked
     at closer."""
-    with objects_of(record):
+    with objects_of(cluster, record):
         clues = look(cluster, record)
         cause, found = find_cause(clues)
         if cause in NO_TROUBLE and record.work.mode == "train" and (quiet := quiet_sec(cluster, clues)) > silent_sec:
