@@ -41,6 +41,11 @@ def load(*sets: str, text: str = "") -> Config:
         (["runs_volume.mount_path=relative"], "launch.runs_volume.mount_path"),
         (["env.HF_TOKEN=x"], "looks like a secret"),
         (["env.WANDB_API_KEY=x"], "looks like a secret"),
+        (["env.PASS=hunter2"], "looks like a secret"),
+        (["env.MYPASS=hunter2"], "looks like a secret"),
+        (["env.DBPWD=hunter2"], "looks like a secret"),
+        (["env.AUTH=hunter2"], "looks like a secret"),
+        (["env.HOOK=https://hooks.slack.com/services/T0000/B0000/abcdefgh"], "looks like a secret"),
         (["env.NOTE=hf_abcdefghijklmnopqrstuv"], "looks like a secret"),
         (["tracking_uri=https://me:secret@host"], "credentials"),
         (["tracking_uri=https://token@host"], "credentials"),
@@ -62,6 +67,8 @@ def test_overrides_reach_sections_inside_and_mappings() -> None:
     assert (launch.resources.cpu, launch.runs_volume.claim, launch.node_range) == ("2", "x", (2, 4))
     assert launch.env == {"NCCL_DEBUG": "INFO", "N": "3"}
     assert load("env.TOKENIZERS_PARALLELISM=x").launch.env
+    plain = ("TOKEN_DIM=64", "NUM_PASS=2", "ANSWER_KEY=best_answer", "BATCH_KEY=b1", "MODEL_KEY=m1", "EVAL_KEY=e1")
+    assert len(load(*(f"env.{each}" for each in plain)).launch.env) == len(plain)
 
 
 def test_a_file_says_the_same() -> None:

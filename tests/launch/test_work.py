@@ -578,6 +578,14 @@ def test_no_login_gets_into_a_config_map(text: str) -> None:
     assert ":secret@" not in str(caught.value)
 
 
+def test_a_refused_command_names_the_word_and_not_its_value() -> None:
+    command = ("bash", "-c", 'export DB_PASS="hunter2hunter2"; python x.py')
+    with pytest.raises(UsageError) as caught:
+        make("indexed_job", work=Work("command", command))
+    assert "DB_PASS" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
 class TestRecords:
     def test_namespaces(self) -> None:
         plan = plan_job(load_config("ddp_smoke", ["launch.name=demo"]))

@@ -120,7 +120,7 @@ def all_records(cluster: Cluster, namespace: str | None) -> list[Record | Unread
     for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None}):
         meta = config_map["metadata"]
         try:
-            records.append(read_record(config_map, cluster.place(meta["namespace"])))
+            records.append(read_record(config_map))
         except LlmtrainError as problem:
             run_id, at = meta["labels"][RUN_LABEL], meta.get("creationTimestamp", "")
             records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), at))
