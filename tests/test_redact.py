@@ -168,6 +168,7 @@ PLAIN_TEXTS = [
     "git clone ssh://git@github.com/a/b",
     "pip install git+ssh://git@github.com/a/b.git@v1",
     "each token=4 bytes",
+    "export TOKEN=`cat /run/token`",
     "--user-token '<|user|>' --sep-token '###' --bot-token '### Bot'",
     'curl -H "Authorization: Bearer $TOKEN" -H "X-Api-Key: ${KEY}" -u "$USER:$PASS" https://host:8080/x@y',
     "password: required, unexpected token: expected ]",

@@ -51,7 +51,7 @@ _ABOUT = _words(
 # A value that gives nothing away: a switch, a reference to a variable, a list, a template, a call, the name of a
 # variable or of a field that holds the secret, and the path of a file that does.
 _NO_VALUE = {"", "true", "false", "yes", "no", "on", "off", "none", "null", "empty", "0", "1", "***"}
-_REFERENCE = re.compile(r"[$\[<{%]|[A-Za-z_.]+[(\[]|[A-Z]+(?:_[A-Z]+)+$|[a-z_]+(?:\.[a-z_]+)+$")
+_REFERENCE = re.compile(r"[$`\[<{%]|[A-Za-z_.]+[(\[]|[A-Z]+(?:_[A-Z]+)+$|[a-z_]+(?:\.[a-z_]+)+$")
 _PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.-]{1,30})+/?")  # longer parts may well be a secret in base64
 # These words have other meanings too: behind them a short number is none, nor, behind the first three, a short word.
 _AMBIGUOUS = ("TOKEN", "KEY", "AUTH", "PASS", "PWD", "PAT")
