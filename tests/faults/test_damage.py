@@ -147,6 +147,40 @@ def test_all_damaged_is_never_a_fresh_start(config: Config, killed_root: Path, r
     assert [path.name for path in killed_root.iterdir()] == [RUN_ID]
 
 
+@pytest.mark.parametrize("what", ["missing", "empty", "dangling link", "file", "unrecorded", "finished"])
+def test_checkpoints_that_are_gone_are_never_a_fresh_start(
+    make_config: MakeConfig, config: Config, killed_root: Path, golden_root: Path, what: str
+) -> None:
+    """Its disk is not mounted, for example. Metrics, which a fresh start would erase, stay."""
+    if what == "finished":
+        shutil.rmtree(killed_root)
+        harness.copy_root(golden_root, killed_root)
+        config = make_config(trainer__max_steps=20)
+    run = killed_root / RUN_ID
+    shutil.rmtree(run / "checkpoints")
+    if what == "empty":
+        (run / "checkpoints").mkdir()
+    elif what == "dangling link":
+        (run / "checkpoints").symlink_to(run.parent / "not-mounted")
+    elif what == "file":
+        (run / "checkpoints").write_text("")
+    elif what == "unrecorded":
+        (run / "generations.json").write_text("damaged")
+    before = harness.tree(killed_root)
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 65, ended.output
+    assert str(run / "checkpoints") in ended.output
+    assert harness.tree(killed_root) == before
+
+
+def test_run_killed_before_its_first_checkpoint_starts_over(config: Config, root: Path, golden: Outcome) -> None:
+    assert harness.run(config, fault="save_before_rename:2:0:kill").code == -9
+    assert (root / RUN_ID / "metrics.jsonl").read_text()
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert harness.outcome(root, ended.result) == golden
+
+
 def test_a_damaged_one_by_path_is_refused_not_replaced(config: Config, killed_root: Path) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / "optimizer.safetensors"
     flip_bit(file, random.Random(0))

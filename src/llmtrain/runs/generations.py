@@ -7,6 +7,7 @@ launches the run again (LLMTRAIN_LAUNCH counts that) has a reason to think it wi
 
 import os
 import socket
+import threading
 import time
 from typing import Any
 
@@ -21,6 +22,7 @@ LAUNCH = "LLMTRAIN_LAUNCH"
 """Environment variable: which launch of the run this is, where a launcher counts them."""
 RUN_DIR = "LLMTRAIN_RUN_DIR"
 """Environment variable of commands of the user's own: where what they write is kept, and fetched from."""
+_CHANGING = threading.Lock()  # a save in the background notes that it is done
 _NO_CRASH = ("finished", "stopped", "refused")
 
 
@@ -74,6 +76,7 @@ def begin_generation(
         "crashes": crashes,
         "launch": launch,
         "invocation": invocation(),
+        "saved": False,
         "ended": None,
     }
     write_json(run.generations, [*rows, row][-KEPT:])
@@ -82,11 +85,20 @@ def begin_generation(
 
 def note_generation(run: RunDirectory, generation: int, **facts: Any) -> None:
     """Add to what is known of a start."""
+    with _CHANGING:
+        rows = read_generations(run)
+        for row in rows:
+            if row["generation"] == generation:
+                row.update(facts)
+                write_json(run.generations, rows)
+
+
+def has_saved(run: RunDirectory) -> bool | None:
+    """Whether a start of the run has published a checkpoint; None where that is not recorded."""
     rows = read_generations(run)
-    for row in rows:
-        if row["generation"] == generation:
-            row.update(facts)
-            write_json(run.generations, rows)
+    if any(row.get("saved") or row["from_step"] > 0 for row in rows):
+        return True
+    return False if rows and all("saved" in row for row in rows) else None
 
 
 def has_restored(run: RunDirectory) -> bool:
@@ -102,13 +114,14 @@ def invocation() -> str:
 
 def end_generation(run: RunDirectory, generation: int, status: str, step: int) -> None:
     """Say how it ended; the first word stands."""
-    rows = read_generations(run)
-    for row in rows:
-        if row["generation"] == generation and row.get("ended") is None:
-            row.update(ended=status, step=step)
-            try:
-                write_json(run.generations, rows)
-            except OSError as problem:
-                if not is_full(problem):
-                    raise
-                write_json_in_place(run.generations, rows)
+    with _CHANGING:
+        rows = read_generations(run)
+        for row in rows:
+            if row["generation"] == generation and row.get("ended") is None:
+                row.update(ended=status, step=step)
+                try:
+                    write_json(run.generations, rows)
+                except OSError as problem:
+                    if not is_full(problem):
+                        raise
+                    write_json_in_place(run.generations, rows)

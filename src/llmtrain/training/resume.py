@@ -13,8 +13,10 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.logs import log, warn
 from llmtrain.redact import redact, redact_values
-from llmtrain.runs.atomic import read_json
+from llmtrain.runs.atomic import is_there, read_json
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
+from llmtrain.runs.generations import has_saved
+from llmtrain.runs.metrics import read_metrics
 from llmtrain.runs.summary import config_values, read_meta
 from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.training.state import Progress, load_tensors
@@ -64,8 +66,29 @@ def find_resumption(run: RunDirectory, resume: str) -> Resumption:
         return Resumption(run, checkpoint, True)
     newest = store.newest_usable()
     if newest is None:
+        _check_never_saved(run)
         log("TRAIN", f"run {run.run_id} has no checkpoint yet: it starts from the beginning")
     return Resumption(run, newest, False)
+
+
+def _check_never_saved(run: RunDirectory) -> None:
+    """Refuse to start a run over whose checkpoints are gone: that would erase its metrics, too."""
+    folder = run.checkpoints
+    if is_there(folder) and not folder.is_dir():
+        why = f"{folder} is {'a link that leads nowhere' if folder.is_symlink() else 'not a directory'}."
+    else:
+        has = True if is_there(run.finished) else has_saved(run)
+        if has is None and not folder.is_dir():  # generations.json is damaged, or of an earlier version
+            has = next(read_metrics(run.metrics), None) is not None
+        if not has:
+            return
+        where = "is empty" if folder.is_dir() else "is missing"
+        why = f"Run '{run.run_id}' has saved checkpoints, but {folder} {where}."
+    raise CheckpointError(
+        why,
+        remedy="Mount its disk or restore it from a backup, then resume again. To train from the beginning, start a "
+        "new run.",
+    )
 
 
 def recorded_threads(resumption: Resumption | None) -> int | None:

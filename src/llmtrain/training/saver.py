@@ -22,9 +22,17 @@ class Saver:
     """One save at a time. Every rank calls the same methods at the same steps, so all agree on how a save ended."""
 
     def __init__(
-        self, store: CheckpointStore, lock: NullLock, world: World, keep: int | Literal["all"], in_background: bool
+        self,
+        store: CheckpointStore,
+        lock: NullLock,
+        world: World,
+        keep: int | Literal["all"],
+        in_background: bool,
+        note_saved: Callable[[], None] = lambda: None,
     ) -> None:
+        """`note_saved` records, outside of the store, that it has a checkpoint; rank 0 calls it after the first."""
         self._store, self._lock, self._world, self._keep = store, lock, world, keep
+        self._note_saved, self._is_noted = note_saved, False
         self._in_background = in_background
         self._copies: dict[tuple[str, str], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
@@ -88,6 +96,9 @@ class Saver:
         """Housekeeping after a checkpoint is complete; when it fails nothing is lost."""
         self._lock.check()
         try:
+            if not self._is_noted:
+                self._note_saved()
+                self._is_noted = True
             self._store.point(step)
             self._extras(step, after)
             fault("save_before_prune", step)

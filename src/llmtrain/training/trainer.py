@@ -14,6 +14,7 @@ from llmtrain.distributed.micro_batches import Share
 from llmtrain.distributed.world import World
 from llmtrain.errors import ResumeMe, TrainingStopped
 from llmtrain.logs import warn
+from llmtrain.runs.atomic import is_full
 from llmtrain.runs.lock import NullLock
 from llmtrain.tracking.base import Metrics, NullTracker
 from llmtrain.training.evaluate import evaluate
@@ -273,8 +274,12 @@ class Trainer:
             step, self.saved = self.saved[0], self._saved_before
             what = f"The checkpoint of step {step} could not be written: {problem}. The earlier ones are whole."
             if is_last_chance:
-                remedy = "Free some space, then go on with --resume."
-                raise TrainingStopped(what, remedy=remedy, reason="disk_full") from None
+                # safetensors does not say why a write failed (its error has no number): most often the disk is full
+                is_space = is_full(problem) or problem.errno is None
+                remedy = "Free some space" if is_space else "Check the storage of the run"
+                raise TrainingStopped(
+                    what, remedy=f"{remedy}, then resume with --resume.", reason="disk_full" if is_space else None
+                ) from None
             warn("SAVE", f"{what} Training goes on; the next save tries again.")
 
     def _pause(self) -> AbstractContextManager[None]:
