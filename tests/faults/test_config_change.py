@@ -1,5 +1,6 @@
 """Resuming with another config: refused with the list, allowed for fields that do not decide the result."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,27 @@ def test_auto_starts_then_goes_on_then_does_nothing(make_config: MakeConfig, roo
 def test_auto_without_a_run_id_finds_the_unfinished_run_of_this_name(
     make_config: MakeConfig, killed_root: Path, golden: Outcome
 ) -> None:
+    ended = harness.run(make_config(output__run_id=None), "auto")
+    assert ended.code == 0, ended.output
+    assert ended.result["run_id"] == RUN_ID
+    assert harness.outcome(killed_root, ended.result) == golden
+
+
+@pytest.mark.parametrize("what", ["off", "damaged", "both off", "killed before a checkpoint", "another type"])
+def test_auto_finds_a_run_without_its_meta_json(
+    make_config: MakeConfig, killed_root: Path, golden: Outcome, what: str
+) -> None:
+    run = killed_root / RUN_ID
+    if "killed" in what:
+        shutil.rmtree(killed_root)
+        ended = harness.run(make_config(output__save_meta_json=False), fault="forward:1:0:kill")
+        assert ended.code == -9, ended.output
+    elif what in ("damaged", "another type"):
+        (run / "meta.json").write_text('{"name"' if what == "damaged" else '{"name": 5}')
+    else:
+        (run / "meta.json").unlink()
+        if "both" in what:
+            (run / "config.yaml").unlink()
     ended = harness.run(make_config(output__run_id=None), "auto")
     assert ended.code == 0, ended.output
     assert ended.result["run_id"] == RUN_ID

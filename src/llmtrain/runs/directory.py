@@ -193,7 +193,9 @@ def list_runs(root: str) -> list[RunDirectory]:
     for name in names:
         run = RunDirectory(folder / name)
         with suppress(OSError):  # deleted at this very moment, or not for us to read
-            if re.fullmatch(RUN_ID_PATTERN, name) and run.exists() and (run.meta.is_file() or run.checkpoints.is_dir()):
+            files = (run.meta, run.config)  # each can be turned off
+            is_run = run.checkpoints.is_dir() or any(path.is_file() for path in files)
+            if re.fullmatch(RUN_ID_PATTERN, name) and run.exists() and is_run:
                 # meta.json is written once, at the first start.
                 runs.append(((run.meta if run.meta.is_file() else run.path).stat().st_mtime, name, run))
     return [run for _, _, run in sorted(runs, key=lambda row: row[:2])]

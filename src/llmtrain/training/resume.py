@@ -115,9 +115,24 @@ def _newest_run(config: Config) -> RunDirectory | None:
         run = RunDirectory(Path(root).expanduser() / config.output.run_id)
         return run if run.exists() else None
     for run in reversed(list_runs(root)):
-        if read_meta(run).get("name") == redact(config.run.name) and not run.finished.exists():
+        if _name(run) == redact(config.run.name) and not run.finished.exists():
             return run
     return None
+
+
+def _name(run: RunDirectory) -> Any:
+    """Its run.name, from the first record that has it: meta.json and config.yaml may be damaged or turned off."""
+    name = read_meta(run).get("name")
+    if isinstance(name, str):
+        return name
+    section = config_values(run).get("run")
+    if not isinstance(section, dict):
+        newest = CheckpointStore(run.checkpoints).pointed("latest")
+        try:
+            section = newest.state()["config"].get("run") if newest else None
+        except CheckpointError:
+            section = None
+    return section.get("name") if isinstance(section, dict) else None
 
 
 def already_finished(config: Config, resumption: Resumption, allow_change: bool = False) -> TrainResult | None:
