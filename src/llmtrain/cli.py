@@ -15,7 +15,7 @@ import llmtrain
 from llmtrain.errors import LlmtrainError, ResumeMe, TrainingStopped, UsageError
 from llmtrain.runs.atomic import is_full
 from llmtrain.runs.exit_report import speak_for_pod, write_exit_report
-from llmtrain.terminal import print_in_any_encoding, say
+from llmtrain.terminal import discard, print_in_any_encoding, say
 
 # An option with or without a value is more than the parser knows.
 _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
@@ -144,6 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except OSError as problem:
+        if isinstance(problem, BrokenPipeError) and _is_unread():
+            sys.exit(128 + signal.SIGPIPE)  # as any program ends whose reader has gone (`| head`)
         if not is_full(problem):
             write_exit_report(_crash(problem))
             raise
@@ -175,13 +177,23 @@ def _flush_output() -> int | None:
     code = None
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None:  # None: closed by the caller (`>&-`)
+                stream.flush()
         except OSError as problem:
-            if not is_full(problem):
-                raise
-            code = code or (_report(_output_lost(problem), []) if stream is sys.stdout else None)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # takes what is left in the buffer
+            is_lost = stream is sys.stdout and not isinstance(problem, BrokenPipeError)  # else nobody wants to read it
+            code = code or (_report(_output_lost(problem), []) if is_lost else None)
+            discard(stream)
     return code
+
+
+def _is_unread() -> bool:
+    """Whether the reader of standard output has gone. Nothing more is written to it then."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard(sys.stdout)
+        return True
+    return False
 
 
 def _crash(problem: Exception) -> LlmtrainError:
@@ -191,9 +203,9 @@ def _crash(problem: Exception) -> LlmtrainError:
 
 def _output_lost(problem: OSError) -> LlmtrainError:
     return TrainingStopped(
-        f"The disk is full: {problem.strerror} ({problem.filename or 'standard output'}).",
-        remedy="Free some space, then run the same command again.",
-        reason="disk_full",
+        f"Cannot write to {problem.filename or 'standard output'}: {problem.strerror}.",
+        remedy="Free some space, then run the same command again." if is_full(problem) else None,
+        reason="disk_full" if is_full(problem) else None,
     )
 
 

@@ -2,6 +2,7 @@
 every command prints through `say`, or cleans with `printable` what it draws itself."""
 
 import io
+import os
 import re
 import sys
 from typing import TextIO
@@ -28,6 +29,13 @@ def printable(text: str) -> str:
 def printable_line(text: str) -> str:
     """As printable, in one line: a line break in a message must not look like another row."""
     return printable(" ".join(text.splitlines()).replace("\t", " "))
+
+
+def discard(stream: TextIO) -> None:
+    """Write what is left in the buffer of a stream nowhere, and whatever follows."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def say(text: object, file: TextIO | None = None) -> None:

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -419,3 +420,47 @@ def test_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path, case: st
         assert "Traceback" not in ended.stderr
     if case == "log":
         assert json.loads(ended.stdout)["steps"] == 3
+
+
+@pytest.mark.parametrize("case", ["pipe", "pipe with --json", "closed", "full"])
+def test_output_that_nobody_reads_does_not_change_the_exit_code(
+    make_config: MakeConfig, tmp_path: Path, case: str
+) -> None:
+    """`llmtrain train | true`: a run that has finished has finished."""
+    document = tmp_path / "config.yaml"
+    document.write_text(dump_document(make_config(trainer__max_steps=3).as_dict()), encoding="utf-8")
+    words = [sys.executable, "-m", "llmtrain", "train", "--config", str(document)]
+    words += ["--json"] if case != "pipe" else []
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe, Path("/dev/full").open("w") as full:
+        shell = ["sh", "-c", 'exec "$@" >&-', "sh"] if case == "closed" else []
+        ended = subprocess.run(
+            [*shell, *words],
+            stdout=full if case == "full" else pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+    assert ended.returncode == (65 if case == "full" else 0), ended.stderr
+    assert "Traceback" not in ended.stderr
+    if case == "full":
+        assert f"--resume {tmp_path / 'runs' / RUN_ID}" in ended.stderr
+
+
+def test_command_whose_reader_goes_while_it_prints(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-m", "llmtrain", "print-config", "--reference"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=300,
+            cwd=tmp_path,
+        )
+    assert ended.returncode in (0, 128 + signal.SIGPIPE)
+    assert ended.stderr == ""

@@ -1,11 +1,12 @@
 """Options that several commands share."""
 
 import json
+import sys
 from typing import Annotated, Any
 
 import typer
 
-from llmtrain.terminal import say
+from llmtrain.terminal import discard, say
 
 ConfigOption = Annotated[
     str | None,
@@ -55,8 +56,12 @@ def shorthands(overrides: list[str] | None, model: str | None, tokenizer: str | 
 
 
 def show(as_json: bool, value: dict[str, Any], text: str) -> None:
-    """The result of a command: one JSON object, or text for a person."""
-    if as_json:
-        print(json.dumps(value, indent=2))
-    else:
-        say(text)
+    """The result of a command: one JSON object, or text for a person. A reader that has gone (`| head`) changes
+    nothing about how the command ended."""
+    try:
+        if as_json:
+            print(json.dumps(value, indent=2), flush=True)
+        else:
+            say(text)
+    except BrokenPipeError:
+        discard(sys.stdout)

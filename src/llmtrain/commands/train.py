@@ -19,9 +19,10 @@ from llmtrain.commands.options import (
     show,
 )
 from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
-from llmtrain.errors import UsageError
+from llmtrain.errors import TrainingStopped, UsageError
 from llmtrain.logs import is_debugging
-from llmtrain.terminal import printable
+from llmtrain.runs.atomic import is_full
+from llmtrain.terminal import discard, printable
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -72,7 +73,7 @@ def command(
             with explaining(loaded):
                 result = run.run_training(loaded, resume, allow_config_change, stop)
             if result is not None:  # ranks other than 0 have nothing to show
-                show(json_, result, _result_text(result))
+                _show(json_, result)
 
 
 def _train_here(
@@ -136,6 +137,19 @@ def _where_it_is_now(run: "RunDirectory", output: object) -> list[str]:
     if Path(str(recorded.get("root_dir", DEFAULT_ROOT))).expanduser().absolute() != here:
         found.append(f"output.root_dir={json.dumps(str(here))}")
     return found
+
+
+def _show(as_json: bool, result: dict[str, Any]) -> None:
+    try:
+        show(as_json, result, _result_text(result))
+    except OSError as problem:
+        discard(sys.stdout)
+        raise TrainingStopped(
+            f"Run '{result['run_id']}' is finished, but its result cannot be written to standard output: "
+            f"{problem.strerror or problem}.",
+            remedy=f"`llmtrain train --resume {result['run_dir']}` prints it again.",
+            reason="disk_full" if is_full(problem) else None,
+        ) from None
 
 
 def _result_text(result: dict[str, Any]) -> str:
