@@ -1,6 +1,7 @@
 """The kinds of data that a config can name, each through the path that training takes."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,19 @@ class TestDummyText:
         prepared = prepare("dummy_text", tmp_path, tokenizer=tokenizer)
         assert text(prepared, "train").endswith((".\n", ".\n\0"))
         assert int(prepared.train.tokens.max()) < prepared.tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("name", ["text_files", "hf_text"])
+def test_changed_text_of_equal_size_and_time_is_read_again(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("abc\n" * 50)
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    before = prepare(name, tmp_path, files=[str(path)], val_files=[str(path)])
+    path.write_text("xyz\n" * 50)
+    os.utime(path, ns=times)
+    after = prepare(name, tmp_path, files=[str(path)], val_files=[str(path)])
+    assert text(after, "train").startswith("xyz")
+    assert after.fingerprint != before.fingerprint
 
 
 def test_every_dataset_of_the_registry_is_tried_here() -> None:

@@ -1,3 +1,4 @@
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,9 +193,20 @@ class TestExpanding:
         with pytest.raises(DataError, match=r"data\.val_files: the text is empty"):
             expand_files([str(path)], "data.val_files")
 
-    def test_identity_changes_with_the_file(self, path: Path) -> None:
+    @pytest.mark.parametrize("text", ["three", "two"])
+    def test_identity_changes_with_the_content(self, path: Path, tmp_path: Path, text: str) -> None:
+        """Also where size and time of change stay, as with `cp -p` and `rsync -t`."""
         path.write_text("one")
-        before = files_identity([path])
-        assert files_identity([path]) == before
-        path.write_text("three")
-        assert files_identity([path]) != before
+        before, times = files_identity([path], tmp_path), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+        assert files_identity([path], tmp_path) == before
+        path.write_text(text)
+        os.utime(path, ns=times)
+        assert files_identity([path], tmp_path) != before
+
+    def test_identity_is_that_of_a_copy(self, path: Path, tmp_path: Path) -> None:
+        """A layer of an image: another inode, other times."""
+        path.write_text("one")
+        copy = tmp_path / "elsewhere" / path.name
+        copy.parent.mkdir()
+        copy.write_text("one")
+        assert files_identity([copy], tmp_path) == files_identity([path], tmp_path)

@@ -22,9 +22,9 @@ class HFText(TextData):
         config = self.config
         identity: dict[str, Any] = {"kind": "hf_text", "column": config.text_column}
         if config.files:
-            identity["files"] = files_identity(expand_files(config.files, "data.files"))
+            identity["files"] = files_identity(expand_files(config.files, "data.files"), self.cache_dir)
             if config.val_files:
-                identity["val"] = files_identity(expand_files(config.val_files, "data.val_files"))
+                identity["val"] = files_identity(expand_files(config.val_files, "data.val_files"), self.cache_dir)
             else:
                 identity["val"] = config.val_fraction
         else:
@@ -76,6 +76,8 @@ class HFText(TextData):
                 known=_BUILDERS,
             )
         options = {"keep_linebreaks": True, "encoding": "utf-8-sig"} if kind == "text" else {}
+        # The library knows a file that it has converted by its path and time of change alone.
+        cache = f"{cache}/{files_identity(files, self.cache_dir)[:20]}"
         rows = datasets.load_dataset(
             kind, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
         )

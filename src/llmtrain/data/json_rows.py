@@ -81,7 +81,7 @@ class JsonRows(RowData):
 
     def _source_identity(self, split: Split) -> Any:
         if self._file(split):
-            return files_identity([self._path(split)])
+            return files_identity([self._path(split)], self.cache_dir)
         return load_split(self.config, split)._fingerprint  # changes when the hub's content does
 
     def _held_out(self, split: Split, lines: Iterator[Line]) -> Iterator[Line]:

@@ -12,8 +12,8 @@ class TextFiles(TextData):
         config = self.config
         return {
             "kind": "text_files",
-            "files": files_identity(expand_files(config.files, "data.files")),
-            "val": files_identity(expand_files(config.val_files, "data.val_files"))
+            "files": files_identity(expand_files(config.files, "data.files"), self.cache_dir),
+            "val": files_identity(expand_files(config.val_files, "data.val_files"), self.cache_dir)
             if config.val_files
             else config.val_fraction,
         }

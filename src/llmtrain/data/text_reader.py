@@ -3,13 +3,13 @@ part of the text. A file with NUL bytes is no text: most are UTF-16, and the byt
 
 import codecs
 import glob
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from llmtrain.data.base import Piece
 from llmtrain.data.cutting import last_cut
 from llmtrain.errors import DataError
+from llmtrain.runs.content_hash import files_sha256
 
 BLOCK_BYTES = 1 << 20
 LONGEST_PIECE = 16 << 20
@@ -33,9 +33,12 @@ def expand_files(patterns: Iterable[str], field: str) -> list[Path]:
     return files
 
 
-def files_identity(files: Iterable[Path]) -> list[list[Any]]:
-    """Name, size and modification time: what tells that files are unchanged without reading them."""
-    return [[str(path.resolve()), (stat := path.stat()).st_size, stat.st_mtime_ns] for path in files]
+def files_identity(files: Sequence[Path], cache_dir: Path) -> str:
+    """A hash over names and contents, wherever the files lie. Times are not enough: tools that copy files set them."""
+    try:
+        return files_sha256(files, cache_dir)
+    except OSError as problem:
+        raise DataError(f"{problem.filename or files[0]} cannot be read: {problem.strerror or problem}.") from None
 
 
 def read_pieces(path: Path) -> Iterator[Piece]:
