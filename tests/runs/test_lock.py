@@ -264,6 +264,24 @@ def test_another_pid_namespace_does_not_take_over_a_living_owner(path: Path, hol
     assert json.loads(path.read_text())["pid"] == holder.pid
 
 
+def test_another_time_namespace_does_not_take_over_a_living_owner(path: Path, holder: subprocess.Popen[str]) -> None:
+    """Where start times of processes are shifted."""
+    other = ["unshare", "--user", "--map-root-user", "--time", "--fork", "--boottime", "1000"]
+    if not shutil.which("unshare") or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no time namespace can be made here")
+    ended = subprocess.run(
+        [*other, sys.executable, "-c", HOLDER, str(path)], input="", capture_output=True, text=True, check=False
+    )
+    assert "UsageError" in ended.stderr
+    assert json.loads(path.read_text())["pid"] == holder.pid
+
+
+def test_process_table_of_another_time_namespace_cannot_tell(path: Path, holder: subprocess.Popen[str]) -> None:
+    change(path, time_namespace=1, process=f"{boot(path)}:1")
+    assert lock_module._is_alive(json.loads(path.read_text())) is None
+    assert holder.poll() is None
+
+
 def unreadable(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     """The next reads of the lock fail as on network storage that lost its handle."""
     read, left = lock_module._read, [times]

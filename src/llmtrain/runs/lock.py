@@ -1,9 +1,9 @@
 """One writer per run. The owner refreshes the lock file; a lock whose owner is gone is taken over.
 
 A second writer is refused while the owner is alive. On one machine, inside one PID namespace, the process table says
-at once whether it is. Elsewhere (another machine, another container, another boot) only the heartbeat can tell: a
-change of the lock's time is a sign of life, and STALE_AFTER_SEC without a change, by the monotonic clock of the
-process that waits, means that the owner is gone. Clocks of two machines are never compared.
+at once whether it is. Elsewhere (another machine, another container, another boot, another time namespace) only the
+heartbeat can tell: a change of the lock's time is a sign of life, and STALE_AFTER_SEC without a change, by the
+monotonic clock of the process that waits, means that the owner is gone. Clocks of two machines are never compared.
 
 An owner that was declared gone and comes back finds another token in the lock, and publishes nothing more: `check`
 raises.
@@ -216,7 +216,8 @@ def _identity() -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "process": _process_birth(os.getpid()),
-        "pid_namespace": _pid_namespace(),
+        "pid_namespace": _namespace("pid"),
+        "time_namespace": _namespace("time"),
     }
 
 
@@ -230,9 +231,11 @@ def _is_alive(owner: dict[str, Any]) -> bool | None:
         return False if here is None else None
     if not isinstance(birth, str) or birth.partition(":")[0] != _boot_id() or here == _EXISTS:
         return None
-    if "pid_namespace" not in owner:  # a lock of an earlier version
+    if "pid_namespace" not in owner or "time_namespace" not in owner:  # a lock of an earlier version
         return True if here == birth else None
-    if owner["pid_namespace"] is None or owner["pid_namespace"] != _pid_namespace():
+    if owner["pid_namespace"] is None or owner["pid_namespace"] != _namespace("pid"):
+        return None
+    if owner["time_namespace"] != _namespace("time"):  # there, the start times of processes are shifted
         return None
     # The process must still be the one that took the lock, not a later one with its number (a restarted container's
     # first process is number 1 again).
@@ -263,10 +266,11 @@ def _boot_id() -> str | None:
         return None
 
 
-def _pid_namespace() -> int | None:
-    """The inode of this process's PID namespace: containers of one machine may share its name, not its processes."""
+def _namespace(kind: str) -> int | None:
+    """The inode of this process's namespace: containers of one machine may share its name, not its processes. None
+    where there is none (/proc/self/ns/time came with Linux 5.6)."""
     try:
-        return Path("/proc/self/ns/pid").stat().st_ino
+        return Path(f"/proc/self/ns/{kind}").stat().st_ino
     except OSError:
         return None
 
