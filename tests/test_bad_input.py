@@ -51,6 +51,10 @@ TABLE = [
     ("warm-up longer than the run", ["trainer.warmup_steps=50"], 64, ["warmup_steps 50"]),
     ("min_lr above lr", ["trainer.min_lr=5"], 64, ["min_lr"]),
     *((f"zero {name}", [f"{name}=0"], 64, [name]) for name in SIZES),
+    *(
+        (f"huge {name}", [f"{name}=99999999999999999999999"], 64, [name])
+        for name in (*(size for size in SIZES if size not in ("trainer.lr", "trainer.max_grad_norm")), "run.seed")
+    ),
     *((f"negative {name}", [f"{name}=-1"], 64, [name]) for name in SIZES),
     *((f"{value} as a rate", [f"trainer.lr={value}"], 64, ["trainer.lr"]) for value in (".nan", ".inf", "-1.0")),
     *((f"run id {run_id!r}", [f"output.run_id={run_id}"], 64, ["output.run_id", "2 to 40"]) for run_id in RUN_IDS[:10]),

@@ -181,6 +181,25 @@ def test_run_killed_before_its_first_checkpoint_starts_over(config: Config, root
     assert harness.outcome(root, ended.result) == golden
 
 
+@pytest.mark.parametrize(
+    "content", ["{}", '{"steps": null}', '{"steps": "8"}', '{"steps": 8}', '{"steps": true}', "[" * 100_000]
+)
+def test_damaged_result_is_made_again(config: Config, finished_root: Path, golden: Outcome, content: str) -> None:
+    (finished_root / RUN_ID / "finished.json").write_text(content)
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert harness.outcome(finished_root, ended.result) == golden
+    assert harness.read_result(finished_root)["steps"] == STEPS
+
+
+def test_metrics_with_a_deeply_nested_line_resume(config: Config, killed_root: Path, golden: Outcome) -> None:
+    with (killed_root / RUN_ID / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 0, ended.output
+    assert harness.outcome(killed_root, ended.result) == golden
+
+
 def test_a_damaged_one_by_path_is_refused_not_replaced(config: Config, killed_root: Path) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / "optimizer.safetensors"
     flip_bit(file, random.Random(0))

@@ -1,5 +1,6 @@
 """What is damaged in one run is said in its row, and hides no other."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,14 @@ def make_folder(name: str) -> Callable[[RunDirectory], None]:
     return damage
 
 
+def make_pipe(name: str) -> Callable[[RunDirectory], None]:
+    def damage(run: RunDirectory) -> None:
+        (run.path / name).unlink(missing_ok=True)
+        os.mkfifo(run.path / name)
+
+    return damage
+
+
 DAMAGE = {
     "config binary": ("config.yaml", write("config.yaml", b"\xff\xfe\x00")),
     "config deep": ("config.yaml", write("config.yaml", f"a: {DEEP}")),
@@ -41,6 +50,19 @@ DAMAGE = {
     "lock text": ("lock", write("lock", '"me"')),
     "loss text": ("metrics.jsonl", write("metrics.jsonl", '{"step": 1, "train/loss": "low", "val/loss": []}\n')),
     "metrics folder": ("metrics.jsonl", make_folder("metrics.jsonl")),
+    "metrics deep": (None, write("metrics.jsonl", f'{{"step": 1, "x": {DEEP}\n')),
+    "metrics pipe": ("metrics.jsonl", make_pipe("metrics.jsonl")),
+    "finished pipe": ("finished.json", make_pipe("finished.json")),
+    "config pipe": ("config.yaml", make_pipe("config.yaml")),
+    "lock pipe": ("lock", make_pipe("lock")),
+    "best pipe": (None, make_pipe("checkpoints/best")),
+    "generations values": (
+        None,
+        write(
+            "generations.json",
+            '[{"generation": 1, "from_step": 0, "crashes": 0, "threads": [1], "architecture": {}, "to_step": []}]',
+        ),
+    ),
     "best binary": (None, write("checkpoints/best", b"\xff\xfe")),
     "generations": (None, write("generations.json", '{"a": 1}')),
     "heartbeat": (None, write("heartbeats/rank-0.json", "[]")),

@@ -82,7 +82,7 @@ class RunSection(Section):
 
     name: Annotated[str, Field(min_length=1, max_length=200)] = "llmtrain"
     """Human name; the run id is made from it."""
-    seed: CountOrZero = 1337
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1337
     """Decides initial weights, sample order and dropout. The same config and seed give the same run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; `auto` takes a GPU when there is one."""

@@ -16,8 +16,10 @@ from pydantic_core import PydanticCustomError
 
 RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
-PositiveInt = Annotated[int, Field(gt=0)]
-CountOrZero = Annotated[int, Field(ge=0)]
+MOST = 2**31 - 1
+"""The largest count: what is computed from several of them still fits into 64 bits."""
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
 
 # One name may be written without the brackets of a list.
 Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
@@ -30,7 +32,7 @@ def _number_or_all(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         raise PydanticCustomError("number_or_all", "must be a number, 2 or more, or `all`") from None
 
 
-TwoOrMoreOrAll = Annotated[Annotated[int, Field(ge=2)] | Literal["all"], WrapValidator(_number_or_all)]
+TwoOrMoreOrAll = Annotated[Annotated[int, Field(ge=2, le=MOST)] | Literal["all"], WrapValidator(_number_or_all)]
 
 # (fields concerned, what is wrong and the remedy)
 Problem = tuple[tuple[str, ...], str]

@@ -4,8 +4,9 @@ import errno
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from llmtrain.errors import TrainingStopped
 
@@ -83,9 +84,19 @@ def write_json_in_place(path: Path, value: Any) -> None:
             raise
 
 
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """A plain file, to be read; raises for a named pipe, on which `open` would wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return os.fdopen(descriptor, encoding="utf-8", errors=errors)
+
+
 def read_json(path: Path) -> Any:
     """The value, or None where there is no readable one."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open_text(path) as file:
+            return json.load(file)
     except (OSError, ValueError, RecursionError):
         return None

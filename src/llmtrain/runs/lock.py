@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from llmtrain.errors import PeerLost, Superseded, UsageError
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import is_full, write_json
+from llmtrain.runs.atomic import is_full, open_text, write_json
 
 HEARTBEAT_SEC = 2.0
 STALE_AFTER_SEC = 30.0
@@ -199,7 +199,7 @@ def _read(path: Path) -> _Seen | None:
     """The lock; None where there is none, or a damaged one. Opening the file, unlike looking at its directory entry,
     makes NFS ask the server for its time."""
     try:
-        with path.open(encoding="utf-8") as file:
+        with open_text(path) as file:
             heartbeat = os.fstat(file.fileno()).st_mtime_ns
             owner = json.load(file)
     except (FileNotFoundError, ValueError, RecursionError):

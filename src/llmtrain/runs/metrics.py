@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.logs import warn
-from llmtrain.runs.atomic import write_atomic
+from llmtrain.runs.atomic import open_text, write_atomic
 
 Row = dict[str, Any]
 SYNC_BYTES = 1 << 20
@@ -101,11 +101,11 @@ def read_metrics(path: Path) -> Iterator[Row]:
     """Rows in order. What is no row, such as a last line cut off by a crash, is passed over."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with open_text(path, errors="replace") as file:
         for line in file:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(row, dict) and isinstance(row.get("step"), int):
                 yield row

@@ -8,7 +8,7 @@ from typing import Any
 from llmtrain.config.document import read_document
 from llmtrain.config.schema import differences
 from llmtrain.errors import LlmtrainError
-from llmtrain.runs.atomic import is_there, read_json
+from llmtrain.runs.atomic import is_there, open_text, read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.heartbeats import read_heartbeats
@@ -124,14 +124,14 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
 def _recorded(run: RunDirectory, name: str, else_: Any = None) -> list[Any]:
     """What the starts of a run recorded, each value once, in order; `else_` where none did."""
     found = [row[name] for row in read_generations(run) if row.get(name) is not None] or [else_]
-    return list(dict.fromkeys(value for value in found if value is not None))
+    return list(dict.fromkeys(value for value in found if isinstance(value, str | int)))
 
 
 def config_values(run: RunDirectory) -> dict[str, Any]:
     """config.yaml; empty where it is missing or damaged."""
     try:
-        return read_document(run.config).values
-    except LlmtrainError:
+        return read_document(run.config).values if run.config.is_file() else {}
+    except (LlmtrainError, OSError):
         return {}
 
 
@@ -154,7 +154,8 @@ def _checkpoints(run: RunDirectory) -> list[str]:
 
 def _pointer(run: RunDirectory, name: str) -> str | None:
     try:
-        return (run.checkpoints / name).read_text(encoding="utf-8").strip()
+        with open_text(run.checkpoints / name) as file:
+            return file.read().strip()
     except (OSError, ValueError):
         return None
 

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from llmtrain.distributed.channel import Channel
 from llmtrain.errors import CheckpointError
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import RESERVE_BYTES, fsync_dir, write_atomic, write_synced
+from llmtrain.runs.atomic import RESERVE_BYTES, fsync_dir, open_text, write_atomic, write_synced
 from llmtrain.runs.manifest import MANIFEST, POINTERS, is_entry, is_whole, manifest_text, step_of
 from llmtrain.training.faults import fault
 from llmtrain.training.shards import Index, Shard, file_name, merge, read_into, read_whole
@@ -179,7 +179,8 @@ class CheckpointStore:
     def pointed(self, pointer: str) -> Checkpoint | None:
         """The checkpoint that `latest` or `best` names."""
         try:
-            name = (self.folder / pointer).read_text(encoding="utf-8").strip()
+            with open_text(self.folder / pointer) as file:
+                name = file.read().strip()
         except (OSError, ValueError):  # also where it is not text
             return None
         return Checkpoint(self.folder / name) if step_of(name) is not None and (self.folder / name).is_dir() else None

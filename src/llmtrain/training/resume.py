@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -22,6 +22,11 @@ from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_check
 from llmtrain.training.state import Progress, load_tensors
 
 TrainResult = dict[str, Any]
+_OF_RESULT: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (str, ("run_id", "run_dir", "state_sha256", "sample")),
+    (int, ("steps", "best_step")),
+    ((int, float), ("first_train_loss", "final_train_loss", "final_val_loss", "best_val_loss", "tokens_per_second")),
+)
 _RECORDED = ("data_fingerprint", "tokenizer_sha256", "vocab_size", "micro_batches", "base_sha256")
 
 
@@ -140,16 +145,28 @@ def already_finished(config: Config, resumption: Resumption, allow_change: bool 
     if resumption.is_explicit:
         return None
     result = read_json(resumption.run.finished)
-    if not isinstance(result, dict):
+    if not _is_result(result):
+        if is_there(resumption.run.finished):
+            path = resumption.run.finished
+            warn("TRAIN", f"{path} is damaged: whether the run is finished is judged by its newest checkpoint")
         return None
     trainer = config.trainer
-    has_all_steps = trainer.max_epochs is None and result.get("steps", 0) >= trainer.steps
+    has_all_steps = trainer.max_epochs is None and result["steps"] >= trainer.steps
     if has_all_steps or result.get("wanted") == wanted(trainer):
         if not allow_change:
             _check_finished_by(resumption.run, config)
         log("DONE", f"run {resumption.run.run_id} is finished already, at step {result['steps']}")
         return result
     return None
+
+
+def _is_result(value: Any) -> TypeGuard[TrainResult]:
+    """Whether it has what `train` prints of a finished run."""
+    return isinstance(value, dict) and all(
+        isinstance(value.get(name), kind) and not isinstance(value[name], bool)
+        for kind, names in _OF_RESULT
+        for name in names
+    )
 
 
 def _check_finished_by(run: RunDirectory, config: Config) -> None:
