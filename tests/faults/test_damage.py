@@ -200,6 +200,27 @@ def test_metrics_with_a_deeply_nested_line_resume(config: Config, killed_root: P
     assert harness.outcome(killed_root, ended.result) == golden
 
 
+FOLDERS = ("metrics.jsonl", "generations.json", "config.yaml", "finished.json", "checkpoints/latest")
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, "logs", "heartbeats", "tokenizer"])
+def test_something_else_with_the_name_of_a_file_of_the_run(config: Config, killed_root: Path, name: str) -> None:
+    """A directory instead of a file, or a file instead of a directory: one line with its path, no traceback."""
+    path = killed_root / RUN_ID / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    if name in FOLDERS:
+        (path / "in-the-way").mkdir(parents=True)
+    else:
+        path.write_text("")
+    ended = harness.run(config, RUN_ID)
+    assert ended.code == 65, ended.output
+    assert str(path) in ended.output
+    assert "Traceback" not in ended.output
+
+
 def test_a_damaged_one_by_path_is_refused_not_replaced(config: Config, killed_root: Path) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / "optimizer.safetensors"
     flip_bit(file, random.Random(0))

@@ -1,5 +1,6 @@
 """Assembles a training run, in order, from a config; and the two ways in: run_training and dry_run."""
 
+import errno
 import os
 import shutil
 import time
@@ -17,7 +18,7 @@ from llmtrain.distributed.channel import peer_errors
 from llmtrain.distributed.micro_batches import Share, micro_batches_in_step
 from llmtrain.distributed.world import World, join_world, pick_device, seat_here
 from llmtrain.distributed.wrap import Wrapped
-from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, UsageError
+from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, TrainingStopped, UsageError
 from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.redact import redact, redact_values
@@ -74,6 +75,21 @@ from llmtrain.training.watchdog import Watchdog
 SAMPLE_TOKENS = 300
 SAMPLE_SEC = 10.0
 SEE_SEC = 10.0
+_STORAGE = frozenset(
+    {
+        errno.EACCES,
+        errno.EEXIST,
+        errno.EINVAL,
+        errno.EIO,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.ENOTEMPTY,
+        errno.EPERM,
+        errno.EROFS,
+    }
+)
+"""Errors of storage that starting again does not help; those of the network are none of them."""
 
 
 def run_training(
@@ -83,7 +99,7 @@ def run_training(
     What has to be decided is decided by rank 0 for all."""
     setup_logging(config.logging)
     with ExitStack() as stack:
-        stack.enter_context(explain_full_disk(config))
+        stack.enter_context(explain_storage(config))
         stop = stop or stack.enter_context(StopFlag())
         micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
         if config.output.sync_uri:
@@ -205,16 +221,22 @@ def create_new(stack: ExitStack, run: RunDirectory, world: World) -> None:
 
 
 @contextmanager
-def explain_full_disk(config: Config) -> Iterator[None]:
-    """Whatever the run could not write: no space is for the user to mend, not a crash to start again from."""
+def explain_storage(config: Config) -> Iterator[None]:
+    """Whatever the run could not read or write: that is for the user to fix, not a crash to start again from."""
     try:
         yield
     except OSError as problem:
-        if not is_full(problem):
+        path = problem.filename2 or problem.filename
+        why = problem.strerror or str(problem)
+        if is_full(problem):
+            where = Path(config.output.root_dir).expanduser()
+            raise disk_full(where, f"{why} ({path})" if path else why) from None
+        if problem.errno not in _STORAGE:
             raise
-        where = Path(config.output.root_dir).expanduser()
-        raise disk_full(
-            where, f"{problem.strerror} ({problem.filename})" if problem.filename else f"{problem.strerror}"
+        raise TrainingStopped(
+            f"{path or config.output.root_dir} cannot be read or written: {why}.",
+            remedy="Check the storage, and that nothing else has the name of a file or directory of the run. Then "
+            "resume the run with --resume.",
         ) from None
 
 
