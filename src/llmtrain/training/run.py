@@ -80,7 +80,6 @@ _STORAGE = frozenset(
         errno.EACCES,
         errno.EEXIST,
         errno.EINVAL,
-        errno.EIO,
         errno.EISDIR,
         errno.ELOOP,
         errno.ENOTDIR,
@@ -222,7 +221,8 @@ def create_new(stack: ExitStack, run: RunDirectory, world: World) -> None:
 
 @contextmanager
 def explain_storage(config: Config) -> Iterator[None]:
-    """Whatever the run could not read or write: that is for the user to fix, not a crash to start again from."""
+    """Whatever the run could not read or write: mostly that is for the user to fix (65). What may pass by itself, such
+    as an NFS server that is away, is a crash to start again from."""
     try:
         yield
     except OSError as problem:
@@ -231,9 +231,10 @@ def explain_storage(config: Config) -> Iterator[None]:
         if is_full(problem):
             where = Path(config.output.root_dir).expanduser()
             raise disk_full(where, f"{why} ({path})" if path else why) from None
-        if problem.errno not in _STORAGE:
+        may_pass = problem.errno in (errno.EIO, errno.ESTALE)
+        if problem.errno not in _STORAGE and not may_pass:
             raise
-        raise TrainingStopped(
+        raise (LlmtrainError if may_pass else TrainingStopped)(
             f"{path or config.output.root_dir} cannot be read or written: {why}.",
             remedy="Check the storage, and that nothing else has the name of a file or directory of the run. Then "
             "resume the run with --resume.",
