@@ -88,6 +88,12 @@ def test_one_for_all(rows: Any, code: int, kind: type[LlmtrainError], rank: int 
         assert "rank" not in error.what, "with one process there is nothing to tell apart"
 
 
+def test_a_worker_that_the_agent_stopped_does_not_prevent_a_restart() -> None:
+    told = ResumeMe("t.").as_dict()
+    assert is_worth_a_restart([Ended(0, -9), Ended(1, 75, told, was_stopped=True)])
+    assert not is_worth_a_restart([Ended(0, -9), Ended(1, 75, told)])
+
+
 @pytest.mark.parametrize("rows", [(), (FINISHED,), (FINISHED, FINISHED)])
 def test_all_finished(rows: Any) -> None:
     assert overall(workers(*rows)) is None

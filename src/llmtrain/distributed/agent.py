@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ class NodeAgent(LocalElasticAgent):
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        result: RunResult = super()._monitor_workers(worker_group)
+        failed_first = {worker.rank for worker in self.ended() if worker.code}
+        result: RunResult = super()._monitor_workers(worker_group)  # where one has failed, torch stops the others
         if result.is_failed():
             ended = self.ended()
+            if failed_first:
+                ended = [replace(worker, was_stopped=worker.rank not in failed_first) for worker in ended]
             if not is_worth_a_restart(ended):
                 self._remaining_restarts = 0
             elif self._remaining_restarts > 0:

@@ -29,6 +29,8 @@ class Ended:
     """Exit code, or minus the signal that ended it."""
     report: dict[str, Any] = field(default_factory=dict)
     """What it said itself (LlmtrainError.as_dict), where it could."""
+    was_stopped: bool = False
+    """By the agent, because another one had failed."""
 
     @property
     def kind(self) -> str | None:
@@ -99,7 +101,7 @@ def is_worth_a_restart(ended: list[Ended]) -> bool:
     failed = [worker for worker in ended if worker.code and worker.code not in _BY_US]
     if any(worker.code in NO_RESTART_CODES for worker in failed):
         return False
-    return not any(worker.code == TOLD and worker.kind != "PeerLost" for worker in failed)
+    return not any(w.code == TOLD and w.kind != "PeerLost" and not w.was_stopped for w in failed)
 
 
 def log_restart(ended: list[Ended], left: int) -> None:
