@@ -394,7 +394,7 @@ def test_no_token_reaches_the_config_map(field: str, monkeypatch: pytest.MonkeyP
 )
 def test_no_secret_in_launch_env(name: str) -> None:
     with pytest.raises(UsageError):
-        load_config("ddp_smoke", [*BASE, f"launch.env.{name}=x"])
+        load_config("ddp_smoke", [*BASE, f"launch.env.{name}=q8Zr4Lw2Np7v"])
 
 
 def test_a_run_that_was_launched_with_a_secret_can_still_be_handled() -> None:

@@ -25,7 +25,7 @@ from llmtrain.operate.status import all_status, run_status
 from llmtrain.operate.trouble import never_started
 from llmtrain.operate.why import explain
 
-PLACE = " -n team --kubeconfig '/home/me/my config' --context there"
+PLACE = " -n team --kubeconfig '/srv/me/my config' --context there"
 SILENT = [{"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
 
 
@@ -35,7 +35,7 @@ def cluster(kube: KubeServer) -> Cluster:
 
     settings = client.Configuration()
     settings.host = f"http://127.0.0.1:{kube.port}"
-    return Cluster(settings, "there", "default", " --kubeconfig '/home/me/my config' --context there")
+    return Cluster(settings, "there", "default", " --kubeconfig '/srv/me/my config' --context there")
 
 
 def commands(text: str) -> list[str]:

@@ -257,7 +257,7 @@ class TestCommand:
 
     def test_recover_as_it_is_typed(self, kube: KubeServer, call: Cli) -> None:
         run = two(kube)
-        assert call("recover", "demo").out == "No pod of run demo is on a lost machine.\n"
+        assert call("recover", "demo").out == "No pod of run demo is on a lost machine or hangs.\n"
         run.set(1, running(), conditions=silent(20))
         early = call("recover", "demo")
         assert f"{run.pods[1]} on machine-1 is silent for 2" in early.out
