@@ -101,12 +101,16 @@ def cli(workdir: Path, capfd: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG00
         capfd.readouterr()
         crash = ""
         code: object = None
+        environment = dict(os.environ)
         try:
             main([str(argument) for argument in arguments])
         except SystemExit as ended:
             code = ended.code
         except BaseException:
             code, crash = 1, traceback.format_exc()
+        finally:  # a command sets variables for its worker processes; the next test must not inherit them
+            os.environ.clear()
+            os.environ.update(environment)
         out, err = capfd.readouterr()
         assert isinstance(code, int)
         return Result(code, out, err + crash)

@@ -69,7 +69,7 @@ class KubeServer:
     """Sees method, address and headers first, and may answer instead: status and body; status 0 drops the line."""
     requests: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
-    _clock: int = 0
+    _clock: int = field(default_factory=time.time_ns)
     _uids: int = 0
     _versions: int = 0
 
@@ -139,7 +139,7 @@ class KubeServer:
         self._clock += 100_000_010
         seconds, rest = divmod(self._clock, 1_000_000_000)
         fraction = f"{rest:09}".rstrip("0")
-        return f"2026-01-01T{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{fraction}Z"
+        return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{fraction}Z"
 
     def end_log(self, pod: str, container: str = "trainer", namespace: str = "team") -> None:
         with self.lock:
