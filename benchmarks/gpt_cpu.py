@@ -18,8 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, 
 
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
-from llmtrain.data.python_stdlib import PythonStdlib
-from llmtrain.data.window_batches import WindowBatches
+from llmtrain.data.text.python_stdlib import PythonStdlib
+from llmtrain.data.text.window_batches import WindowBatches
 from llmtrain.training.run import run_training
 
 WARM_UP = 10

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import torch
 
+from llmtrain.checkpoint.saver import Saver
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import ModelSection
 from llmtrain.distributed.world import World
-from llmtrain.models.gpt import GPT
+from llmtrain.models.gpt.model import GPT
 from llmtrain.runs.lock import NullLock
-from llmtrain.training.checkpoint import CheckpointStore
 from llmtrain.training.optim import build_optimizer
-from llmtrain.training.saver import Saver
 
 
 def main() -> None:

@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 from llmtrain.config.load import load_config
-from llmtrain.training import step, trainer
+from llmtrain.training import loop as trainer
+from llmtrain.training import step
 from llmtrain.training.run import run_training
 
 

@@ -20,7 +20,7 @@ from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training.assemble import make_parts
+from llmtrain.training.build import build_components
 from llmtrain.training.run import run_training
 
 TARGET = 1.886
@@ -28,7 +28,7 @@ TARGET = 1.886
 
 def bare_loop(config: Config, steps: int) -> float:
     """Seconds for the same steps with nothing around them."""
-    parts = make_parts(config, World(device=torch.device("cpu")))
+    parts = build_components(config, World(device=torch.device("cpu")))
     optimizer = torch.optim.AdamW(parts.module.parameters(), lr=config.trainer.lr, fused=True)
     ready = [parts.train_batches[i] for i in range(steps)]
     started = time.perf_counter()

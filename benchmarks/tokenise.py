@@ -19,9 +19,9 @@ from typing import Any
 import datasets
 import numpy as np
 
-from llmtrain.data.text_reader import read_pieces
-from llmtrain.data.token_store import smallest_dtype, write_tokens
-from llmtrain.data.tokenizer import GPT2Tokenizer, HFTokenizer, Tokenizer, train_bpe
+from llmtrain.data.store.token_store import smallest_dtype, write_tokens
+from llmtrain.data.text.reader import read_chunks
+from llmtrain.data.tokenizers.tokenizer import GPT2Tokenizer, HFTokenizer, Tokenizer, train_bpe
 
 PROCESSES = 2
 
@@ -29,7 +29,7 @@ PROCESSES = 2
 def ours(tokenizer: Tokenizer, source: Path, folder: Path) -> tuple[float, int]:
     started = time.perf_counter()
     dtype = smallest_dtype(tokenizer.vocab_size)
-    written = write_tokens(folder / "ours.bin", read_pieces(source), tokenizer, dtype, PROCESSES, "train")
+    written = write_tokens(folder / "ours.bin", read_chunks(source), tokenizer, dtype, PROCESSES, "train")
     return time.perf_counter() - started, written.count
 
 
@@ -60,7 +60,7 @@ def main() -> None:
         rows = datasets.load_dataset(
             "text", data_files=str(source), split="train", keep_linebreaks=True, cache_dir=str(folder / "datasets")
         )
-        train_bpe((piece.text for piece in read_pieces(source)), 8192, folder / "bpe")
+        train_bpe((piece.text for piece in read_chunks(source)), 8192, folder / "bpe")
         kinds: dict[str, Callable[[], Tokenizer]] = {
             "gpt2": GPT2Tokenizer,
             "bpe": lambda: HFTokenizer(folder / "bpe"),

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
 
-from llmtrain.launch.cluster import PLURALS, Cluster
+from llmtrain.kubernetes.client import PLURALS, Cluster
 
 Object = dict[str, Any]
 KINDS = {plural: kind for kind, plural in PLURALS.items() if kind != "PodMetrics"}

@@ -17,7 +17,7 @@ from llmtrain.config.load import build_config
 from llmtrain.errors import ClusterError
 from llmtrain.launch.plan import Work
 from llmtrain.launch.record import Record
-from llmtrain.operate.reader_pod import COMMAND
+from llmtrain.operate.fetch.reader_pod import COMMAND
 
 PIECE = 7919
 

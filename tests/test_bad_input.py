@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmtrain.runs.content_hash import stamp
+from llmtrain.content_hash import stamp
 
 # Nine lists, each nine times the one before: 500 bytes that stand for 9^9 values.
 LAUGHS = b"a0: &a0 [x]\n" + b"".join(

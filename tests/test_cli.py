@@ -490,7 +490,7 @@ class TestEval:
 
     def test_it_finds_the_loss_of_the_training_run(self, cli, root: Path, workdir: Path) -> None:
         """The validation text of the run, evaluated whole, by the other path."""
-        from llmtrain.data.dummy_text import DummyText
+        from llmtrain.data.text.dummy_text import DummyText
 
         text = "\n".join(piece.text for piece in DummyText(Config().data, 1).pieces("val"))
         (workdir / "val.txt").write_text(text)

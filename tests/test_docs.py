@@ -14,8 +14,8 @@ from pydantic import BaseModel
 
 from llmtrain.cli import _SPELLING, app
 from llmtrain.config.schema import Config
-from llmtrain.diagnose.manifests import RULES
-from llmtrain.operate.causes import CAUSES
+from llmtrain.lint.check_manifests import RULES
+from llmtrain.operate.why.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))])

@@ -117,8 +117,8 @@ def test_two_processes_that_may_not_join(doctor: Doctor) -> None:
 
 def test_a_master_that_refuses(doctor: Doctor) -> None:
     port = str(closed_port())
-    seat = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    done = doctor(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, LLMTRAIN_DIST_TIMEOUT="1", **seat)
+    process = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    done = doctor(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, LLMTRAIN_DIST_TIMEOUT="1", **process)
     assert done.returncode == 1
     assert done.stdout == ""
     assert "rank 1, which is not joined" in done.stderr

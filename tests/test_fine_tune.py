@@ -127,7 +127,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 def our_logits(place: Place, **source: str) -> torch.Tensor:
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.load import Source, load_model
 
     loaded = load_model(Source(root=str(place.root), **source), "cpu")
     with torch.no_grad():
@@ -201,7 +201,7 @@ def test_a_tied_matrix_is_stored_once(place: Place) -> None:
 
 
 def test_the_base_model_is_recorded_by_its_content(place: Place) -> None:
-    from llmtrain.runs.content_hash import files_sha256
+    from llmtrain.content_hash import files_sha256
 
     files = [place.base / "config.json", place.base / "model.safetensors"]
     wanted = files_sha256(files, place.folder / "another-cache")
@@ -479,8 +479,8 @@ def test_eval_shows_base_and_tuned_side_by_side(place: Place, cli: Cli) -> None:
 
 
 def test_eval_leaves_the_adapter_on(place: Place) -> None:
-    from llmtrain.training.inference import evaluate_files
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.inference import evaluate_files
+    from llmtrain.inference.load import Source, load_model
 
     loaded = load_model(Source(run="lora", root=str(place.root)), "cpu")
     first, second = (evaluate_files(loaded, [str(place.val)], 4) for _ in range(2))

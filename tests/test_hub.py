@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from llmtrain.errors import DataError, UsageError
-from llmtrain.hub import download, explain, find
+from llmtrain.hub import download, find
+from llmtrain.hub import errors as explain
 from llmtrain.hub import token as tokens
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -103,9 +103,9 @@ def test_torch_stays_in_its_rooms(repo: Path) -> None:
         ("data", "def f():\n    from llmtrain.training import run", True),
         ("training", "from llmtrain.models.base import ModelAdapter", False),
         ("runs", "import llmtrain\nfrom llmtrain.errors import UsageError", False),
-        ("data", "from llmtrain.data.base import Piece", False),
+        ("data", "from llmtrain.data.base import TextChunk", False),
         ("launch", "from llmtrain.training import run", True),
-        ("launch", "from llmtrain.distributed.micro_batches import micro_batches_in_step", False),
+        ("launch", "from llmtrain.distributed.batch_split import micro_batches_in_step", False),
     ],
 )
 def test_the_walk_sees_wrong_arrows(room: str, code: str, wrong: bool) -> None:

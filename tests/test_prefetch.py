@@ -120,7 +120,8 @@ def test_nothing_to_fetch(cli: Cli, words: tuple[str, ...]) -> None:
 
 def test_a_dataset_and_the_tokenizer_gpt2(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both splits, as training will ask for them."""
-    from llmtrain.data import hf_datasets, tokenizer
+    from llmtrain.data import hf_datasets
+    from llmtrain.data.tokenizers import tokenizer
 
     asked: list[str] = []
     monkeypatch.setattr(hf_datasets, "load_split", lambda data, split: asked.append(f"{data.dataset_name} {split}"))
@@ -168,7 +169,7 @@ class TestReport:
         assert cli("prefetch", "--set", "model.nlayers=2", "--report", report).code == 0
         assert "model.nlayers" in json.loads(report.read_text())["what"]
 
-    @pytest.mark.parametrize("kind", ["LlmtrainError", "ClusterError", "ResumeMe", "OSError"])
+    @pytest.mark.parametrize("kind", ["LlmtrainError", "ClusterError", "Interrupted", "OSError"])
     def test_what_may_pass_is_raised(
         self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:

@@ -59,7 +59,7 @@ def check_logits(model: Path, folder: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.load import Source, load_model
 
     out = folder / "logits.safetensors"
     arguments = [str(model), str(folder / "smol/adapter"), str(folder / "m"), str(out)]

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 import llmtrain
-from llmtrain.errors import LlmtrainError, ResumeMe, TrainingStopped, UsageError
-from llmtrain.runs.atomic import is_full
+from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
+from llmtrain.files import is_full
 from llmtrain.runs.exit_report import speak_for_pod, write_exit_report
 from llmtrain.terminal import discard, print_in_any_encoding, say
 
@@ -160,13 +160,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run_in_child(is_own_command: bool) -> int | None:
-    from llmtrain.distributed.platform_codes import run_in_child
+    from llmtrain.distributed.exit_codes import run_in_child
 
     return run_in_child(is_own_command)
 
 
 def _end_with_parent() -> None:
-    from llmtrain.distributed.platform_codes import end_with_parent
+    from llmtrain.distributed.exit_codes import end_with_parent
 
     end_with_parent()
 
@@ -202,7 +202,7 @@ def _crash(problem: Exception) -> LlmtrainError:
 
 
 def _output_lost(problem: OSError) -> LlmtrainError:
-    return TrainingStopped(
+    return TrainingFailed(
         f"Cannot write to {problem.filename or 'standard output'}: {problem.strerror}.",
         remedy="Free some space, then run the same command again." if is_full(problem) else None,
         reason="disk_full" if is_full(problem) else None,
@@ -232,5 +232,5 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
         with suppress(OSError):
             print(json.dumps(error.as_dict()))  # on one line: `logs --json` may have printed lines before
     with suppress(OSError):  # a log on a full disk must not change the exit code
-        say(f"{'stopped' if isinstance(error, ResumeMe) else 'error'}: {error}", sys.stderr)
+        say(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {error}", sys.stderr)
     return error.exit_code

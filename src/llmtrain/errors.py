@@ -5,10 +5,10 @@
     │   └── ConfigError   64  one or more problems in a config document, all listed
     ├── DataError         65  text, tokens or a tokenizer that cannot be used
     ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
-    ├── TrainingStopped   65  the run cannot go on: NaN, out of memory, disk full
+    ├── TrainingFailed   65  the run cannot go on: NaN, out of memory, disk full
     ├── JoinError         69  the processes did not find each other in time; to a platform this is a crash
     ├── ClusterError      69  the cluster cannot be reached, or does not do what it was asked
-    └── ResumeMe          75  told to stop; the same command with --resume goes on
+    └── Interrupted          75  told to stop; the same command with --resume goes on
         ├── PeerLost      75  another process of the run died or hangs: a crash to restart from
         └── Superseded    75  another process has taken the run over; nothing is to be done
 
@@ -96,7 +96,7 @@ class CheckpointError(LlmtrainError):
     exit_code = 65
 
 
-class TrainingStopped(LlmtrainError):
+class TrainingFailed(LlmtrainError):
     exit_code = 65
 
 
@@ -108,15 +108,15 @@ class ClusterError(LlmtrainError):
     exit_code = 69
 
 
-class ResumeMe(LlmtrainError):
+class Interrupted(LlmtrainError):
     exit_code = 75
 
 
-class PeerLost(ResumeMe):
+class PeerLost(Interrupted):
     pass
 
 
-class Superseded(ResumeMe):
+class Superseded(Interrupted):
     pass
 
 

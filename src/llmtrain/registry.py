@@ -9,18 +9,18 @@ from typing import Any
 from llmtrain.errors import UsageError, nearest
 
 MODELS = {
-    "gpt": "llmtrain.models.gpt:GPTAdapter",
+    "gpt": "llmtrain.models.gpt.model:GPTAdapter",
     "dummy_gpt": "llmtrain.models.dummy_gpt:DummyGPTAdapter",
-    "hf_causal_lm": "llmtrain.models.hf_causal_lm:HFCausalLMAdapter",
+    "hf_causal_lm": "llmtrain.models.hf.causal_lm:HFCausalLMAdapter",
 }
 
 DATA = {
-    "dummy_text": "llmtrain.data.dummy_text:DummyText",
-    "python_stdlib": "llmtrain.data.python_stdlib:PythonStdlib",
-    "text_files": "llmtrain.data.text_files:TextFiles",
-    "hf_text": "llmtrain.data.hf_text:HFText",
-    "instruct_jsonl": "llmtrain.data.instruct_jsonl:InstructJsonl",
-    "chat_jsonl": "llmtrain.data.chat_jsonl:ChatJsonl",
+    "dummy_text": "llmtrain.data.text.dummy_text:DummyText",
+    "python_stdlib": "llmtrain.data.text.python_stdlib:PythonStdlib",
+    "text_files": "llmtrain.data.text.text_files:TextFiles",
+    "hf_text": "llmtrain.data.text.hf_text:HFText",
+    "instruct_jsonl": "llmtrain.data.examples.instruct_jsonl:InstructJsonl",
+    "chat_jsonl": "llmtrain.data.examples.chat_jsonl:ChatJsonl",
 }
 
 TRACKERS = {
@@ -31,11 +31,11 @@ TRACKERS = {
 }
 
 LAUNCHERS = {
-    "indexed_job": "llmtrain.launch.kinds.indexed_job:IndexedJob",
-    "stateful_set": "llmtrain.launch.kinds.stateful_set:StatefulSet",
-    "pytorch_job": "llmtrain.launch.kinds.pytorch_job:PyTorchJob",
-    "train_job": "llmtrain.launch.kinds.train_job:TrainJob",
-    "job_set": "llmtrain.launch.kinds.job_set:JobSet",
+    "indexed_job": "llmtrain.launch.workloads.indexed_job:IndexedJob",
+    "stateful_set": "llmtrain.launch.workloads.stateful_set:StatefulSet",
+    "pytorch_job": "llmtrain.launch.workloads.pytorch_job:PyTorchJob",
+    "train_job": "llmtrain.launch.workloads.train_job:TrainJob",
+    "job_set": "llmtrain.launch.workloads.job_set:JobSet",
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from llmtrain.data.tokenizer import GPT2Tokenizer, train_bpe
+from llmtrain.data.tokenizers.tokenizer import GPT2Tokenizer, train_bpe
 
 TEXT = "What is a pod? A pod is a group of containers. system user assistant tool\n" * 20
 CHATML = (

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from llmtrain.data.batches import IGNORE
-from llmtrain.data.token_store import TokenStore, _open_tokens
-from llmtrain.data.window_batches import WindowBatches, WindowEvalBatches
+from llmtrain.data.store.token_store import TokenStore, _open_tokens
+from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
 from llmtrain.errors import DataError
 
 VOCAB = 1000

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.data.packing import one_each, pack
+from llmtrain.data.examples.packing import one_each, pack
 
 
 def lengths_of(values: list[int]) -> np.ndarray:

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE, Batch, EvalBatches
+from llmtrain.data.examples.batches import ExampleBatches
+from llmtrain.data.examples.example import Example, Segment
 from llmtrain.data.make_batches import make_batches, make_eval_batches
-from llmtrain.data.row_batches import RowBatches
-from llmtrain.data.row_store import RowStore
-from llmtrain.data.rows import Row, Segment
-from llmtrain.data.token_store import TokenStore
-from llmtrain.data.tokenizer import ByteTokenizer
-from llmtrain.data.window_batches import WindowBatches, WindowEvalBatches
+from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.store.token_store import TokenStore
+from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
+from llmtrain.data.tokenizers.tokenizer import ByteTokenizer
 from llmtrain.errors import DataError, UsageError
 
 BLOCK = 24
@@ -30,10 +30,10 @@ shapes = pytest.mark.parametrize(("size", "micro"), SIZES)
 both = pytest.mark.parametrize("packing", [True, False])
 
 
-def store_of(*rows: tuple[str, str]) -> RowStore:
+def store_of(*rows: tuple[str, str]) -> ExampleStore:
     """Rows of (prompt, answer), in bytes; line numbers from 1."""
-    made = [Row([Segment(p, False), Segment(a, True)], "train.jsonl", n) for n, (p, a) in enumerate(rows, 1)]
-    return RowStore.from_rows(made, ByteTokenizer(), 1)
+    made = [Example([Segment(p, False), Segment(a, True)], "train.jsonl", n) for n, (p, a) in enumerate(rows, 1)]
+    return ExampleStore.from_examples(made, ByteTokenizer(), 1)
 
 
 def some_rows(count: int, seed: int = 0) -> list[tuple[str, str]]:
@@ -45,9 +45,9 @@ def some_rows(count: int, seed: int = 0) -> list[tuple[str, str]]:
 
 
 def batches(
-    store: RowStore, size: int = 4, micro: int = 2, seed: int = 1, block: int = BLOCK, limit: int | None = None,
+    store: ExampleStore, size: int = 4, micro: int = 2, seed: int = 1, block: int = BLOCK, limit: int | None = None,
     vocab: int = VOCAB, can_pack: bool = True, **fields: Any
-) -> tuple[RowBatches, EvalBatches]:  # fmt: skip
+) -> tuple[ExampleBatches, EvalBatches]:  # fmt: skip
     config = DataSection(name="instruct_jsonl", train_file="x", **fields)
     prepared = PreparedData(ByteTokenizer(), store, store, "")
     train, val = make_batches(
@@ -61,15 +61,15 @@ def batches(
         eval_limit=limit,
         can_pack=can_pack,
     )
-    assert isinstance(train, RowBatches)
+    assert isinstance(train, ExampleBatches)
     return train, val
 
 
-def train_batches(store: RowStore, **options: Any) -> RowBatches:
+def train_batches(store: ExampleStore, **options: Any) -> ExampleBatches:
     return batches(store, **options)[0]
 
 
-def epoch(train: RowBatches, number: int = 0) -> list[Batch]:
+def epoch(train: ExampleBatches, number: int = 0) -> list[Batch]:
     count = train.steps_in(1) * train.micro_batches
     return [train[n] for n in range(number * count, (number + 1) * count)]
 
@@ -264,7 +264,7 @@ class TestTargets:
     @both
     def test_several_answers_in_a_row(self, packing: bool) -> None:
         parts = [Segment("p", False), Segment("aa", True), Segment("qq", False), Segment("b", True)]
-        store = RowStore.from_rows([Row(parts, "f", 1)], ByteTokenizer(), 1)
+        store = ExampleStore.from_examples([Example(parts, "f", 1)], ByteTokenizer(), 1)
         assert rows_in(train_batches(store, packing=packing)[0]) == [("paaqq", "aab")]
 
     @both
@@ -329,7 +329,7 @@ class TestLongRows:
             assert len(train_batches(store_of(*rows), bad_rows="skip", train_on_prompt=True).samples.selection) == 1
 
     def test_many_rows_are_looked_at_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("llmtrain.data.row_selection.ROWS_AT_ONCE", 3)
+        monkeypatch.setattr("llmtrain.data.examples.selection.ROWS_AT_ONCE", 3)
         rows = [("p" * n, "a") for n in range(1, 35)]
         train = train_batches(store_of(*rows), bad_rows="skip")
         assert train.samples.selection.rows.tolist() == list(range(24))

@@ -15,10 +15,10 @@ import tokenizers
 from llmtrain import registry
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import PreparedData
-from llmtrain.data.json_rows import JsonRows
-from llmtrain.data.prompts import has_chat_template, prompt_text
-from llmtrain.data.row_store import RowStore
-from llmtrain.data.tokenizer import ByteTokenizer, load_saved_tokenizer, load_tokenizer
+from llmtrain.data.examples.json_examples import JsonExamples
+from llmtrain.data.examples.prompts import has_chat_template, prompt_text
+from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.tokenizers.tokenizer import ByteTokenizer, load_saved_tokenizer, load_tokenizer
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 MakeTokenizer = Callable[..., Path]
@@ -29,8 +29,8 @@ PLAIN = "### Instruction:\nSay a.\n\n### Response:\n"
 PLAIN_WITH_INPUT = "### Instruction:\nRepeat.\n\n### Input:\nb c\n\n### Response:\n"
 
 
-def module(name: str = "instruct_jsonl", **fields: Any) -> JsonRows:
-    made: JsonRows = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), 1)
+def module(name: str = "instruct_jsonl", **fields: Any) -> JsonExamples:
+    made: JsonExamples = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), 1)
     return made
 
 
@@ -48,7 +48,7 @@ def texts(prepared: PreparedData, split: str = "train") -> list[tuple[str, str]]
     return found
 
 
-def segments(data: JsonRows, split: Any = "train") -> list[list[tuple[str, bool]]]:
+def segments(data: JsonExamples, split: Any = "train") -> list[list[tuple[str, bool]]]:
     return [[tuple(segment) for segment in row.segments] for row in data.rows(split)]  # type: ignore[misc]
 
 
@@ -62,8 +62,8 @@ class TestPlain:
         prepared = prepare(tmp_path, train_file=train, val_file=train)
         assert texts(prepared) == [(f"{PLAIN}a\0", "a\0"), (f"{PLAIN_WITH_INPUT}b c\0", "b c\0")]
         store = prepared.train
-        assert isinstance(store, RowStore)
-        assert (store.row_count, len(store)) == (2, len(f"{PLAIN}a\0{PLAIN_WITH_INPUT}b c\0"))
+        assert isinstance(store, ExampleStore)
+        assert (store.example_count, len(store)) == (2, len(f"{PLAIN}a\0{PLAIN_WITH_INPUT}b c\0"))
         assert [store.place(0), store.place(1)] == [(train, 1), (train, 3)]
         assert store.tokens.dtype == np.uint8
         assert not store.tokens.flags.writeable
@@ -402,8 +402,8 @@ class TestSplits:
     def test_all_rows_of_another_file(self, write_rows: Write) -> None:
         other = write_rows(ROW, ROW, name="other.jsonl")
         data = module(train_file="nosuch")
-        store = RowStore.from_rows(data.rows_of_file(other), ByteTokenizer(), 1)
-        assert (store.row_count, store.place(1)) == (2, (other, 2))
+        store = ExampleStore.from_examples(data.examples_of_file(other), ByteTokenizer(), 1)
+        assert (store.example_count, store.place(1)) == (2, (other, 2))
         assert bytes(store.tokens.tolist()).decode() == f"{PLAIN}a\0" * 2
         assert store.answers.sum() == 4
 
@@ -520,8 +520,8 @@ class TestStore:
     def test_pickled_by_path_or_by_value(self, tmp_path: Path, write_rows: Write) -> None:
         train = write_rows(*[{**ROW, "output": "a" * 10_000}] * 2)
         mapped = prepare(tmp_path, train_file=train).train
-        in_memory = RowStore.from_rows(module(train_file=train).rows_of_file(train), ByteTokenizer(), 1)
-        assert isinstance(mapped, RowStore)
+        in_memory = ExampleStore.from_examples(module(train_file=train).examples_of_file(train), ByteTokenizer(), 1)
+        assert isinstance(mapped, ExampleStore)
         assert len(pickle.dumps(mapped)) < 2000
         for store in (mapped, in_memory):
             again = pickle.loads(pickle.dumps(store))
@@ -531,4 +531,4 @@ class TestStore:
 
     def test_no_rows(self) -> None:
         with pytest.raises(LlmtrainError, match="no rows"):
-            RowStore.from_rows([], ByteTokenizer(), 1)
+            ExampleStore.from_examples([], ByteTokenizer(), 1)

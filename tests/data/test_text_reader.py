@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmtrain.data import text_reader
-from llmtrain.data.text_reader import expand_files, files_identity, read_pieces
-from llmtrain.data.tokenizer import HFTokenizer, train_bpe
+from llmtrain.data.text import reader as text_reader
+from llmtrain.data.text.reader import expand_files, files_identity, read_chunks
+from llmtrain.data.tokenizers.tokenizer import HFTokenizer, train_bpe
 from llmtrain.errors import DataError
 
 TEXT = "".join(f"import m{i}\nimport n{i}\n\ndef f{i}(x):\n\treturn x + {i}  # été\n\n" for i in range(200))
@@ -37,9 +37,9 @@ def bpe(tmp_path_factory: pytest.TempPathFactory) -> HFTokenizer:
 
 def write(path: Path, text: str) -> list[str]:
     path.write_bytes(text.encode())
-    pieces = list(read_pieces(path))
-    assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True] * bool(pieces)
-    return [piece.text for piece in pieces]
+    chunks = list(read_chunks(path))
+    assert [piece.ends_document for piece in chunks] == [False] * (len(chunks) - 1) + [True] * bool(chunks)
+    return [piece.text for piece in chunks]
 
 
 class TestPieces:
@@ -51,16 +51,16 @@ class TestPieces:
 
     @pytest.mark.usefixtures("small_blocks")
     def test_no_word_is_cut_in_two(self, path: Path) -> None:
-        pieces = write(path, TEXT)
-        assert len(pieces) > 20
-        assert all(before[-1].isspace() or after[0].isspace() for before, after in pairwise(pieces))
+        chunks = write(path, TEXT)
+        assert len(chunks) > 20
+        assert all(before[-1].isspace() or after[0].isspace() for before, after in pairwise(chunks))
 
     def test_a_real_file_of_several_megabytes(self, path: Path) -> None:
         text = "a line of text, and no more\n" * 150_000
-        pieces = write(path, text)
-        assert "".join(pieces) == text
-        assert len(pieces) >= 4
-        assert max(map(len, pieces)) < 3 << 20
+        chunks = write(path, text)
+        assert "".join(chunks) == text
+        assert len(chunks) >= 4
+        assert max(map(len, chunks)) < 3 << 20
 
     def test_a_text_whose_lines_begin_and_end_with_a_space(self, path: Path) -> None:
         """WikiText is written so. One piece is tokenised by one thread, and is held in memory whole."""
@@ -69,9 +69,9 @@ class TestPieces:
     @pytest.mark.usefixtures("small_blocks")
     @pytest.mark.parametrize("size", [10, 64, 1023, 1024, 1025, 1088, 1089, 5000])
     def test_a_file_without_lines(self, path: Path, size: int) -> None:
-        pieces = write(path, "x" * size)
-        assert "".join(pieces) == "x" * size
-        assert max(map(len, pieces)) <= 1024 + 64
+        chunks = write(path, "x" * size)
+        assert "".join(chunks) == "x" * size
+        assert max(map(len, chunks)) <= 1024 + 64
 
     def test_an_empty_file_is_no_document(self, path: Path) -> None:
         assert write(path, "") == []
@@ -97,9 +97,9 @@ class TestByteOrderMark:
 class TestCuttingKeepsIds:
     @pytest.mark.usefixtures("small_blocks")
     def test_real_code(self, path: Path, bpe: HFTokenizer) -> None:
-        pieces = write(path, TEXT)
-        assert len(pieces) > 20
-        joined = np.concatenate(list(bpe.encode_many(pieces, 2)))
+        chunks = write(path, TEXT)
+        assert len(chunks) > 20
+        joined = np.concatenate(list(bpe.encode_many(chunks, 2)))
         assert joined.tolist() == bpe.encode(TEXT).tolist()
 
     @pytest.mark.usefixtures("small_blocks")
@@ -114,7 +114,7 @@ class TestInvalidUtf8:
     def problem(self, path: Path, data: bytes) -> str:
         path.write_bytes(data)
         with pytest.raises(DataError) as caught:
-            list(read_pieces(path))
+            list(read_chunks(path))
         assert caught.value.exit_code == 65
         assert caught.value.remedy
         assert str(path) in caught.value.what
@@ -153,7 +153,7 @@ class TestNul:
         good = (b"some text\n" * 30)[:before]
         path.write_bytes(good + b"\0more text\n" * 30)
         with pytest.raises(DataError) as caught:
-            list(read_pieces(path))
+            list(read_chunks(path))
         assert caught.value.exit_code == 65
         line = good.count(b"\n") + 1
         assert f"{path}, line {line}:" in caught.value.what
@@ -162,7 +162,7 @@ class TestNul:
     def test_utf16_without_a_mark(self, path: Path) -> None:
         path.write_bytes("hello".encode("utf-16-le"))
         with pytest.raises(DataError):
-            list(read_pieces(path))
+            list(read_chunks(path))
 
 
 class TestExpanding:

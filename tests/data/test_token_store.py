@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmtrain.data import store_folder, token_store
-from llmtrain.data.base import Piece, Split
-from llmtrain.data.row_store import row_writer
-from llmtrain.data.rows import Row, Segment
-from llmtrain.data.store_folder import StoreFolder, open_or_build
-from llmtrain.data.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
-from llmtrain.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
+from llmtrain.data.base import Split, TextChunk
+from llmtrain.data.examples.example import Example, Segment
+from llmtrain.data.store import directory as store_folder
+from llmtrain.data.store import token_store
+from llmtrain.data.store.directory import StoreDirectory, open_or_build
+from llmtrain.data.store.example_store import example_writer
+from llmtrain.data.store.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
+from llmtrain.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
 from llmtrain.errors import DataError, UsageError
 
 TEXTS = {"train": ["some text\n", "for training"], "val": ["held out"]}
@@ -31,15 +32,15 @@ class Source:
         self.texts = texts
         self.read: list[str] = []
 
-    def pieces(self, split: Split) -> Iterator[Piece]:
+    def chunks(self, split: Split) -> Iterator[TextChunk]:
         self.read.append(split)
-        yield from (Piece(text, ends_document=True) for text in self.texts[split])
+        yield from (TextChunk(text, ends_document=True) for text in self.texts[split])
 
-    def open(self, cache: Path, tokenizer: Callable[[], Tokenizer] = ByteTokenizer, **identity: Any) -> StoreFolder:
-        return open_or_build(cache, {"source": identity}, tokenizer, text_writer(self.pieces, threads=2))
+    def open(self, cache: Path, tokenizer: Callable[[], Tokenizer] = ByteTokenizer, **identity: Any) -> StoreDirectory:
+        return open_or_build(cache, {"source": identity}, tokenizer, text_writer(self.chunks, threads=2))
 
 
-def text_of(folder: StoreFolder, split: Split) -> str:
+def text_of(folder: StoreDirectory, split: Split) -> str:
     return bytes(TokenStore.open(folder, split).tokens.tolist()).decode()
 
 
@@ -161,8 +162,8 @@ def test_a_damaged_store_is_made_anew(
 
 @pytest.mark.parametrize("name", ["train.bin", "train.answers.bin", "val.rows.bin"])
 def test_a_damaged_store_of_rows_is_rebuilt(tmp_path: Path, name: str) -> None:
-    rows = [Row([Segment("question", False), Segment(" answer", True)], "file.jsonl", 1, ends_text=True)]
-    write = row_writer(lambda _: rows, threads=1)
+    rows = [Example([Segment("question", False), Segment(" answer", True)], "file.jsonl", 1, ends_text=True)]
+    write = example_writer(lambda _: rows, threads=1)
     path = open_or_build(tmp_path, {}, ByteTokenizer, write).path / name
     good = path.read_bytes()
     path.write_bytes(bytes(len(good)))
@@ -239,23 +240,23 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
 BUILDER = """
 import logging, sys, time
 from pathlib import Path
-from llmtrain.data.base import Piece
-from llmtrain.data.row_store import row_writer
-from llmtrain.data.rows import Row, Segment
-from llmtrain.data.store_folder import open_or_build
-from llmtrain.data.token_store import text_writer
-from llmtrain.data.tokenizer import ByteTokenizer
+from llmtrain.data.base import TextChunk
+from llmtrain.data.store.example_store import example_writer
+from llmtrain.data.examples.example import Example, Segment
+from llmtrain.data.store.directory import open_or_build
+from llmtrain.data.store.token_store import text_writer
+from llmtrain.data.tokenizers.tokenizer import ByteTokenizer
 cache, journal, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-def pieces(split):
+def chunks(split):
     with journal.open("a") as file:
         file.write(f"{split} by {name}\\n")
     for number in range(5):
         time.sleep(0.05)  # long enough for the other one to come by
-        yield Piece(f"{split} {number} ", False)
+        yield TextChunk(f"{split} {number} ", False)
 logging.basicConfig(level=logging.INFO)
 print("ready", flush=True)
 sys.stdin.readline()
-print(open_or_build(cache, {"x": 1}, ByteTokenizer, text_writer(pieces, 1)).fingerprint)
+print(open_or_build(cache, {"x": 1}, ByteTokenizer, text_writer(chunks, 1)).fingerprint)
 """
 
 
@@ -303,12 +304,12 @@ def test_empty_text_leaves_nothing(tmp_path: Path, empty: str) -> None:
 
 
 def test_an_error_while_reading_leaves_nothing(tmp_path: Path) -> None:
-    def pieces(split: Split) -> Iterator[Piece]:
-        yield Piece(split, ends_document=True)
+    def chunks(split: Split) -> Iterator[TextChunk]:
+        yield TextChunk(split, ends_document=True)
         raise DataError("line 5 is bad")
 
     with pytest.raises(DataError, match="line 5 is bad"):
-        open_or_build(tmp_path, {}, ByteTokenizer, text_writer(pieces, 1))
+        open_or_build(tmp_path, {}, ByteTokenizer, text_writer(chunks, 1))
     assert [path.name for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"] == []
 
 
@@ -330,14 +331,14 @@ def test_more_text_than_is_tokenised_at_once(tmp_path: Path, monkeypatch: pytest
             held["now"] -= sum(map(len, texts))
             return super().encode_many(texts, threads)
 
-    def pieces() -> Iterator[Piece]:
+    def chunks() -> Iterator[TextChunk]:
         for number in range(1000):
             text = f"piece {number:4} "
             held["now"] += len(text)
             held["most"] = max(held["most"], held["now"])
-            yield Piece(text, ends_document=number % 10 == 9)
+            yield TextChunk(text, ends_document=number % 10 == 9)
 
-    written = write_tokens(tmp_path / "x.bin", pieces(), Counting(), np.uint8, 1, "train")
+    written = write_tokens(tmp_path / "x.bin", chunks(), Counting(), np.uint8, 1, "train")
     assert held == {"now": 0, "most": 110}
     data = (tmp_path / "x.bin").read_bytes()
     assert data.replace(b"\0", b"") == b"".join(b"piece %4d " % number for number in range(1000))

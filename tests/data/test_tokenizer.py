@@ -9,8 +9,8 @@ import tiktoken.registry
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.data.text_reader import read_pieces
-from llmtrain.data.tokenizer import (
+from llmtrain.data.text.reader import read_chunks
+from llmtrain.data.tokenizers.tokenizer import (
     BUILT_IN,
     ByteTokenizer,
     CharTokenizer,
@@ -198,8 +198,8 @@ class TestGpt2:
     @pytest.mark.shared
     def test_pieces_of_a_file_give_the_ids_of_the_whole(self, gpt2: GPT2Tokenizer, shared_data: Path) -> None:
         path = shared_data / "wikitext-2" / "test.txt"
-        pieces = [piece.text for piece in read_pieces(path)]
-        ids = np.concatenate(list(gpt2.encode_many(pieces, 2)))
+        chunks = [piece.text for piece in read_chunks(path)]
+        ids = np.concatenate(list(gpt2.encode_many(chunks, 2)))
         whole = gpt2._encoding.encode_ordinary(path.read_bytes().decode())
         assert len(whole) == 295_877
         assert np.array_equal(ids, whole)

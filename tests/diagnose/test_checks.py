@@ -9,10 +9,10 @@ import pytest
 
 from llmtrain.config.schema import Config
 from llmtrain.diagnose import Finding
-from llmtrain.diagnose.checks import at_rank, in_bytes, is_ok, many, passed, run_checks
-from llmtrain.diagnose.collective import Timing
-from llmtrain.diagnose.report import Report, explain_failed_start, findings_table, grouped
+from llmtrain.doctor.collective import Timing
+from llmtrain.doctor.report import Report, explain_failed_start, findings_table, grouped
 from llmtrain.errors import JoinError
+from llmtrain.findings import at_rank, in_bytes, is_ok, many, passed, run_checks
 
 
 def test_a_check_that_breaks_is_a_warning_and_keeps_what_it_found() -> None:
@@ -97,7 +97,7 @@ def test_report_as_json_and_verdict() -> None:
 
 
 def test_importing_the_room_does_not_import_torch() -> None:
-    code = "import sys, llmtrain.diagnose.report, llmtrain.diagnose.collective, llmtrain.diagnose.examine\n"
+    code = "import sys, llmtrain.doctor.report, llmtrain.doctor.collective, llmtrain.doctor.examine\n"
     code += "assert callable(llmtrain.diagnose.diagnose)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

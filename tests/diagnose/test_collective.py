@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmtrain.diagnose.collective import (
+from llmtrain.distributed.control_group import Channel
+from llmtrain.distributed.world import World
+from llmtrain.doctor.collective import (
     Timing,
     all_reduce,
     clock_skew,
@@ -14,8 +16,6 @@ from llmtrain.diagnose.collective import (
     time_all_reduce,
     version_skew,
 )
-from llmtrain.distributed.channel import Channel
-from llmtrain.distributed.world import World
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 
 from llmtrain.config.schema import DistributedSection
 from llmtrain.diagnose import diagnose, require_environment, setup_network, validate_environment
-from llmtrain.diagnose.collective import version_skew
 from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec
+from llmtrain.doctor.collective import version_skew
 from llmtrain.errors import UsageError
 from llmtrain.logs import is_debugging
 

@@ -19,12 +19,12 @@ import yaml
 
 from llmtrain.commands.lint import command
 from llmtrain.config.load import load_config
-from llmtrain.diagnose.lint_source import Sources, objects_of, read_sources
-from llmtrain.diagnose.lint_yaml import NotAManifest, parse
-from llmtrain.diagnose.manifests import RULES, ManifestFinding, lint
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
 from llmtrain.launch.plan import Work, plan_job
+from llmtrain.lint.check_manifests import RULES, ManifestFinding, lint
+from llmtrain.lint.source import Sources, objects_of, read_sources
+from llmtrain.lint.yaml_nodes import NotAManifest, parse
 from llmtrain.registry import LAUNCHERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -865,7 +865,7 @@ def test_the_page_has_the_rules_as_they_are() -> None:
 
 
 def test_linting_does_not_import_torch() -> None:
-    code = "import sys, llmtrain.diagnose.manifests; print('torch' in sys.modules)"
+    code = "import sys, llmtrain.lint.check_manifests; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

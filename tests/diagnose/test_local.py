@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from llmtrain.config.schema import Config
-from llmtrain.diagnose import Finding, diagnose, machine, needs
-from llmtrain.diagnose.checks import is_ok
-from llmtrain.diagnose.environment import Master
-from llmtrain.diagnose.local import checks_after
-from llmtrain.diagnose.network import chosen_interfaces, master_port, way_to_master
+from llmtrain.diagnose import Finding, diagnose
+from llmtrain.doctor import machine, needs
+from llmtrain.doctor.environment import Master
+from llmtrain.doctor.local import checks_after
+from llmtrain.doctor.network import chosen_interfaces, master_port, way_to_master
 from llmtrain.errors import JoinError
+from llmtrain.findings import is_ok
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 import rank_harness as ranks
 import torch
 
-from llmtrain.distributed.channel import Channel, as_peer_lost, peer_errors
+from llmtrain.distributed.control_group import ControlGroup, as_peer_lost, peer_errors
 from llmtrain.distributed.world import World
-from llmtrain.errors import CheckpointError, ConfigError, DataError, PeerLost, ResumeMe, TrainingStopped, UsageError
+from llmtrain.errors import CheckpointError, ConfigError, DataError, Interrupted, PeerLost, TrainingFailed, UsageError
 
 SIZE = 3
 
@@ -38,9 +38,9 @@ def told() -> list[dict[str, Any]]:
             "gather": control.gather({"rank": rank, "text": "x" * 1000 * rank}),
             "gather_rows": control.gather_rows(rows.t()).tolist(),  # not contiguous
             "gather_rows int": control.gather_rows(torch.tensor(rank)).tolist(),
-            "from_first": control.from_first(make),
+            "on_rank0": control.on_rank0(make),
             "made": made,
-            "together": control.together(lambda: rank * 2),
+            "together": control.all_or_none(lambda: rank * 2),
             "gather_results": control.gather_results(lambda: rank * 3),
             "saving": world.saving.sum(rank),
             "barrier": control.barrier(),
@@ -60,7 +60,7 @@ def told() -> list[dict[str, Any]]:
         ("gather", [{"rank": rank, "text": "x" * 1000 * rank} for rank in range(SIZE)]),
         ("gather_rows", [[[rank, 0.5], [10.0 * rank, -rank]] for rank in range(SIZE)]),
         ("gather_rows int", [0, 1, 2]),
-        ("from_first", {"by": 0, "text": "é" * 1000}),
+        ("on_rank0", {"by": 0, "text": "é" * 1000}),
         ("gather_results", [0, 3, 6]),
         ("saving", 3),
     ],
@@ -82,13 +82,13 @@ def test_the_world_knows_its_numbers(told: list[dict[str, Any]]) -> None:
 
 
 def test_alone_everything_is_answered_at_once() -> None:
-    alone = Channel()
+    alone = ControlGroup()
     assert (alone.any(True), alone.any(False), alone.sum(5), alone.gather("x")) == (True, False, 5, ["x"])
     assert alone.gather_rows(torch.tensor([1, 2])).tolist() == [[1, 2]]
-    assert alone.from_first(lambda: 3) == alone.together(lambda: 3) == 3
+    assert alone.on_rank0(lambda: 3) == alone.all_or_none(lambda: 3) == 3
     assert alone.gather_results(lambda: 4) == [4]
     with pytest.raises(DataError, match="bad"):
-        alone.together(lambda: _raise(DataError("bad")))
+        alone.all_or_none(lambda: _raise(DataError("bad")))
 
 
 def _raise(problem: Exception) -> Any:
@@ -99,8 +99,8 @@ PROBLEMS: list[tuple[str, Callable[[], Exception], str, int]] = [
     ("UsageError", lambda: UsageError("bad.", known=["a", "b"], remedy="Do it."), "bad. Known: a, b.", 64),
     ("DataError", lambda: DataError("bad text.", remedy="Do it."), "bad text.", 65),
     ("CheckpointError", lambda: CheckpointError("torn.", remedy="Do it."), "torn.", 65),
-    ("TrainingStopped", lambda: TrainingStopped("NaN.", remedy="Do it."), "NaN.", 65),
-    ("ResumeMe", lambda: ResumeMe("told.", remedy="Do it."), "told.", 75),
+    ("TrainingFailed", lambda: TrainingFailed("NaN.", remedy="Do it."), "NaN.", 65),
+    ("Interrupted", lambda: Interrupted("told.", remedy="Do it."), "told.", 75),
     ("PeerLost", lambda: PeerLost("gone.", remedy="Do it."), "gone.", 75),
     ("UsageError", lambda: ConfigError("c.yaml", ["a: wrong", "b: wrong"]), "a: wrong\n  - b: wrong", 64),
 ]
@@ -108,23 +108,23 @@ PROBLEMS: list[tuple[str, Callable[[], Exception], str, int]] = [
 
 @pytest.fixture(scope="module")
 def failures() -> list[list[tuple[str, str, int]]]:
-    """For each rank, how every kind of problem of rank 1 was raised there; the channel is used on after each."""
+    """For each rank, how every kind of problem of rank 1 was raised there; the control is used on after each."""
 
     def ask(world: World) -> list[tuple[str, str, int]]:
         found = []
         for _, make, _, _ in PROBLEMS:
             try:
-                world.control.together(lambda make=make: _raise(make()) if world.rank == 1 else world.rank)
+                world.control.all_or_none(lambda make=make: _raise(make()) if world.rank == 1 else world.rank)
             except Exception as problem:
                 found.append((type(problem).__name__, str(problem), getattr(problem, "exit_code", -1)))
             assert world.control.sum(1) == 2
-        for method in (world.control.from_first, world.control.gather_results):
+        for method in (world.control.on_rank0, world.control.gather_results):
             try:
                 method(lambda: _raise(DataError("of rank 0.")) if world.rank == 0 else 1)
             except Exception as problem:
                 found.append((type(problem).__name__, str(problem), getattr(problem, "exit_code", -1)))
         try:
-            world.control.together(lambda: _raise(OSError(28, "No space left")) if world.rank == 1 else 1)
+            world.control.all_or_none(lambda: _raise(OSError(28, "No space left")) if world.rank == 1 else 1)
         except OSError as problem:
             found.append((type(problem).__name__, str(problem), -1))
         return found

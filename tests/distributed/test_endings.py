@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from llmtrain.distributed.endings import Ended, is_worth_a_restart, log_restart, overall
+from llmtrain.distributed.worker_exit import Ended, is_worth_a_restart, log_restart, overall
 from llmtrain.errors import (
     CheckpointError,
     ConfigError,
     DataError,
+    Interrupted,
     JoinError,
     LlmtrainError,
     PeerLost,
-    ResumeMe,
     Superseded,
-    TrainingStopped,
+    TrainingFailed,
     UsageError,
 )
 
@@ -24,9 +24,9 @@ USAGE = (64, UsageError("u."))
 CONFIG = (64, ConfigError("c.yaml", ["x"]))
 DATA = (65, DataError("d."))
 CHECKPOINT = (65, CheckpointError("c."))
-NAN = (65, TrainingStopped("n."))
+NAN = (65, TrainingFailed("n."))
 JOIN = (69, JoinError("j."))
-TOLD = (75, ResumeMe("t."))
+TOLD = (75, Interrupted("t."))
 LOST = (75, PeerLost("p."))
 SUPERSEDED = (75, Superseded("s."))
 CRASH = (1, None)
@@ -49,7 +49,7 @@ def workers(*rows: tuple[int, LlmtrainError | None]) -> list[Ended]:
         ((CONFIG, LOST), 64, UsageError, 0, False),
         ((LOST, DATA), 65, DataError, 1, False),
         ((CRASH, CHECKPOINT), 65, CheckpointError, 1, False),
-        ((TOLD, NAN), 65, TrainingStopped, 1, False),
+        ((TOLD, NAN), 65, TrainingFailed, 1, False),
         ((KILLED, USAGE), 64, UsageError, 1, False),
         ((FOREIGN_64, KILLED), 64, LlmtrainError, 0, False),
         ((STOPPED, USAGE), 64, UsageError, 1, False),
@@ -62,13 +62,13 @@ def workers(*rows: tuple[int, LlmtrainError | None]) -> list[Ended]:
         ((LOST, LOST), 75, PeerLost, 0, True),
         ((FINISHED, LOST), 75, PeerLost, 1, True),
         ((LOST, STOPPED), 75, PeerLost, 0, True),
-        ((TOLD, TOLD), 75, ResumeMe, 0, False),
-        ((TOLD, LOST), 75, ResumeMe, 0, False),
-        ((LOST, TOLD), 75, ResumeMe, 1, False),
+        ((TOLD, TOLD), 75, Interrupted, 0, False),
+        ((TOLD, LOST), 75, Interrupted, 0, False),
+        ((LOST, TOLD), 75, Interrupted, 1, False),
         ((TOLD, CRASH), 1, LlmtrainError, 1, False),
-        ((LOST, FINISHED, TOLD, STOPPED), 75, ResumeMe, 2, False),
+        ((LOST, FINISHED, TOLD, STOPPED), 75, Interrupted, 2, False),
         ((SUPERSEDED, LOST), 75, Superseded, 0, False),
-        ((FOREIGN_75, FINISHED), 75, ResumeMe, 0, False),
+        ((FOREIGN_75, FINISHED), 75, Interrupted, 0, False),
         ((FINISHED, SEVEN), 7, LlmtrainError, 1, True),
         ((FINISHED, STOPPED), 143, LlmtrainError, 1, True),
         ((STOPPED, STOPPED), 143, LlmtrainError, 0, True),
@@ -82,14 +82,14 @@ def test_one_for_all(rows: Any, code: int, kind: type[LlmtrainError], rank: int 
     assert type(error) is kind
     assert error.exit_code == code
     assert is_worth_a_restart(workers(*rows)) == again
-    if kind not in (ResumeMe,) and rank is not None:
+    if kind not in (Interrupted,) and rank is not None:
         assert f"rank {rank}" in error.what
     if rank is None:
         assert "rank" not in error.what, "with one process there is nothing to tell apart"
 
 
 def test_a_worker_that_the_agent_stopped_does_not_prevent_a_restart() -> None:
-    told = ResumeMe("t.").as_dict()
+    told = Interrupted("t.").as_dict()
     assert is_worth_a_restart([Ended(0, -9), Ended(1, 75, told, was_stopped=True)])
     assert not is_worth_a_restart([Ended(0, -9), Ended(1, 75, told)])
 
@@ -102,7 +102,7 @@ def test_all_finished(rows: Any) -> None:
 def test_the_class_keeps_its_own_code() -> None:
     """One error's exit code is set on it alone."""
     overall(workers(KILLED))
-    assert (LlmtrainError.exit_code, ResumeMe.exit_code) == (1, 75)
+    assert (LlmtrainError.exit_code, Interrupted.exit_code) == (1, 75)
 
 
 def test_what_a_worker_said_comes_out_whole() -> None:

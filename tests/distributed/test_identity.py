@@ -12,9 +12,17 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from llmtrain.config.schema import DistributedSection, RendezvousSection
-from llmtrain.distributed import sources
-from llmtrain.distributed.identity import Given, Place, Problem, Seat, find_place, find_seat, validate_environment
-from llmtrain.distributed.sources import gpu_count, split_ordinal
+from llmtrain.distributed import env as sources
+from llmtrain.distributed.env import gpu_count, split_ordinal
+from llmtrain.distributed.process_info import (
+    NodeInfo,
+    NodeOptions,
+    Problem,
+    ProcessInfo,
+    find_node_info,
+    find_process_info,
+    validate_environment,
+)
 from llmtrain.errors import UsageError
 
 NOTHING = DistributedSection()
@@ -58,12 +66,12 @@ def pytorch_job(pod: int, pods: int, nproc: str) -> dict[str, str]:
 
 def place_of(
     environ: Mapping[str, str], hostname: str = "box", config: DistributedSection = NOTHING, **options: Any
-) -> Place:
-    return find_place(environ, Given(**options), hostname, config)
+) -> NodeInfo:
+    return find_node_info(environ, NodeOptions(**options), hostname, config)
 
 
-def seat_of(environ: Mapping[str, str], hostname: str = "box", config: DistributedSection = NOTHING) -> Seat:
-    return find_seat(environ, hostname, config)
+def seat_of(environ: Mapping[str, str], hostname: str = "box", config: DistributedSection = NOTHING) -> ProcessInfo:
+    return find_process_info(environ, hostname, config)
 
 
 # (name, environment, hostname, (node rank, nodes, processes per node, master, port), source of the rank)
@@ -246,11 +254,18 @@ def test_places(environ: dict[str, str], hostname: str, expected: tuple[object, 
     ],
 )
 def test_seats(environ: dict[str, str], hostname: str, expected: tuple[object, ...]) -> None:
-    seat = seat_of(environ, hostname)
-    got = (seat.rank, seat.world_size, seat.local_rank, seat.local_world_size, seat.node_rank, seat.is_launched)
+    process = seat_of(environ, hostname)
+    got = (
+        process.rank,
+        process.world_size,
+        process.local_rank,
+        process.local_world_size,
+        process.node_rank,
+        process.is_launched,
+    )
     assert got == expected
     assert validate_environment(environ, hostname) == []
-    assert {"rank", "world_size", "local_rank", "local_world_size", "node_rank", "master_addr"} <= set(seat.sources)
+    assert {"rank", "world_size", "local_rank", "local_world_size", "node_rank", "master_addr"} <= set(process.sources)
 
 
 @pytest.mark.parametrize(
@@ -268,17 +283,28 @@ def test_seats(environ: dict[str, str], hostname: str, expected: tuple[object, .
     ],
 )
 def test_seats_from_the_config(fields: dict[str, Any], expected: tuple[object, ...]) -> None:
-    seat = seat_of({}, "box", DistributedSection(**fields))
-    assert (seat.rank, seat.world_size, seat.local_rank, seat.local_world_size, seat.is_launched) == expected
-    assert seat.master_port == 7
-    assert seat.master_addr == fields.get("master_addr", POD_0 if "init_method" in fields else "127.0.0.1")
+    process = seat_of({}, "box", DistributedSection(**fields))
+    assert (
+        process.rank,
+        process.world_size,
+        process.local_rank,
+        process.local_world_size,
+        process.is_launched,
+    ) == expected
+    assert process.master_port == 7
+    assert process.master_addr == fields.get("master_addr", POD_0 if "init_method" in fields else "127.0.0.1")
 
 
 def test_the_environment_wins_over_the_config() -> None:
     config = DistributedSection(rank=0, world_size=4, master_addr="other", master_port=1)
     environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": POD_0, "MASTER_PORT": "2"}
-    seat = seat_of(environ, "box", config)
-    assert (seat.rank, seat.world_size, seat.master_addr, seat.master_port) == (1, 2, POD_0, 2)
+    process = seat_of(environ, "box", config)
+    assert (process.rank, process.world_size, process.master_addr, process.master_port) == (
+        1,
+        2,
+        POD_0,
+        2,
+    )
     place = place_of({}, "box", config)
     assert (place.node_rank, place.nodes, place.master_addr, place.master_port) == (0, 4, "other", 1)
     assert place.sources["nodes"] == "distributed.world_size"
@@ -583,7 +609,7 @@ def test_validate_reads_this_environment(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [problem.what for problem in validate_environment()] == ["NODE_RANK is 'x', which is no number."]
 
 
-def worker(place: Place, local_rank: int) -> dict[str, str]:
+def worker(place: NodeInfo, local_rank: int) -> dict[str, str]:
     """What torchrun gives a process of this place."""
     assert place.node_rank is not None
     return {
@@ -617,9 +643,9 @@ def test_the_seats_of_all_pods_cover_the_world(nodes: int, processes: int, kind:
         }[kind]
         place = place_of(environ, f"train-{pod}")
         seats += [seat_of({**environ, **worker(place, local)}, f"train-{pod}") for local in range(processes)]
-    assert sorted(seat.rank for seat in seats) == list(range(nodes * processes))
-    assert {seat.world_size for seat in seats} == {nodes * processes}
-    assert len({(seat.node_rank, seat.local_rank) for seat in seats}) == nodes * processes
+    assert sorted(process.rank for process in seats) == list(range(nodes * processes))
+    assert {process.world_size for process in seats} == {nodes * processes}
+    assert len({(process.node_rank, process.local_rank) for process in seats}) == nodes * processes
 
 
 VARIABLES = [name for row in sources.NAMES.values() for name in row] + ["TORCHELASTIC_RUN_ID"]
@@ -629,10 +655,10 @@ VALUES = st.sampled_from(["", "0", "1", "2", "-1", "x", "1:2", "auto", "c10d", "
 @for_all(environ=st.dictionaries(st.sampled_from(VARIABLES), VALUES), hostname=st.sampled_from(["box", "train-1"]))
 def test_any_environment_gives_sane_numbers_or_problems(environ: dict[str, str], hostname: str) -> None:
     with contextlib.suppress(UsageError):
-        seat = seat_of(environ, hostname)
-        assert 0 <= seat.rank < seat.world_size
-        assert 0 <= seat.local_rank < seat.local_world_size <= seat.world_size
-        assert seat.master_addr
+        process = seat_of(environ, hostname)
+        assert 0 <= process.rank < process.world_size
+        assert 0 <= process.local_rank < process.local_world_size <= process.world_size
+        assert process.master_addr
     with contextlib.suppress(UsageError):
         place = place_of(environ, hostname)
         assert place.node_rank is None or 0 <= place.node_rank < place.max_nodes
@@ -642,13 +668,13 @@ def test_any_environment_gives_sane_numbers_or_problems(environ: dict[str, str],
 
 class TestRendezvousOfTheConfig:
     AT_ETCD = DistributedSection(rendezvous=RendezvousSection(backend="etcd-v2", endpoint="etcd:2379"))
-    TWO = Given(nodes="2", node_rank=1, master_addr="a")
+    TWO = NodeOptions(nodes="2", node_rank=1, master_addr="a")
 
     def test_it_is_the_default(self) -> None:
-        place = find_place({}, Given(nodes="2"), "host", self.AT_ETCD)
+        place = find_node_info({}, NodeOptions(nodes="2"), "host", self.AT_ETCD)
         assert (place.rdzv_backend, place.rdzv_endpoint, place.node_rank) == ("etcd-v2", "etcd:2379", None)
         c10d = DistributedSection(rendezvous=RendezvousSection(backend="c10d"))
-        place = find_place({}, self.TWO, "host", c10d)
+        place = find_node_info({}, self.TWO, "host", c10d)
         assert (place.rdzv_backend, place.rdzv_endpoint) == ("c10d", None)
 
     @pytest.mark.parametrize(
@@ -666,17 +692,17 @@ class TestRendezvousOfTheConfig:
         self, environ: dict[str, str], options: dict[str, str], expected: tuple[str, str | None]
     ) -> None:
         """The config's endpoint is an etcd server: no other backend meets there."""
-        place = find_place(environ, dataclasses.replace(self.TWO, **options), "host", self.AT_ETCD)
+        place = find_node_info(environ, dataclasses.replace(self.TWO, **options), "host", self.AT_ETCD)
         assert (place.rdzv_backend, place.rdzv_endpoint) == expected
 
     def test_a_process_that_trains_does_not_care(self) -> None:
         environ = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "a"}
-        plain = find_seat(environ, "host", DistributedSection())
-        assert find_seat(environ, "host", self.AT_ETCD) == plain
-        assert find_seat({}, "host", self.AT_ETCD).world_size == 1
+        plain = find_process_info(environ, "host", DistributedSection())
+        assert find_process_info(environ, "host", self.AT_ETCD) == plain
+        assert find_process_info({}, "host", self.AT_ETCD).world_size == 1
 
     @pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
     def test_etcd_needs_an_endpoint(self, backend: str) -> None:
         with pytest.raises(UsageError) as raised:
-            find_place({}, dataclasses.replace(self.TWO, rdzv_backend=backend), "host", DistributedSection())
+            find_node_info({}, dataclasses.replace(self.TWO, rdzv_backend=backend), "host", DistributedSection())
         assert len(raised.value.details["problems"]) == 1

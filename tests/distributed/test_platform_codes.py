@@ -15,8 +15,8 @@ import rank_harness as ranks
 from rank_harness import Cli, free_port, start_cli
 
 from llmtrain.distributed.command_crashes import FAR_SEC, count_crash
-from llmtrain.distributed.platform_codes import IDLE_MARK, ended_before, pytorchjob_code
-from llmtrain.errors import TrainingStopped
+from llmtrain.distributed.exit_codes import IDLE_MARK, ended_before, pytorchjob_code
+from llmtrain.errors import TrainingFailed
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.heartbeats import announce_start, read_heartbeats
 
@@ -139,7 +139,7 @@ def test_a_crash_after_a_long_time_begins_a_new_row(tmp_path: Path) -> None:
     env = {"LLMTRAIN_RUN_DIR": str(tmp_path), "LLMTRAIN_LAUNCH": "1"}
     for ran_sec in (1.0, 1.0, FAR_SEC, 1.0):
         count_crash(1, False, ran_sec, env)
-    with pytest.raises(TrainingStopped) as caught:
+    with pytest.raises(TrainingFailed) as caught:
         count_crash(1, False, 1.0, env)
     assert caught.value.exit_code == 65
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from llmtrain.distributed import tree as tree_module
-from llmtrain.distributed.tree import GradientTree, odd_part
+from llmtrain.distributed import deterministic_reduce as tree_module
+from llmtrain.distributed.deterministic_reduce import GradientTree, odd_part
 from llmtrain.distributed.world import World
 
 WIDTH = 7

@@ -1,4 +1,4 @@
-"""Joining a world: who comes late, who never comes, and what is left afterwards."""
+"""JoinState a world: who comes late, who never comes, and what is left afterwards."""
 
 import os
 import time
@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from llmtrain.config.schema import DistributedSection, LoggingSection, RunSection
 from llmtrain.distributed import world as world_module
-from llmtrain.distributed.identity import Seat
+from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.distributed.world import World, join_world, pick_backend, pick_device
 from llmtrain.errors import UsageError
 from llmtrain.logs import setup_logging
@@ -100,11 +100,11 @@ def test_a_first_connection_that_fails_is_tried_again() -> None:
     def body(rank: int) -> Any:
         before, failures = world_module._open_store, []
 
-        def flaky(seat: Any, timeout: Any) -> Any:
+        def flaky(process: Any, timeout: Any) -> Any:
             if rank == 1 and len(failures) < 2:
                 failures.append(1)
                 raise dist.DistNetworkError("Connection reset by peer")
-            return before(seat, timeout)
+            return before(process, timeout)
 
         world_module._open_store = flaky
         return loud(lambda world: (world.control.sum(1), len(failures)))(rank)
@@ -116,7 +116,7 @@ def test_a_first_connection_that_fails_is_tried_again() -> None:
 
 def test_one_that_always_fails_is_an_end() -> None:
     def body(rank: int) -> Any:
-        def broken(seat: Any, timeout: Any) -> Any:  # noqa: ARG001
+        def broken(process: Any, timeout: Any) -> Any:  # noqa: ARG001
             raise dist.DistNetworkError("Connection reset by peer")
 
         world_module._open_store = broken
@@ -225,9 +225,9 @@ def test_a_process_that_is_started_again_while_others_wait_counts_once() -> None
     port = ranks.free_port()
 
     def body(number: int) -> str:
-        seat = Seat(min(number, 1), 3, 0, 1, min(number, 1), "127.0.0.1", port, True, {})
+        process = ProcessInfo(min(number, 1), 3, 0, 1, min(number, 1), "127.0.0.1", port, True, {})
         with pytest.raises(dist.DistError) as problem:
-            world_module._connect(seat, time.monotonic() + 3)
+            world_module._connect(process, time.monotonic() + 3)
         return str(problem.value)
 
     said = ranks.values(ranks.start_ranks(3, body).wait())

@@ -10,10 +10,10 @@ import rank_harness as ranks
 import torch
 from torch import nn
 
+from llmtrain.checkpoint.store import Checkpoint
 from llmtrain.config.schema import Config, DistributedSection
+from llmtrain.distributed.parallel import DDPModel, DeterministicModel, FSDPModel, ParallelModel, parallelize, whole
 from llmtrain.distributed.world import World
-from llmtrain.distributed.wrap import Wrapped, WrappedDDP, WrappedFSDP, WrappedTree, whole, wrap_model
-from llmtrain.training.checkpoint import Checkpoint
 
 MakeConfig = Callable[..., Config]
 COMMON: dict[str, Any] = {"trainer__grad_accum_steps": 4, "trainer__eval_batches": 4}
@@ -67,13 +67,13 @@ def test_a_wrong_scale_would_show(make: MakeConfig, alone: Curve) -> None:
     """The mean over ranks instead of the sum: the test above must be able to see it."""
 
     def forget_the_scale() -> None:
-        before = WrappedDDP.__init__
+        before = DDPModel.__init__
 
-        def without(self: WrappedDDP, *arguments: Any) -> None:
+        def without(self: DDPModel, *arguments: Any) -> None:
             before(self, *arguments)
             self.loss_scale = 1.0
 
-        WrappedDDP.__init__ = without  # type: ignore[method-assign]
+        DDPModel.__init__ = without  # type: ignore[method-assign]
 
     wrong = curve(make(distributed__strategy="ddp"), 2, before=forget_the_scale)
     assert wrong["grad_norm"][0] == pytest.approx(alone["grad_norm"][0] / 2, rel=1e-3)
@@ -144,18 +144,18 @@ def two_layers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
 
 
-def wrapped_in(world: World, micro_batches: int = 2, **distributed: Any) -> Wrapped:
+def wrapped_in(world: World, micro_batches: int = 2, **distributed: Any) -> ParallelModel:
     section = DistributedSection(**distributed)
-    return wrap_model(two_layers(), lambda module: list(module), section, world, "fp32", micro_batches)  # type: ignore[call-overload]
+    return parallelize(two_layers(), lambda module: list(module), section, world, "fp32", micro_batches)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
     ("distributed", "kind"),
     [
-        ({"strategy": "none"}, Wrapped),
-        ({"strategy": "ddp"}, Wrapped),
-        ({"strategy": "fsdp"}, Wrapped),
-        ({"strategy": "ddp", "reproducible_reduce": True}, WrappedTree),
+        ({"strategy": "none"}, ParallelModel),
+        ({"strategy": "ddp"}, ParallelModel),
+        ({"strategy": "fsdp"}, ParallelModel),
+        ({"strategy": "ddp", "reproducible_reduce": True}, DeterministicModel),
     ],
 )
 def test_alone_nothing_is_wrapped(distributed: dict[str, Any], kind: type) -> None:
@@ -207,9 +207,9 @@ def test_gradients_are_sums_over_all_ranks_and_micro_batches(of_two_ranks: list[
 
 def test_the_kinds(of_two_ranks: list[dict[str, Any]]) -> None:
     found = of_two_ranks[0]
-    assert found["ddp kind"] == (WrappedDDP.__name__, False, 2.0)
-    assert found["fsdp kind"] == (WrappedFSDP.__name__, True, 2.0)
-    assert found["tree kind"] == (WrappedTree.__name__, False, 1.0)
+    assert found["ddp kind"] == (DDPModel.__name__, False, 2.0)
+    assert found["fsdp kind"] == (FSDPModel.__name__, True, 2.0)
+    assert found["tree kind"] == (DeterministicModel.__name__, False, 1.0)
 
 
 def test_ddp_talks_once_a_step(of_two_ranks: list[dict[str, Any]]) -> None:

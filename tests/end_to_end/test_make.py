@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kube import ROOT, SMALL, Done, Kube, environment
 
-from llmtrain.launch.local_cluster import open_folder, volume_manifests
+from llmtrain.local_cluster.kind_cluster import open_folder, volume_manifests
 
 CLAIM = "as-up-makes-it"
 

@@ -15,9 +15,9 @@ import pytest
 from breaking import processes_of
 from kube import Kube
 
-from llmtrain.launch.cluster import Cluster
+from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import find_record
-from llmtrain.operate import why as why_module
+from llmtrain.operate.why import explain as why_module
 
 Why = dict[str, Any]
 KINDS = ["stateful_set", "pytorch_job", "job_set", "train_job"]

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 import fork_server
+from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training import assemble
+from llmtrain.training import build as assemble
 from llmtrain.training import run as run_module
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from llmtrain.training.run import run_training
 
 RUN_ID = "tiny"
@@ -237,7 +237,7 @@ def start_world(
     port = str(free_port())
     ranks = []
     for rank in range(size):
-        seat = {
+        process = {
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
             "LOCAL_RANK": str(rank),
@@ -248,7 +248,7 @@ def start_world(
             "GLOO_SOCKET_IFNAME": "lo",
         }
         first = functools.partial(before, rank) if before else None
-        ranks.append(start(config, resume, fault=fault, env={**seat, **(env or {})}, before=first))
+        ranks.append(start(config, resume, fault=fault, env={**process, **(env or {})}, before=first))
     return StartedWorld(ranks)
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from fault_harness import RUN_ID, STEPS, Outcome
 
+from llmtrain.checkpoint import store as checkpoint_module
+from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
 from llmtrain.runs.directory import find_run, new_run
 from llmtrain.runs.manifest import manifest_text
-from llmtrain.training import checkpoint as checkpoint_module
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
 
 FILES = ("index.json", "manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 MakeConfig = Callable[..., Config]

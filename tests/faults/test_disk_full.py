@@ -15,12 +15,12 @@ import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID, STEPS, Outcome
 
+from llmtrain.checkpoint import store as checkpoint_module
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
-from llmtrain.training import checkpoint as checkpoint_module
-from llmtrain.training.checkpoint import CheckpointStore
 
 MakeConfig = Callable[..., Config]
 Cli = Callable[..., Any]
@@ -258,7 +258,7 @@ def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_pa
     )
     assert ended.returncode == 65, ended.stderr
     error = json.loads(ended.stdout.splitlines()[0])
-    assert (error["error"], error["exit_code"]) == ("TrainingStopped", 65)
+    assert (error["error"], error["exit_code"]) == ("TrainingFailed", 65)
     assert "Traceback" not in ended.stderr
     assert "Logging error" not in ended.stderr
     run = RunDirectory(tmp_path / "after")
@@ -299,7 +299,7 @@ def test_start_on_a_full_disk(make_config: MakeConfig, tmp_path: Path) -> None:
         said = (tmp_path / "after" / f"{left}.err").read_text()
         assert (tmp_path / "after" / f"{left}.code").read_text().strip() == "65", said
         error = json.loads((tmp_path / "after" / f"{left}.json").read_text())
-        assert error["error"] == "TrainingStopped"
+        assert error["error"] == "TrainingFailed"
         assert "output.root_dir" in error["remedy"]
         assert "Traceback" not in said
         assert (tmp_path / "after" / f"{left}.there").read_text() == "", "a run directory was left half-made"
@@ -310,7 +310,7 @@ def test_start_takes_a_half_made_run_back(config: Config, root: Path, point: str
     """Free blocks were there when it was looked, but a quota or the inodes are used up."""
 
     def no_space_for_it() -> None:
-        from llmtrain.runs import atomic
+        from llmtrain import files as atomic
 
         write = atomic.write_synced
 

@@ -20,12 +20,12 @@ import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID, Ended, Outcome
 
+from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training import faults
-from llmtrain.training import trainer as trainer_module
+from llmtrain.training import loop as trainer_module
 from llmtrain.training.evaluate import EvalResult
-from llmtrain.training.trainer import Trainer
+from llmtrain.training.loop import Trainer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -259,7 +259,7 @@ def test_dropout_positions_and_accumulation_take_part(make: MakeConfig, golden: 
     }
 
     def forget_positions() -> None:
-        from llmtrain.models.hf_causal_lm import HFCausalLMAdapter
+        from llmtrain.models.hf.causal_lm import HFCausalLMAdapter
 
         loss = HFCausalLMAdapter.loss
         HFCausalLMAdapter.loss = lambda self, module, inputs, targets, _=None: loss(self, module, inputs, targets)  # type: ignore[method-assign]
@@ -288,7 +288,7 @@ def signal_in_answer(number: int, which: signal.Signals) -> Before:
     """A signal in the middle of the so manieth answer of the run: two an evaluation."""
 
     def before() -> None:
-        from llmtrain.training import outputs
+        from llmtrain.training import artifacts as outputs
 
         real, calls = outputs.sample_text, []
 
@@ -322,7 +322,7 @@ def test_sigkill_between_an_epochs_evaluation_and_its_save(config: Config, golde
     """The epoch's line and answers are there already, and are made again."""
 
     def killed_once_answers_are_kept() -> None:
-        from llmtrain.training.outputs import Outputs
+        from llmtrain.training.artifacts import Outputs
 
         keep = Outputs.keep_answers
 

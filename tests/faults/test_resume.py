@@ -8,8 +8,8 @@ import fault_harness as harness
 import pytest
 from fault_harness import EVAL_STEPS, RUN_ID, SAVE_EVERY, SAVE_STEPS, STEPS, Outcome
 
+from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
-from llmtrain.training import faults
 
 REPLACING = "save_while_replacing"  # happens only when a step is saved a second time: a test of its own
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
@@ -117,7 +117,7 @@ def test_sigterm_at_start_up(config: Config, golden: Outcome) -> None:
         import os
         import signal
 
-        from llmtrain.training import assemble
+        from llmtrain.training import build as assemble
 
         build = assemble.build_module
 

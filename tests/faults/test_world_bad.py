@@ -158,7 +158,7 @@ def test_a_full_disk_found_before_anything_is_written(world_config: Config, root
     """Free space is asked for by rank 0, for what all ranks need."""
 
     def little_space(rank: int) -> None:
-        from llmtrain.training import checkpoint
+        from llmtrain.checkpoint import store as checkpoint
 
         usage = shutil.disk_usage(root.parent)
         if rank == 0:
@@ -219,7 +219,7 @@ def test_nan_while_a_save_goes_on_in_the_background(
     """The threads that save are in the middle of talking to each other when their processes leave."""
 
     def slow_disk(rank: int) -> None:
-        from llmtrain.training import checkpoint
+        from llmtrain.checkpoint import store as checkpoint
 
         describe = checkpoint._describe
 

@@ -11,8 +11,8 @@ import fault_harness as harness
 import pytest
 from fault_harness import EVAL_STEPS, RUN_ID, SAVE_EVERY, SAVE_STEPS, STEPS, Ended, Outcome
 
+from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
-from llmtrain.training import faults
 
 MakeConfig = Callable[..., Config]
 PROMPT_SEC = 10.0  # a lost connection is noticed in milliseconds; the rest is for a busy machine

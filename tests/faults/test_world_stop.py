@@ -10,9 +10,9 @@ import fault_harness as harness
 import pytest
 from fault_harness import EVAL_STEPS, RUN_ID, STEPS, Ended, Outcome, StartedWorld
 
+from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
 from llmtrain.runs.heartbeats import read_heartbeats
-from llmtrain.training import faults
 
 MakeConfig = Callable[..., Config]
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != "save_while_replacing"]
@@ -275,14 +275,14 @@ def test_sigterm_while_data_is_prepared(
     def tell(rank: int) -> None:
         from llmtrain.training import run
 
-        make_parts = run.make_parts
+        build_components = run.build_components
 
         def told_meanwhile(*arguments: object) -> object:
             if rank in told:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return make_parts(*arguments)  # type: ignore[arg-type]
+            return build_components(*arguments)  # type: ignore[arg-type]
 
-        run.make_parts = told_meanwhile  # type: ignore[assignment]
+        run.build_components = told_meanwhile  # type: ignore[assignment]
 
     ends = harness.run_world(world_config, 2, before=tell)
     assert [ended.code for ended in ends] == [75, 75], ends[0].output + ends[1].output
@@ -298,7 +298,7 @@ UNATTENDED = {"LLMTRAIN_NODE": "1"}
 
 
 def tell_before_the_first_step(rank: int) -> None:
-    from llmtrain.training.trainer import Trainer
+    from llmtrain.training.loop import Trainer
 
     loop = Trainer._loop
 

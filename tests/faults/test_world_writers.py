@@ -232,14 +232,14 @@ def test_two_generations_that_both_found_no_run(world_config: Config, world_gold
     def hold(rank: int) -> None:
         from llmtrain.training import run
 
-        make_parts = run.make_parts
+        build_components = run.build_components
 
         def held(*arguments: Any) -> object:
             if rank == 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return make_parts(*arguments)
+            return build_components(*arguments)
 
-        run.make_parts = held  # type: ignore[assignment]
+        run.build_components = held  # type: ignore[assignment]
 
     late = harness.start_world(world_config, 2, "auto", env=UNATTENDED, before=hold)
     late[0].wait_stopped()

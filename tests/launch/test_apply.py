@@ -18,9 +18,9 @@ from kube_server import KubeServer, kube_server
 from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.launch import apply
-from llmtrain.launch.cluster import PLURALS, Cluster
-from llmtrain.launch.explain import AlreadyThere, Missing
+from llmtrain.kubernetes.api_errors import AlreadyThere, Missing
+from llmtrain.kubernetes.client import PLURALS, Cluster
+from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import READER_LABEL, JobPlan, Work, plan_job
 from llmtrain.launch.record import Record, find_record

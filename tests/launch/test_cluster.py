@@ -15,9 +15,9 @@ import yaml
 
 from kube_server import KubeServer, kube_server
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.launch import cluster as module
-from llmtrain.launch.cluster import Cluster
-from llmtrain.launch.explain import Missing
+from llmtrain.kubernetes import client as module
+from llmtrain.kubernetes.api_errors import Missing
+from llmtrain.kubernetes.client import Cluster
 
 TOKEN = "canary-bearer-5f3a91c07e"
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "operate"))
 from kube_runs import STEP, FakeRun, waiting
 
 from kube_server import KubeServer, kube_server
-from llmtrain.launch import apply
+from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.record import find_record
 
 Cli = Callable[..., Any]
@@ -27,7 +27,9 @@ NOT_PULLED = 'Back-off pulling image "me/train:1": ErrImagePull: manifest unknow
 
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    from llmtrain.operate import follow, logs, pod_log
+    from llmtrain.operate.logs import merged_logs as logs
+    from llmtrain.operate.logs import pod_log
+    from llmtrain.operate.status import watch as follow
 
     for module, name, value in (
         (apply, "CONFIRM_SEC", 0.02),
@@ -270,7 +272,7 @@ class TestLaunch:
             assert kube.objects == {}
 
     def test_ctrl_c_leaves_it_running(self, call: Cli, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        from llmtrain.operate import follow
+        from llmtrain.operate.status import watch as follow
 
         def interrupted(*words: object, **more: object) -> None:  # noqa: ARG001
             raise KeyboardInterrupt

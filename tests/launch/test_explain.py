@@ -5,7 +5,7 @@ import json
 import pytest
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.launch.explain import AlreadyThere, Missing, NoRight, Request, explain_refusal, one_line, quota
+from llmtrain.kubernetes.api_errors import AlreadyThere, Missing, NotAllowed, Request, explain_refusal, one_line, quota
 
 JOB = Request("create", "batch/v1", "Job", "team", "demo")
 LIST = Request("list", "v1", "Pod", None)
@@ -68,7 +68,7 @@ REFUSALS = {
         JOB,
         403,
         status(403, "Forbidden", RIGHTS),
-        NoRight,
+        NotAllowed,
         "You have no right to create jobs in namespace team.",
         "kubectl auth can-i create jobs -n team",
     ),
@@ -80,7 +80,7 @@ REFUSALS = {
             "Forbidden",
             'pods is forbidden: User "dev" cannot list resource "pods" in API group "" at the cluster scope',
         ),
-        NoRight,
+        NotAllowed,
         "You have no right to list pods across the whole cluster.",
         "can-i list pods --all-namespaces",
     ),
@@ -93,7 +93,7 @@ REFUSALS = {
             'pods "demo-0" is forbidden: User "dev" cannot get resource "pods/log" in API group '
             '"" in the namespace "team"',
         ),
-        NoRight,
+        NotAllowed,
         "You have no right to get pods/log in namespace team.",
         "can-i get pods/log -n team",
     ),

@@ -16,8 +16,8 @@ import yaml
 from kube_server import KubeServer, kube_server
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.launch.guard import LABELS, NAME, GuardPlan, install, remove, render_guard
-from llmtrain.operate import guard_status as status_module
-from llmtrain.operate.guard_status import guard_status, wait_until_watching
+from llmtrain.operate.guard import status as status_module
+from llmtrain.operate.guard.status import guard_status, wait_until_watching
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]

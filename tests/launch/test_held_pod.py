@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from llmtrain.launch import held_pod
 from llmtrain.launch.plan import HELD_CODE, HELD_COMMAND
+from llmtrain.launch.pod_scripts import hold as held_pod
 
 SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
 FASTER = {

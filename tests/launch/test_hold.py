@@ -18,9 +18,10 @@ from kube_server import KubeServer, kube_server
 from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.errors import UsageError
-from llmtrain.launch import apply, held_pod
+from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import HELD_CODE, HELD_COMMAND, JobPlan, Work, plan_job
+from llmtrain.launch.pod_scripts import hold as held_pod
 from llmtrain.launch.record import find_record
 
 Cli = Callable[..., Any]
@@ -144,7 +145,7 @@ def test_one_kind_of_work(cli: Cli, words: tuple[str, ...]) -> None:
 
 @pytest.fixture
 def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
-    from llmtrain.operate import follow
+    from llmtrain.operate.status import watch as follow
 
     monkeypatch.setattr(apply, "CONFIRM_SEC", 0.02)
     for name, value in {"POLL_SEC": 0.03, "SURE_SEC": 0.15, "DRAIN_SEC": 0.3, "EVENTS_SEC": 0.0}.items():

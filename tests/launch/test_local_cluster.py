@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from kube_server import KubeServer, kube_server
-from llmtrain.launch import local_cluster
-from llmtrain.launch.operators import OPERATORS
+from llmtrain.local_cluster import kind_cluster as local_cluster
+from llmtrain.local_cluster.operators import OPERATORS
 
 Cli = Callable[..., Any]
 CLAIM = ("persistentvolumeclaims", "default", "runs")

@@ -10,7 +10,7 @@ import torch
 from llmtrain.config.schema import ModelSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
-from llmtrain.models.gpt import GPT, GPTAdapter, padded_vocab
+from llmtrain.models.gpt.model import GPT, GPTAdapter, padded_vocab
 
 SHAPES = {
     "tied": {"vocab_size": 101},

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from llmtrain.config.schema import DataSection, LoraSection, ModelSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE, Batch
+from llmtrain.data.examples.example import Row, Segment
 from llmtrain.data.make_batches import make_batches
-from llmtrain.data.row_store import RowStore
-from llmtrain.data.rows import Row, Segment
-from llmtrain.data.tokenizer import HFTokenizer
+from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.tokenizers.tokenizer import HFTokenizer
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count, trainable_count
 
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import transformers
 
-from llmtrain.models.hf_causal_lm import CausalLM, HFCausalLMAdapter
+from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
 from tiny_llama import WORDS, make_model, make_tokenizer, seeded, tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf
@@ -167,7 +167,7 @@ def rows_of(count: int) -> list[Row]:
 
 def batches_of(rows: list[Row], tokenizer: HFTokenizer, packing: bool, size: int) -> Batch:
     """All rows in one micro-batch, as the trainer gets it."""
-    store = RowStore.from_rows(rows, tokenizer, 1)
+    store = ExampleStore.from_examples(rows, tokenizer, 1)
     data = DataSection(name="instruct_jsonl", train_file="-", packing=packing)
     train, _ = make_batches(
         PreparedData(tokenizer, store, store, ""),

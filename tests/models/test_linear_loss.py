@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmtrain.models import linear_loss
-from llmtrain.models.linear_loss import IGNORE, linear_cross_entropy
+from llmtrain.models import losses as linear_loss
+from llmtrain.models.losses import IGNORE, linear_cross_entropy
 
 VOCAB, WIDTH = 37, 12
 

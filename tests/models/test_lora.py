@@ -18,8 +18,8 @@ pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from llmtrain.models.hf_causal_lm import CausalLM, set_adapters
-from llmtrain.models.lora import add_lora, load_adapter, lora_layers, save_adapter
+from llmtrain.models.hf.causal_lm import CausalLM, set_adapters
+from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter
 from tiny_llama import tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf

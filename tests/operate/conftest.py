@@ -18,7 +18,9 @@ def kube() -> Iterator[KubeServer]:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look often, wait little."""
-    from llmtrain.operate import follow, logs, pod_log
+    from llmtrain.operate.logs import merged_logs as logs
+    from llmtrain.operate.logs import pod_log
+    from llmtrain.operate.status import watch as follow
 
     for module, name, value in (
         (follow, "POLL_SEC", 0.05),

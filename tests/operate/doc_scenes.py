@@ -20,12 +20,12 @@ from why_runs import CRASH, GONE, NO_GPU, QUOTA, end, fail, no_room, say
 
 from kube_server import KubeServer, kube_server, now
 from llmtrain.cli import main
-from llmtrain.diagnose.network import chosen_interfaces
-from llmtrain.diagnose.report import findings_table
 from llmtrain.distributed.rendezvous import REMEDIES
+from llmtrain.doctor.network import chosen_interfaces
+from llmtrain.doctor.report import findings_table
 from llmtrain.launch.guard import LABELS, GuardPlan, render_guard
-from llmtrain.operate import why as why_module
-from llmtrain.operate.clues import Silence
+from llmtrain.operate.why import explain as why_module
+from llmtrain.operate.why.snapshot import Stall
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/troubleshooting.md", "docs/kubernetes.md")
@@ -291,8 +291,8 @@ def shown(command: str, config: str) -> str:
     assert program == "llmtrain"
     verbs = 2 if words[0] in GROUPS else 1
     said = io.StringIO()
-    hearts = Silence(300, [1], [], {0: 7, 1: 7})
-    with patch.object(why_module, "watch_hearts", lambda *_: hearts), redirect_stdout(said), redirect_stderr(said):
+    hearts = Stall(300, [1], [], {0: 7, 1: 7})
+    with patch.object(why_module, "watch_heartbeats", lambda *_: hearts), redirect_stdout(said), redirect_stderr(said):
         code = _exit_code([*words[:verbs], "--kubeconfig", config, *words[verbs:]])
     assert code == 0, said.getvalue()
     return tidy(said.getvalue().replace(f" --kubeconfig {config}", ""))

@@ -21,8 +21,8 @@ from urllib.parse import parse_qsl, urlsplit
 from kube_runs import FakeRun, launch
 
 import kube_server
-from llmtrain.launch import held_pod
 from llmtrain.launch.plan import HELD_CODE, Work
+from llmtrain.launch.pod_scripts import hold as held_pod
 
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
 IN, OUT, ERR, VERDICT = 0, 1, 2, 3

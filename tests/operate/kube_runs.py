@@ -6,7 +6,7 @@ from typing import Any
 
 from kube_server import KubeServer, now
 from llmtrain.config.load import load_config
-from llmtrain.launch.cluster import Cluster
+from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
 from llmtrain.launch.record import Record, find_record

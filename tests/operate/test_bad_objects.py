@@ -14,12 +14,12 @@ from typer.testing import CliRunner, Result
 from kube_server import KubeServer
 from llmtrain.commands import delete, logs, status, stop, why
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.launch import apply
-from llmtrain.launch.cluster import Cluster
+from llmtrain.kubernetes.client import Cluster
+from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, config_map_name
 from llmtrain.launch.record import Record, find_record, list_records
-from llmtrain.operate.status import all_status, run_status
-from llmtrain.operate.why import explain
+from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.why.explain import explain
 
 pytestmark = pytest.mark.usefixtures("hurry")
 LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))

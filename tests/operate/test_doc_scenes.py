@@ -12,8 +12,8 @@ from kube_runs import launch
 
 from kube_server import KubeServer, now
 from llmtrain.launch.guard import GuardPlan, install, remove
-from llmtrain.operate import guard as guard_module
-from llmtrain.operate.guard import Guard
+from llmtrain.operate.guard import watch as guard_module
+from llmtrain.operate.guard.watch import Guard
 
 BLOCKS = {f"{page}, {block[2]}": block for page in PAGES for block in BLOCK.finditer((ROOT / page).read_text())}
 GUIDE = (ROOT / "docs" / "kubernetes.md").read_text()

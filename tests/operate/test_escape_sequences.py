@@ -14,13 +14,13 @@ from typer.testing import CliRunner, Result
 from kube_server import KubeServer
 from llmtrain import cli
 from llmtrain.commands import logs, status, why
-from llmtrain.diagnose.checks import Finding
-from llmtrain.diagnose.report import Report
+from llmtrain.doctor.report import Report
 from llmtrain.errors import UsageError
+from llmtrain.findings import Finding
 from llmtrain.launch.record import find_record
-from llmtrain.operate.display import LiveView, PlainLines
-from llmtrain.operate.progress import read_progress
-from llmtrain.operate.status import run_status
+from llmtrain.operate.status.display import LiveView, PlainLines
+from llmtrain.operate.status.progress import read_progress
+from llmtrain.operate.status.run_status import run_status
 from llmtrain.terminal import printable, printable_line
 
 pytestmark = pytest.mark.usefixtures("hurry")

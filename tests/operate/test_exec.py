@@ -17,9 +17,9 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.launch import cluster as cluster_module
-from llmtrain.launch.cluster import Cluster
-from llmtrain.launch.pod_process import connect_within
+from llmtrain.kubernetes import client as cluster_module
+from llmtrain.kubernetes.client import Cluster
+from llmtrain.kubernetes.exec import connect_within
 
 OUT, ERR, VERDICT = 1, 2, 3
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10

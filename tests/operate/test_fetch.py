@@ -18,18 +18,18 @@ import pytest
 import typer
 from filelock import FileLock
 
+from llmtrain.checkpoint import store as checkpoint_module
+from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
 from llmtrain.cli import main
 from llmtrain.commands import fetch as fetch_command
 from llmtrain.errors import CheckpointError, ClusterError, DataError, LlmtrainError, UsageError
-from llmtrain.operate import fetch as fetch_module
-from llmtrain.operate import reader_pod, transfer
-from llmtrain.operate.fetch import fetch_run
-from llmtrain.operate.fetch_checkpoint import MANIFEST, read_manifest
-from llmtrain.operate.reader import reader_pod as open_reader
+from llmtrain.operate.fetch import fetch_run as fetch_module
+from llmtrain.operate.fetch import reader_pod, transfer
+from llmtrain.operate.fetch.checkpoint import MANIFEST, read_manifest
+from llmtrain.operate.fetch.fetch_run import fetch_run
+from llmtrain.operate.fetch.reader import reader_pod as open_reader
 from llmtrain.runs.lock import RunLock
 from llmtrain.runs.manifest import manifest_text
-from llmtrain.training import checkpoint as checkpoint_module
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
 from near_cluster import NearCluster, near_record
 
 RUN = "far-run"
@@ -422,7 +422,7 @@ KILLED = """
 import sys; sys.path.insert(0, sys.argv[3])
 from pathlib import Path
 from near_cluster import NearCluster, near_record
-from llmtrain.operate.fetch import fetch_run
+from llmtrain.operate.fetch.fetch_run import fetch_run
 fetch_run(NearCluster(Path(sys.argv[1]), pause_sec=0.002), near_record("far-run"), Path(sys.argv[2]))
 """
 

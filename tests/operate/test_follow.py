@@ -10,7 +10,8 @@ from watcher import Watcher, wait_for
 from kube_server import KubeServer
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.launch.record import STOPPED_AT
-from llmtrain.operate import display, follow
+from llmtrain.operate.status import display
+from llmtrain.operate.status import watch as follow
 
 pytestmark = pytest.mark.usefixtures("hurry")
 

@@ -14,16 +14,16 @@ from why_runs import say
 from kube_server import KubeServer
 from llmtrain.config.load import load_config
 from llmtrain.errors import LlmtrainError
-from llmtrain.launch import apply
-from llmtrain.launch.cluster import Cluster
+from llmtrain.kubernetes.client import Cluster
+from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.plan import Work, plan_job
 from llmtrain.launch.record import find_record
-from llmtrain.operate import why as why_module
-from llmtrain.operate.clues import Silence
-from llmtrain.operate.hands import check_held
-from llmtrain.operate.status import all_status, run_status
-from llmtrain.operate.trouble import never_started
-from llmtrain.operate.why import explain
+from llmtrain.operate.exec.run_in_pods import check_held
+from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.status.startup_failures import never_started
+from llmtrain.operate.why import explain as why_module
+from llmtrain.operate.why.explain import explain
+from llmtrain.operate.why.snapshot import Stall
 
 PLACE = " -n team --kubeconfig '/srv/me/my config' --context there"
 SILENT = [{"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
@@ -80,7 +80,7 @@ def test_status_of_a_launch_that_was_cut_short(kube: KubeServer, cluster: Cluste
 def test_why_of_ranks_that_hang(kube: KubeServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     run = both(kube)
     say(run, 0, STEP.format(7), ago_sec=300)
-    monkeypatch.setattr(why_module, "watch_hearts", lambda *_: Silence(300, [1], [], {0: 7, 1: 7}))
+    monkeypatch.setattr(why_module, "watch_heartbeats", lambda *_: Stall(300, [1], [], {0: 7, 1: 7}))
     check(explain(cluster, run.record).remedy)
 
 
@@ -133,7 +133,7 @@ def test_recover_deletes_a_pod_that_hangs(kube: KubeServer, tmp_path: Path, monk
 
     run = both(kube)
     say(run, 0, STEP.format(7), ago_sec=300)
-    monkeypatch.setattr(why_module, "watch_hearts", lambda *_: Silence(300, [1], [], {0: 7, 1: 7}))
+    monkeypatch.setattr(why_module, "watch_heartbeats", lambda *_: Stall(300, [1], [], {0: 7, 1: 7}))
 
     def recover(*words: str) -> Any:
         done = CliRunner().invoke(

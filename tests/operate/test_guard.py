@@ -13,10 +13,10 @@ from kube_runs import INDEX_LABELS, FakeRun, ended, launch, running
 
 from kube_server import KubeServer
 from llmtrain.config.schema import LoggingSection
-from llmtrain.distributed.platform_codes import IDLE_MARK
+from llmtrain.distributed.exit_codes import IDLE_MARK
 from llmtrain.logs import setup_logging
-from llmtrain.operate import guard as guard_module
-from llmtrain.operate.guard import GIVEN_UP_SEC, TOLD_NOTE, End, Guard, find_end, watch
+from llmtrain.operate.guard import watch as guard_module
+from llmtrain.operate.guard.watch import GIVEN_UP_SEC, TOLD_NOTE, End, Guard, find_end, watch
 
 Object = dict[str, Any]
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()

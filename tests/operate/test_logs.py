@@ -11,10 +11,10 @@ from kube_runs import STEP, FakeRun, ended, launch, running
 
 from kube_server import KubeServer
 from llmtrain.errors import UsageError
-from llmtrain.operate import logs
-from llmtrain.operate.logs import line_as_dict, merged_logs, node_of
-from llmtrain.operate.pod_log import LogLine, split_time
-from llmtrain.operate.reader import Sent, Wanted
+from llmtrain.operate.fetch.reader import Sent, Wanted
+from llmtrain.operate.logs import merged_logs as logs
+from llmtrain.operate.logs.merged_logs import line_as_dict, merged_logs, node_of
+from llmtrain.operate.logs.pod_log import LogLine, split_time
 
 pytestmark = pytest.mark.usefixtures("hurry")
 

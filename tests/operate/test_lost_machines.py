@@ -13,9 +13,9 @@ from watcher import Watcher, wait_for
 
 from kube_server import KubeServer
 from llmtrain.errors import ClusterError
-from llmtrain.operate.display import LiveView, PlainLines
-from llmtrain.operate.status import run_status
-from llmtrain.operate.tables import run_text
+from llmtrain.operate.status.display import LiveView, PlainLines
+from llmtrain.operate.status.run_status import run_status
+from llmtrain.operate.status.tables import run_text
 
 pytestmark = pytest.mark.usefixtures("hurry")
 Cli = Callable[..., Any]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from llmtrain.config.schema import Config, LoggingSection
-from llmtrain.distributed import platform_codes
+from llmtrain.distributed import exit_codes as platform_codes
 from llmtrain.logs import close_logging, log, setup_logging, warn
-from llmtrain.operate.progress import Progress, read_progress, split_line
+from llmtrain.operate.status.progress import RunProgress, read_progress, split_line
 from llmtrain.tracking.console import ConsoleTracker
 
 TRAIN = {"train/loss": 5.1922, "train/lr": 3e-3, "train/tokens_per_second": 27610.4, "train/seconds_left": 3725.2}
@@ -48,7 +48,7 @@ def console(max_steps: int = 30) -> ConsoleTracker:
 
 def test_a_step(written: Written) -> None:
     console().log(5, TRAIN)
-    assert read_progress(written.lines) == Progress(
+    assert read_progress(written.lines) == RunProgress(
         step=5,
         max_steps=30,
         loss=5.1922,
@@ -89,7 +89,7 @@ def test_other_lines_change_nothing(written: Written) -> None:
     log("SAVE", "step_10 in 0.22 s", fields={"step": 10})
     logging.getLogger("llmtrain").info("no tag")
     lines = [*written.lines, "", "{", "{}", "[", "[TRAIN]", '{"tag": 3, "message": 4}', "step 1/2 |"]
-    assert read_progress(lines) == Progress()
+    assert read_progress(lines) == RunProgress()
 
 
 def test_resuming_knows_the_step_but_has_not_stepped(written: Written) -> None:

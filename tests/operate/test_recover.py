@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kube_server import KubeServer
-from llmtrain.operate.lost import lost_pod
-from llmtrain.operate.recover import find_lost, recover
+from llmtrain.operate.guard.recover import find_lost, recover
+from llmtrain.operate.status.lost_nodes import lost_pod
 
 
 def pod(phase: str = "Running", **conditions: tuple[str, str]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmtrain.operate import remote
-from llmtrain.operate.reader_pod import CODE, COMMAND
+from llmtrain.launch.pod_scripts import file_server as remote
+from llmtrain.operate.fetch.reader_pod import CODE, COMMAND
 
 SOURCE = Path(remote.__file__).read_text()
 

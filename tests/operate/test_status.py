@@ -6,12 +6,12 @@ import pytest
 from kube_runs import STEP, ended, launch, running, waiting
 
 from kube_server import KubeServer
-from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.distributed.exit_codes import IDLE_MARK, pytorchjob_code
 from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
-from llmtrain.operate.pods import worst_code
-from llmtrain.operate.status import all_status, run_status
-from llmtrain.operate.tables import run_text, runs_table
+from llmtrain.operate.status.pods import worst_code
+from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.status.tables import run_text, runs_table
 
 KINDS = ["indexed_job", "stateful_set", "pytorch_job", "train_job", "job_set"]
 IDLE = "[DDP] " + IDLE_MARK + " {}; a StatefulSet would start this again"

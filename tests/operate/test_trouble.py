@@ -5,8 +5,8 @@ from kube_runs import STEP, FakeRun, ended, launch, running, waiting
 
 from kube_server import KubeServer
 from llmtrain.errors import UsageError
-from llmtrain.operate.status import run_status
-from llmtrain.operate.trouble import never_started
+from llmtrain.operate.status.run_status import run_status
+from llmtrain.operate.status.startup_failures import never_started
 
 PULLED = 'Back-off pulling image "me/train:1": ErrImagePull: failed to pull "docker.io/me/train:1": not found'
 QUOTA = (

@@ -36,20 +36,20 @@ from llmtrain.commands import why as why_command
 from llmtrain.errors import (
     CheckpointError,
     DataError,
+    Interrupted,
     JoinError,
     PeerLost,
-    ResumeMe,
-    TrainingStopped,
+    TrainingFailed,
     UsageError,
 )
-from llmtrain.launch.cluster import PLURALS
+from llmtrain.kubernetes.client import PLURALS
 from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
-from llmtrain.operate import causes
-from llmtrain.operate import why as why_module
-from llmtrain.operate.clues import Silence
-from llmtrain.operate.status import all_status, run_status
-from llmtrain.operate.why import explain
+from llmtrain.operate.status.run_status import all_status, run_status
+from llmtrain.operate.why import causes
+from llmtrain.operate.why import explain as why_module
+from llmtrain.operate.why.explain import explain
+from llmtrain.operate.why.snapshot import Stall
 from llmtrain.runs.exit_report import ExitReport
 
 # How nodes end: (code, reason, what it says) of node 1, then of node 0; the cause; words of the answer.
@@ -100,15 +100,15 @@ def test_how_it_ended(kube: KubeServer, kind: str, name: str) -> None:
 
 REPORTS = {
     "bad_config": UsageError("gtp is unknown."),
-    "nan": TrainingStopped("x", reason="not_finite"),
-    "gpu_out_of_memory": TrainingStopped("x", reason="gpu_memory"),
-    "disk_full": TrainingStopped("x", reason="disk_full"),
-    "given_up": TrainingStopped("x", reason="gave_up"),
+    "nan": TrainingFailed("x", reason="not_finite"),
+    "gpu_out_of_memory": TrainingFailed("x", reason="gpu_memory"),
+    "disk_full": TrainingFailed("x", reason="disk_full"),
+    "given_up": TrainingFailed("x", reason="gave_up"),
     "bad_checkpoint": CheckpointError("x"),
     "bad_data": DataError("x"),
     "master_unreachable": JoinError("x", reason="master_unreachable"),
     "rank_hung": PeerLost("x", reason="no_progress"),
-    "interrupted": ResumeMe("x"),
+    "interrupted": Interrupted("x"),
     "peer_lost": PeerLost("x"),
 }
 
@@ -491,25 +491,25 @@ def test_finished(kube: KubeServer, kind: str, condition: str) -> None:
     assert why(run).cause == "finished"
 
 
-def silent(monkeypatch: pytest.MonkeyPatch, found: Silence) -> list[float]:
+def silent(monkeypatch: pytest.MonkeyPatch, found: Stall) -> list[float]:
     """What the heartbeats are, without a pod that reads them."""
     asked: list[float] = []
 
-    def watch(cluster: object, clues: object, seconds: float) -> Silence:  # noqa: ARG001
+    def watch(cluster: object, snapshot: object, seconds: float) -> Stall:  # noqa: ARG001
         asked.append(seconds)
         return found
 
-    monkeypatch.setattr(why_module, "watch_hearts", watch)
+    monkeypatch.setattr(why_module, "watch_heartbeats", watch)
     return asked
 
 
 @pytest.mark.parametrize(("found", "cause", "word"), [
-    (Silence(300, [1], [], {0: 7, 1: 7}), "rank_hung", "Rank 1 hangs"),
-    (Silence(300, [], [], {0: 7, 1: 7}), "no_progress", "Every rank answers, none moves; they are at step 7."),
-    (Silence(300, [], [0, 1], {0: 7, 1: 7}), "healthy", "Nothing is wrong"),
-    (Silence(300, problem="You have no right to create pods."), "no_progress", "no right to create pods"),
+    (Stall(300, [1], [], {0: 7, 1: 7}), "rank_hung", "Rank 1 hangs"),
+    (Stall(300, [], [], {0: 7, 1: 7}), "no_progress", "Every rank answers, none moves; they are at step 7."),
+    (Stall(300, [], [0, 1], {0: 7, 1: 7}), "healthy", "Nothing is wrong"),
+    (Stall(300, problem="You have no right to create pods."), "no_progress", "no right to create pods"),
 ])  # fmt: skip
-def test_a_silent_run(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, found: Silence, cause: str, word: str) -> None:
+def test_a_silent_run(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, found: Stall, cause: str, word: str) -> None:
     asked = silent(monkeypatch, found)
     run = launch(kube)
     run.pod(0)

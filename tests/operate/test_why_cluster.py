@@ -9,9 +9,9 @@ from kube_runs import STEP, FakeRun, launch, waiting
 from why_runs import CONFIG, DATA, GONE, JOIN, KINDS, WATCHDOG, end, fail, no_room, say, why
 
 from kube_server import KubeServer
-from llmtrain.operate import why as why_module
-from llmtrain.operate.clues import Silence
-from llmtrain.operate.frozen import find_frozen, replace_frozen
+from llmtrain.operate.guard.stalled_pods import find_stalled, replace_stalled
+from llmtrain.operate.why import explain as why_module
+from llmtrain.operate.why.snapshot import Stall
 
 NOT_JOINED = [
     "error: Rank 0 could not join the 2 processes at demo-0.demo:29500 after 22 s (of 15 s): The client socket has "
@@ -87,13 +87,13 @@ def test_a_rank_that_still_hangs_holds_the_others_up(kube: KubeServer, kind: str
     found = why(run)
     assert found.cause == "rank_hung"
     assert "llmtrain recover demo " in found.remedy
-    pods, _ = find_frozen(run.cluster, run.record, 60.0)
+    pods, _ = find_stalled(run.cluster, run.record, 60.0)
     assert [(pod.name, pod.ranks) for pod in pods] == [(run.pods[1], "1")]
     assert f"{run.pods[1]} still runs: the others, started again, wait for it." in found.evidence
     run.set(1, started(ago_sec=5))
     found = why(run)
     assert (found.cause, "recover" in found.remedy) == ("rank_hung", False), "it was made anew"
-    assert find_frozen(run.cluster, run.record, 60.0)[0] == []
+    assert find_stalled(run.cluster, run.record, 60.0)[0] == []
 
 
 def silent(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, dead: list[int]) -> FakeRun:
@@ -101,8 +101,8 @@ def silent(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, dead: list[int]) -
     for index in range(4):
         run.pod(index)
     say(run, 0, STEP.format(7), ago_sec=300)
-    beats = Silence(300, dead, [], dict.fromkeys(range(4), 7))
-    monkeypatch.setattr(why_module, "watch_hearts", lambda *_: beats)
+    beats = Stall(300, dead, [], dict.fromkeys(range(4), 7))
+    monkeypatch.setattr(why_module, "watch_heartbeats", lambda *_: beats)
     return run
 
 
@@ -119,13 +119,13 @@ def test_hearts_that_have_stopped(
     assert (found.cause, found.what) == ("rank_hung", what)
     names = [run.pods[rank] for rank in dead]
     assert f"llmtrain recover demo replaces {', '.join(names)}" in found.remedy
-    assert find_frozen(run.cluster, run.record, 400.0)[0] == [], "not silent for that long"
-    pods, _ = find_frozen(run.cluster, run.record, 60.0)
+    assert find_stalled(run.cluster, run.record, 400.0)[0] == [], "not silent for that long"
+    pods, _ = find_stalled(run.cluster, run.record, 60.0)
     assert [pod.name for pod in pods] == names
-    assert replace_frozen(run.cluster, "team", [replace(pod, uid="of-the-one-before") for pod in pods]) == []
-    assert replace_frozen(run.cluster, "team", pods) == pods
+    assert replace_stalled(run.cluster, "team", [replace(pod, uid="of-the-one-before") for pod in pods]) == []
+    assert replace_stalled(run.cluster, "team", pods) == pods
     assert not {("pods", "team", name) for name in names} & set(kube.objects)
-    assert replace_frozen(run.cluster, "team", pods) == []
+    assert replace_stalled(run.cluster, "team", pods) == []
 
 
 def test_a_killed_pod_that_is_gone(kube: KubeServer) -> None:

@@ -14,11 +14,11 @@ from why_runs import (
 )
 
 from llmtrain.errors import LlmtrainError
-from llmtrain.operate.clues import Silence
-from llmtrain.operate.log_words import Said, error_in, traceback_end
-from llmtrain.operate.reader import RemoteFile, Sent, Wanted
-from llmtrain.operate.scheduler import read_no_room
-from llmtrain.operate.silence import compare, read_beats
+from llmtrain.operate.fetch.reader import RemoteFile, Sent, Wanted
+from llmtrain.operate.status.scheduler import read_no_room
+from llmtrain.operate.why.log_patterns import Said, error_in, traceback_end
+from llmtrain.operate.why.snapshot import Stall
+from llmtrain.operate.why.stall import compare, read_beats
 
 
 def test_watchdog_lines_in_json_and_of_other_ranks() -> None:
@@ -52,7 +52,7 @@ def test_the_schedulers_sentence() -> None:
 def test_hearts() -> None:
     before = {0: {"beat": 5, "progress": 3, "step": 7}, 1: {"beat": 5, "progress": 3, "step": 7}}
     after = {0: {"beat": 8, "progress": 3, "step": 7}, 1: {"beat": 5, "progress": 3, "step": 7}}
-    assert compare(9, 3, before, after) == Silence(9, [1, 2], [], {0: 7, 1: 7})
+    assert compare(9, 3, before, after) == Stall(9, [1, 2], [], {0: 7, 1: 7})
     after[0]["progress"] = 4
     assert compare(9, 2, before, after).moving == [0]
     assert compare(9, 2, {}, {}).dead is None

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from kube_runs import FakeRun
 
-from llmtrain.operate import follow
-from llmtrain.operate.status import RunStatus
+from llmtrain.operate.status import watch as follow
+from llmtrain.operate.status.run_status import RunStatus
 
 
 class Watcher(threading.Thread):

@@ -5,8 +5,8 @@ from typing import Any
 
 from kube_runs import STEP, FakeRun, ended, running, waiting
 
-from llmtrain.distributed.platform_codes import IDLE_MARK, pytorchjob_code
-from llmtrain.operate.why import Why, explain
+from llmtrain.distributed.exit_codes import IDLE_MARK, pytorchjob_code
+from llmtrain.operate.why.explain import Why, explain
 from llmtrain.runs.exit_report import ExitReport
 
 Object = dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.runs.content_hash import files_sha256
+from llmtrain.content_hash import files_sha256
 
 
 @pytest.fixture

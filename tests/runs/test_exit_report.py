@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.errors import LlmtrainError, PeerLost, TrainingStopped
+from llmtrain.errors import LlmtrainError, PeerLost, TrainingFailed
 from llmtrain.runs.exit_report import MAX_BYTES, ExitReport, read_termination_message
 
 
@@ -39,7 +39,7 @@ def test_report_survives_the_termination_message() -> None:
 
 @pytest.mark.parametrize("character", ["x", "é", "😀", "\0", '"'])
 def test_report_is_never_cut_by_the_kubelet(character: str) -> None:
-    error = TrainingStopped(character * 9000, remedy=character * 9000, reason="disk_full")
+    error = TrainingFailed(character * 9000, remedy=character * 9000, reason="disk_full")
     text = ExitReport.of(error).as_termination_message()
     assert len(text.encode()) <= MAX_BYTES
     report = read_termination_message(text)
@@ -114,7 +114,7 @@ def test_sigterm_is_reported(tmp_path: Path) -> None:
     process.communicate(timeout=100)
     report = report_of(tmp_path)
     assert report is not None
-    assert (process.returncode, report.exit_code, report.error) == (75, 75, "ResumeMe")
+    assert (process.returncode, report.exit_code, report.error) == (75, 75, "Interrupted")
 
 
 def test_finished_run_and_other_commands_leave_no_message(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.errors import CheckpointError, ConfigError, PeerLost, ResumeMe, Superseded, TrainingStopped, UsageError
+from llmtrain.errors import CheckpointError, ConfigError, Interrupted, PeerLost, Superseded, TrainingFailed, UsageError
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.exit_report import ERROR_FILE, write_exit_report
 from llmtrain.runs.generations import KEPT, MAX_CRASHES, begin_generation, end_generation, read_generations
@@ -40,12 +40,12 @@ def test_three_crashes_at_one_place_are_enough(run: RunDirectory) -> None:
     for number in range(MAX_CRASHES):
         assert begin(run, 4) == number + 1
     before = run.generations.read_bytes()
-    with pytest.raises(TrainingStopped, match=r"crashed 3 times in a row.* step 4") as caught:
+    with pytest.raises(TrainingFailed, match=r"crashed 3 times in a row.* step 4") as caught:
         begin(run, 4)
     assert caught.value.exit_code == 65
     assert str(run.path) in str(caught.value.remedy)
     assert run.generations.read_bytes() == before, "giving up is no new generation"
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(TrainingFailed):
         begin(run, 4)
 
 
@@ -55,7 +55,7 @@ def test_what_counts_as_a_crash(run: RunDirectory, ended: str | None) -> None:
         number = begin(run)
         if ended:
             end_generation(run, number, ended, 0)
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(TrainingFailed):
         begin(run)
 
 
@@ -81,7 +81,7 @@ def test_a_stop_in_between_starts_the_count_again(run: RunDirectory) -> None:
 def test_going_back_to_an_older_checkpoint_is_no_progress(run: RunDirectory) -> None:
     for step in (6, 4, 2):
         begin(run, step)
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(TrainingFailed):
         begin(run, 0)
 
 
@@ -131,7 +131,7 @@ def test_damaged_rows_are_no_history(run: RunDirectory, content: str) -> None:
         UsageError("wrong.", known=["a"], remedy="Do it."),
         ConfigError("c.yaml", ["one", "two"]),
         CheckpointError("torn."),
-        ResumeMe("told."),
+        Interrupted("told."),
         PeerLost("gone."),
     ],
     ids=lambda error: type(error).__name__,
@@ -150,13 +150,13 @@ def test_the_report_says_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_without_a_launcher_there_is_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ERROR_FILE, raising=False)
     monkeypatch.chdir(tmp_path)
-    write_exit_report(ResumeMe("told."))
+    write_exit_report(Interrupted("told."))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_report_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ERROR_FILE, str(tmp_path / "nowhere" / "error.json"))
-    write_exit_report(ResumeMe("told."))
+    write_exit_report(Interrupted("told."))
     assert not (tmp_path / "nowhere").exists()
 
 

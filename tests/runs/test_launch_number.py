@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrain.errors import TrainingStopped
+from llmtrain.errors import TrainingFailed
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import LAUNCH, MAX_CRASHES, begin_generation, end_generation, read_generations
 
@@ -35,9 +35,9 @@ def test_a_new_launch_starts_the_count_again(run: RunDirectory, monkeypatch: pyt
     for number in range(1, 4):
         monkeypatch.setenv(LAUNCH, str(number))
         crash(run)
-        with pytest.raises(TrainingStopped, match="crashed 3 times"):
+        with pytest.raises(TrainingFailed, match="crashed 3 times"):
             begin(run)
-        with pytest.raises(TrainingStopped):
+        with pytest.raises(TrainingFailed):
             begin(run)
     rows = read_generations(run)
     assert [row["launch"] for row in rows] == [number for number in "123" for _ in range(MAX_CRASHES)]
@@ -50,18 +50,18 @@ def test_within_a_launch_it_goes_on(run: RunDirectory, monkeypatch: pytest.Monke
     crash(run, 2)
     assert read_generations(run)[-1]["crashes"] == 1
     end_generation(run, begin(run), "failed", 4)
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(TrainingFailed):
         begin(run)
 
 
 def test_the_remedy_is_the_command_that_makes_a_new_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     crash(run)
-    with pytest.raises(TrainingStopped) as here:
+    with pytest.raises(TrainingFailed) as here:
         begin(run)
     assert f"llmtrain train --resume {run.path}" in str(here.value.remedy)
     monkeypatch.setenv(LAUNCH, "1")
     crash(run)
-    with pytest.raises(TrainingStopped) as there:
+    with pytest.raises(TrainingFailed) as there:
         begin(run)
     assert f"llmtrain resume {run.run_id}" in str(there.value.remedy)
 
@@ -80,7 +80,7 @@ def test_rows_of_before_there_were_launches(run: RunDirectory) -> None:
     crash(run)
     rows = json.loads(run.generations.read_text())
     run.generations.write_text(json.dumps([{k: v for k, v in row.items() if k != "launch"} for row in rows]))
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(TrainingFailed):
         begin(run)
 
 

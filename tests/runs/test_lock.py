@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.errors import PeerLost, ResumeMe, Superseded, UsageError
+from llmtrain.errors import Interrupted, PeerLost, Superseded, UsageError
 from llmtrain.runs import lock as lock_module
 from llmtrain.runs.lock import STALE_AFTER_SEC, RunLock, is_held
 
@@ -336,7 +336,7 @@ def test_a_damaged_lock_is_no_lock(path: Path, content: str) -> None:
 def test_a_lock_somebody_removed_stops_the_owner(path: Path) -> None:
     with RunLock(path) as lock:
         path.unlink()
-        with pytest.raises(ResumeMe):
+        with pytest.raises(Interrupted):
             lock.check()
 
 

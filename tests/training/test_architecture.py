@@ -80,7 +80,7 @@ def test_runs_compare_names_two_architectures(
 
 def test_resuming_on_another_architecture_warns(make_config: MakeConfig) -> None:
     def elsewhere() -> None:
-        from llmtrain.training import assemble
+        from llmtrain.training import build as assemble
 
         assemble.cpu_architecture = lambda: OTHER
 

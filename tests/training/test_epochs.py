@@ -35,10 +35,10 @@ from test_fine_tune_faults import (
 )
 
 from llmtrain.config.schema import Config
-from llmtrain.data.row_batches import RowBatches
+from llmtrain.data.examples.batches import ExampleBatches
 from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training.assemble import make_parts
+from llmtrain.training.build import build_components
 from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf
@@ -208,8 +208,8 @@ def rows_of(batch: Any) -> list[list[int]]:
 
 
 def all_rows(config: Config) -> Counter[tuple[int, ...]]:
-    batches = make_parts(config, World(device=torch.device("cpu"))).train_batches
-    assert isinstance(batches, RowBatches)
+    batches = build_components(config, World(device=torch.device("cpu"))).train_batches
+    assert isinstance(batches, ExampleBatches)
     store, selection = batches.samples.store, batches.samples.selection
     starts = [int(store.spans[row, 0]) for row in selection.rows]
     return Counter(
@@ -274,7 +274,7 @@ def test_epochs_of_running_text(tmp_path: Path, cache: Path, data: str) -> None:
     config = harness.tiny_config(
         tmp_path / "runs", cache, **changes, **SELDOM, trainer__max_steps=None, trainer__max_epochs=2
     )
-    windows = make_parts(config, World(device=torch.device("cpu"))).train_batches.sampler.windows  # type: ignore[attr-defined]
+    windows = build_components(config, World(device=torch.device("cpu"))).train_batches.sampler.windows  # type: ignore[attr-defined]
     in_step = 2 * changes["trainer__micro_batch_size"]
     ends = [math.ceil(windows / in_step), math.ceil(2 * windows / in_step)]
     assert windows % in_step, "else the border of the epochs is too easy"
@@ -352,7 +352,7 @@ def test_a_finished_run_returns_at_once(finished: tuple[Config, dict[str, Any]],
     def no_model() -> None:
         from llmtrain.training import run
 
-        run.make_parts = None  # type: ignore[assignment]
+        run.build_components = None  # type: ignore[assignment]
 
     env = {"LLMTRAIN_NODE": "1"} if is_node else {}
     result = trained(config, resume="auto" if is_node else RUN_ID, before=no_model, env=env)
@@ -363,9 +363,9 @@ def test_a_finished_run_returns_at_once(finished: tuple[Config, dict[str, Any]],
 def test_a_finished_run_of_a_node_needs_no_peer(finished: tuple[Config, dict[str, Any]]) -> None:
     """Rank 1 of 2 is started again alone; its master is long gone."""
     config, _ = finished
-    seat = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "LLMTRAIN_NODE": "1"}
+    process = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "LLMTRAIN_NODE": "1"}
     nowhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness.free_port())}
-    ended = harness.run(config, "auto", env={**seat, **nowhere})
+    ended = harness.run(config, "auto", env={**process, **nowhere})
     assert ended.code == 0, ended.output
     assert ended.seconds < 10
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from fault_harness import RUN_ID
 
+from llmtrain.checkpoint.store import Checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training.checkpoint import Checkpoint
 
 MakeConfig = Callable[..., Config]
 
@@ -42,7 +42,7 @@ def test_the_same_config_gives_the_same_run(make_config: MakeConfig) -> None:
 
 def test_the_hash_is_over_parameters_and_optimizer_state(make_config: MakeConfig) -> None:
     """Two runs that differ in the last step only have other hashes; so have equal weights with other averages."""
-    from llmtrain.training.state import state_sha256
+    from llmtrain.checkpoint.state import state_sha256
 
     config = make_config()
     result = trained(config)
@@ -108,7 +108,7 @@ def test_bf16_trains(make_config: MakeConfig) -> None:
 
 def test_bf16_computes_in_float32_where_the_cpu_has_none(make_config: MakeConfig) -> None:
     def without() -> None:
-        from llmtrain.training import assemble
+        from llmtrain.training import build as assemble
 
         assemble.has_bf16 = lambda _: False
 

@@ -10,9 +10,9 @@ import fault_harness as harness
 import pytest
 import rank_harness as ranks
 
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.config.schema import Config
 from llmtrain.training.run import run_training
-from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.training.step import Stepper
 
 COMMON: dict[str, Any] = {

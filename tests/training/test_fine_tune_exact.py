@@ -27,7 +27,7 @@ from test_fine_tune_faults import (
 
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
-from llmtrain.training.assemble import make_parts
+from llmtrain.training.build import build_components
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
@@ -212,7 +212,7 @@ def loss_in_peft(config: Config, material: Material) -> float:
         AutoModelForCausalLM.from_pretrained(material.model), run_dir(config) / "adapter"
     ).eval()
     unpacked = config.with_values("data", packing=False)
-    batches = make_parts(unpacked, World(device=torch.device("cpu"))).eval_batches
+    batches = build_components(unpacked, World(device=torch.device("cpu"))).eval_batches
     total, count = 0.0, 0
     with torch.no_grad():
         for batch in batches:

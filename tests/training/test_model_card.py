@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import yaml
 
+from llmtrain.checkpoint.model_card import model_card
+from llmtrain.checkpoint.state import TrainState
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
-from llmtrain.training.model_card import model_card
-from llmtrain.training.state import Progress
 
-PROGRESS = Progress(
+PROGRESS = TrainState(
     step=12,
     tokens=34567,
     first_train_loss=5.25,
@@ -86,7 +86,7 @@ def test_the_config_is_in_it_as_yaml() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     """At a checkpoint before the first evaluation, and of an adapter of somebody else."""
-    card = model_card(config(), Progress(step=3, first_train_loss=2.0, last_train_loss=1.0).as_dict(), None, True)
+    card = model_card(config(), TrainState(step=3, first_train_loss=2.0, last_train_loss=1.0).as_dict(), None, True)
     assert "validation loss" not in card
     assert "None" not in card
     assert "SHA-256" not in card

@@ -26,11 +26,11 @@ from test_fine_tune_faults import (
     val_losses,
 )
 
+from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.manifest import manifest_text
-from llmtrain.training import outputs as outputs_module
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
+from llmtrain.training import artifacts as outputs_module
 from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf

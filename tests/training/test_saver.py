@@ -15,11 +15,11 @@ import rank_harness as ranks
 import torch
 from torch import nn
 
+from llmtrain.checkpoint.saver import Saver
+from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.runs.lock import NullLock
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore
-from llmtrain.training.saver import Saver
 
 STATE = {"progress": {}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
 
@@ -217,7 +217,7 @@ def test_a_failing_last_save_fails_the_run_on_all_ranks(make: Callable[..., Conf
     assert [end.code for end in ended] == [65, 65], "\n".join(end.output for end in ended)
     for end in ended:
         assert end.error is not None
-        assert end.error[0] == "TrainingStopped"
+        assert end.error[0] == "TrainingFailed"
         assert "step 8 could not be written" in end.error[1]
     assert harness.steps_saved(Path(config.output.root_dir)) == [2, 4, 6]
 

@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from llmtrain.distributed.channel import Channel
+from llmtrain.checkpoint import store as checkpoint_module
+from llmtrain.checkpoint.shards import _is_covered, deal, file_name, merge, overlap, read_into, read_whole, shard
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
+from llmtrain.checkpoint.store import INDEX, MANIFEST, Checkpoint, CheckpointStore
+from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.manifest import manifest_text
-from llmtrain.training import checkpoint as checkpoint_module
 from llmtrain.training import run as run_module
-from llmtrain.training.checkpoint import INDEX, MANIFEST, Checkpoint, CheckpointStore
-from llmtrain.training.shards import _is_covered, deal, file_name, merge, overlap, read_into, read_whole, shard
-from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
 
 # Boxes
 
@@ -212,7 +212,7 @@ def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
     store = CheckpointStore(tmp_path / "checkpoints")
     groups = [shard(group, {"a": torch.arange(6.0).reshape(3, 2)}, 0, 1) for group in ("model", "optimizer")]
     state = {"progress": {"step": 1}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
-    store.save(1, groups, state, "me", lambda: None, Channel())
+    store.save(1, groups, state, "me", lambda: None, ControlGroup())
     checkpoint = store.at(1)
     save_file({"a": torch.full((3, 2), 666.0)}, tmp_path / "outside.safetensors")
     save_file({"a": torch.full((3, 2), 666.0)}, checkpoint.path / "unlisted.safetensors")
@@ -442,7 +442,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
     )
 
     def shrink() -> None:
-        from llmtrain.training import assemble
+        from llmtrain.training import build as assemble
 
         before = assemble.build_module
 

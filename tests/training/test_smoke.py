@@ -11,7 +11,7 @@ import pytest
 import rank_harness as ranks
 
 from llmtrain.config.load import load_config
-from llmtrain.distributed.wrap import Wrapped
+from llmtrain.distributed.parallel import ParallelModel
 from llmtrain.training import smoke
 from llmtrain.training.smoke import train_classifier
 
@@ -108,7 +108,7 @@ def test_ranks_that_do_not_add_up_differ() -> None:
     """Without the exchange of gradients the result is another: what the comparison above would notice."""
 
     def forget() -> None:
-        smoke.wrap_model = lambda module, *_: Wrapped(module)
+        smoke.parallelize = lambda module, *_: ParallelModel(module)
 
     (alone,) = ranks.values(train(1))
     first, _ = ranks.values(train(2, before=forget))

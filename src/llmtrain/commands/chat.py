@@ -19,7 +19,7 @@ from llmtrain.commands.options import (
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.training.inference import Messages
+    from llmtrain.inference.inference import Messages
 
 
 def command(
@@ -37,8 +37,8 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Talk with a model, a line at a time; an empty line or Ctrl-D ends it."""
-    from llmtrain.training.inference import generate_text
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.inference import generate_text
+    from llmtrain.inference.load import Source, load_model
     from llmtrain.training.shutdown import StopFlag
 
     loaded = load_model(Source(run, adapter, model, checkpoint, root), device)

@@ -43,8 +43,8 @@ def up_command(
     json_: JsonOption = False,
 ) -> None:
     """Make a cluster, and a claim `runs` on a folder of this machine. One that `up` made before is only completed."""
-    from llmtrain.launch.local_cluster import CLAIM, NAMESPACE, up
-    from llmtrain.launch.operators import choose_operators, install_operators
+    from llmtrain.local_cluster.kind_cluster import CLAIM, NAMESPACE, up
+    from llmtrain.local_cluster.operators import choose_operators, install_operators
 
     operators = choose_operators(with_)  # found out before minutes are spent
     done = up(name, nodes, runs, image, kubeconfig)
@@ -76,7 +76,7 @@ def up_command(
 @app.command("down")
 def down_command(name: NameOption = DEFAULT_NAME, json_: JsonOption = False) -> None:
     """Remove a cluster that `up` made. Others are not touched, and the folder with the runs stays."""
-    from llmtrain.launch.local_cluster import down
+    from llmtrain.local_cluster.kind_cluster import down
 
     gone = down(name)
     runs = gone.runs if gone else None
@@ -96,7 +96,7 @@ def load_image_command(
     json_: JsonOption = False,
 ) -> None:
     """Copy an image to all nodes of a kind cluster, so that nothing has to be pulled."""
-    from llmtrain.launch.local_cluster import context_of, load_image
+    from llmtrain.local_cluster.kind_cluster import context_of, load_image
 
     if not if_reached and (kubeconfig or context):
         raise UsageError(

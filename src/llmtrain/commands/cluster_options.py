@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from llmtrain.launch.cluster import Cluster
+    from llmtrain.kubernetes.client import Cluster
 
 KubeconfigOption = Annotated[
     str | None,
@@ -45,6 +45,6 @@ PodOption = Annotated[
 
 def connect(kubeconfig: str | None, context: str | None) -> "Cluster":
     """The cluster that the options name; the client is imported only now."""
-    from llmtrain.launch.cluster import Cluster
+    from llmtrain.kubernetes.client import Cluster
 
     return Cluster.connect(kubeconfig, context)

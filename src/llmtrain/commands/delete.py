@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Remove a run from the cluster; one that is going saves and ends first. Volumes stay unless --data is given, and
     volumes that were there before the run always."""
-    from llmtrain.launch import apply
+    from llmtrain.launch import lifecycle as apply
     from llmtrain.launch.record import find_record, list_records
 
     if (run is None) is not all_:

@@ -12,8 +12,8 @@ from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import DistributedSection
-    from llmtrain.diagnose.report import Report
-    from llmtrain.distributed.identity import Place
+    from llmtrain.distributed.process_info import NodeInfo
+    from llmtrain.doctor.report import Report
 
 
 FOUND_SOMETHING = 1  # the exit code
@@ -41,13 +41,13 @@ def command(
         words = worker_command("doctor", *options(config, set_ or [], json_))
         run_workers(place_here(processes), words, loaded.distributed)
         return
-    from llmtrain.diagnose.examine import examine
+    from llmtrain.doctor.examine import examine
 
     if not examine(loaded, lambda report: _show(report, json_), is_local=local):
         raise typer.Exit(FOUND_SOMETHING)
 
 
-def run_workers(place: "Place", words: list[str], distributed: "DistributedSection") -> None:
+def run_workers(place: "NodeInfo", words: list[str], distributed: "DistributedSection") -> None:
     try:
         run_processes(place, words, distributed)
     except LlmtrainError as error:

@@ -34,8 +34,8 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Measure a model on files: that of a run, an adapter, or a model directory."""
-    from llmtrain.training.inference import evaluate_files
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.inference import evaluate_files
+    from llmtrain.inference.load import Source, load_model
     from llmtrain.training.shutdown import StopFlag
 
     with StopFlag() as stop:

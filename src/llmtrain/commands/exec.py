@@ -19,7 +19,7 @@ from llmtrain.errors import ClusterError, UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.launch.cluster import Cluster
+    from llmtrain.kubernetes.client import Cluster
     from llmtrain.launch.record import Record
 
 
@@ -56,8 +56,8 @@ def command(
 
 
 def _run(cluster: "Cluster", record: "Record", words: list[str], chosen: list[str], json_: bool) -> None:
-    from llmtrain.launch.pod_process import STDERR
-    from llmtrain.operate.hands import run_in_all
+    from llmtrain.kubernetes.exec import STDERR
+    from llmtrain.operate.exec.run_in_pods import run_in_all
 
     lock = threading.Lock()
 
@@ -86,8 +86,8 @@ def _run(cluster: "Cluster", record: "Record", words: list[str], chosen: list[st
 
 
 def _start(cluster: "Cluster", record: "Record", words: list[str], chosen: list[str], json_: bool) -> None:
-    from llmtrain.operate.hands import start_in_all
-    from llmtrain.operate.view import count
+    from llmtrain.operate.exec.run_in_pods import start_in_all
+    from llmtrain.operate.status.view import count
 
     pods = start_in_all(cluster, record, words, chosen)
     run = f"{record.run_id}{cluster.place(record.namespace)}"
@@ -99,7 +99,7 @@ def _start(cluster: "Cluster", record: "Record", words: list[str], chosen: list[
 
 
 def _kill(cluster: "Cluster", record: "Record", chosen: list[str], json_: bool) -> None:
-    from llmtrain.operate.hands import end_in_all
+    from llmtrain.operate.exec.run_in_pods import end_in_all
 
     pods = end_in_all(cluster, record, chosen)
     text = f"Ended in {', '.join(pod.name for pod in pods)}." if pods else "Nothing was running there."

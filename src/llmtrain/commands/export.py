@@ -34,8 +34,8 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Write a model as a directory that transformers loads (or peft: a LoRA run without --merge)."""
-    from llmtrain.training.inference import export_model
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.inference import export_model
+    from llmtrain.inference.load import Source, load_model
 
     if dtype not in DTYPES:
         raise UsageError(f"--dtype '{dtype}' is unknown.", known=DTYPES)

@@ -16,9 +16,9 @@ from llmtrain.errors import UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.launch.cluster import Cluster
+    from llmtrain.kubernetes.client import Cluster
     from llmtrain.launch.record import Record
-    from llmtrain.operate.transfer import Tally
+    from llmtrain.operate.fetch.transfer import Tally
 
 PARTS = ("best", "metrics", "logs")
 LINE_EVERY_SEC = 5.0
@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Bring a run from the cluster's volume here, while it goes on or after all of its pods have gone. Again: only what
     is new, or where it broke off."""
-    from llmtrain.operate.fetch import fetch_run
-    from llmtrain.operate.fetch_choice import Only
+    from llmtrain.operate.fetch.choice import Only
+    from llmtrain.operate.fetch.fetch_run import fetch_run
     from llmtrain.runs.directory import RunDirectory, check_run_id
 
     if only is not None and only not in PARTS:

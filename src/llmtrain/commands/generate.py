@@ -15,7 +15,7 @@ from llmtrain.commands.options import (
     RunOption,
     show,
 )
-from llmtrain.errors import ResumeMe
+from llmtrain.errors import Interrupted
 from llmtrain.terminal import say
 
 
@@ -37,8 +37,8 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Let a model write: that of a run, an adapter, or a model directory."""
-    from llmtrain.training.inference import answers_questions, generate_text
-    from llmtrain.training.loading import Source, load_model
+    from llmtrain.inference.inference import answers_questions, generate_text
+    from llmtrain.inference.load import Source, load_model
     from llmtrain.training.shutdown import StopFlag
 
     with StopFlag() as stop:
@@ -51,4 +51,4 @@ def command(
     show(json_, value, text if is_question else prompt + text)
     if stop.requested:
         say("stopped: as told; the text is not complete.", sys.stderr)
-        raise typer.Exit(ResumeMe.exit_code)
+        raise typer.Exit(Interrupted.exit_code)

@@ -65,7 +65,7 @@ def install_command(
     when a run has finished, failed or been recovered. Again with other options: those are changed."""
     from llmtrain.config.launch import LaunchSection
     from llmtrain.launch.guard import GuardPlan, install
-    from llmtrain.operate.guard_status import guard_status, wait_until_watching
+    from llmtrain.operate.guard.status import guard_status, wait_until_watching
 
     if webhook and not _is_address(webhook):
         raise UsageError("--webhook is no http or https address.")
@@ -142,7 +142,7 @@ def status_command(
     """Whether a namespace has a guard, how it does, and what it said last."""
     from dataclasses import asdict
 
-    from llmtrain.operate.guard_status import guard_status
+    from llmtrain.operate.guard.status import guard_status
 
     cluster = connect(kubeconfig, context)
     where = namespace or cluster.namespace
@@ -166,7 +166,7 @@ def watch_command(
     from llmtrain.config.schema import LoggingSection
     from llmtrain.launch.guard import WATCHING, WEBHOOK
     from llmtrain.logs import log, setup_logging
-    from llmtrain.operate.guard import Guard, watch
+    from llmtrain.operate.guard.watch import Guard, watch
 
     setup_logging(LoggingSection())
     cluster = connect(kubeconfig, context)

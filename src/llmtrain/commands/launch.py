@@ -95,10 +95,10 @@ def command(
         _print_manifests(plan_job(loaded, work), output, json_)
         return
 
-    from llmtrain.commands.following import check_ended, check_watching, follow_run
     from llmtrain.commands.stop import PodCount, warn_of_lost
-    from llmtrain.launch import apply
-    from llmtrain.launch.explain import AlreadyThere
+    from llmtrain.commands.watch import check_ended, check_watching, follow_run
+    from llmtrain.kubernetes.api_errors import AlreadyThere
+    from llmtrain.launch import lifecycle as apply
     from llmtrain.launch.record import find_record
 
     check_watching(detach, recover)

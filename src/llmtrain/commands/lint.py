@@ -18,8 +18,8 @@ def command(
 ) -> None:
     """Look for known traps in training manifests, anyone's, before they are applied. Each is told with its line, why,
     and the fix. Ends with 1 when there is an error or a warning, with 64 when a file is no manifest."""
-    from llmtrain.diagnose.lint_source import read_sources
-    from llmtrain.diagnose.manifests import lint
+    from llmtrain.lint.check_manifests import lint
+    from llmtrain.lint.source import read_sources
 
     report = lint(read_sources(files))
     show(json_, report.as_dict(is_strict=strict), report.text())

@@ -26,7 +26,7 @@ def command(
     """The logs of all nodes of a run, merged by time, each line behind the number of its node. Containers and pods that
     were replaced come first; when all pods are gone, the logs kept on the runs volume are read."""
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.logs import line_as_dict, merged_logs
+    from llmtrain.operate.logs.merged_logs import line_as_dict, merged_logs
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)

@@ -22,17 +22,17 @@ from llmtrain.commands.options import (
     shorthands,
 )
 from llmtrain.commands.processes import explaining, options, run_processes, worker_command
-from llmtrain.distributed.platform_codes import ended_before, keeping_the_end, kept_run, refuse_surplus_pod
-from llmtrain.distributed.sources import NAMES
+from llmtrain.distributed.env import NAMES
+from llmtrain.distributed.exit_codes import ended_before, keeping_the_end, kept_run, refuse_surplus_pod
 from llmtrain.errors import UsageError
+from llmtrain.files import read_json
 from llmtrain.logs import log
-from llmtrain.runs.atomic import read_json
 from llmtrain.runs.exit_report import PREFETCHED
 from llmtrain.runs.heartbeats import START, announce_start
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import DistributedSection
-    from llmtrain.distributed.identity import Place
+    from llmtrain.distributed.process_info import NodeInfo
     from llmtrain.runs.directory import RunDirectory
 
 # What a platform says about pods must not be taken for what torchrun says about processes.
@@ -80,9 +80,9 @@ def command(
     there already goes on."""
     from llmtrain.config.load import load_config
     from llmtrain.config.schema import DistributedSection, LoggingSection
-    from llmtrain.distributed.identity import Given, find_place
-    from llmtrain.distributed.micro_batches import micro_batches_in_step
+    from llmtrain.distributed.batch_split import micro_batches_in_step
     from llmtrain.distributed.nested_launcher import check_own_command
+    from llmtrain.distributed.process_info import NodeOptions, find_node_info
     from llmtrain.logs import setup_logging
 
     set_ = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
@@ -95,7 +95,7 @@ def command(
     loaded = None if own_command else load_config(config, set_)
     distributed = loaded.distributed if loaded else DistributedSection()
     setup_logging(loaded.logging if loaded else LoggingSection())
-    given = Given(
+    given = NodeOptions(
         nodes=nodes,
         processes_per_node=processes_per_node,
         node_rank=node_rank,
@@ -112,11 +112,13 @@ def command(
     if run and (code := ended_before(run)) is not None:
         log("DDP", f"this launch of run {run.run_id} has ended before, for good")
         if code == 0 and loaded and loaded.output.sync_uri:
-            copy_again(run, loaded.output.sync_uri, find_place(os.environ, given, socket.gethostname(), distributed))
+            copy_again(
+                run, loaded.output.sync_uri, find_node_info(os.environ, given, socket.gethostname(), distributed)
+            )
         raise typer.Exit(code)  # cli.main then waits
     with keeping_the_end(run):
         check_prefetch()
-        place = find_place(os.environ, given, socket.gethostname(), distributed)
+        place = find_node_info(os.environ, given, socket.gethostname(), distributed)
         if loaded and not doctor and not smoke:
             for count in range(place.min_nodes, place.max_nodes + 1):  # every size that the job may come to have
                 micro_batches_in_step(loaded, count * place.processes_per_node)
@@ -151,7 +153,7 @@ def command(
                 run_processes(place, worker_command(*what, *own_words), distributed, max_restarts, grace_sec)
 
 
-def copy_again(run: "RunDirectory", uri: str, place: "Place") -> None:
+def copy_again(run: "RunDirectory", uri: str, place: "NodeInfo") -> None:
     """Node 0 may have been killed while it copied the finished run, after the others had ended. What is there already
     is not sent again."""
     from llmtrain.runs.sync import check_installed, sync_finished
@@ -163,7 +165,7 @@ def copy_again(run: "RunDirectory", uri: str, place: "Place") -> None:
 
 def check_prefetch() -> None:
     """What the pod's init container found wrong is said here, where exit codes mean the same on every platform."""
-    from llmtrain.distributed.endings import error_of
+    from llmtrain.distributed.worker_exit import error_of
 
     path = os.environ.get(PREFETCHED)
     report = read_json(Path(path)) if path else None
@@ -171,13 +173,13 @@ def check_prefetch() -> None:
         raise error_of(report)
 
 
-def is_direct(place: "Place", max_restarts: int) -> bool:
+def is_direct(place: "NodeInfo", max_restarts: int) -> bool:
     """Whether this very process can be the node's only one: nothing to start again, and its rank is known."""
     is_fixed = not place.is_elastic and place.rdzv_backend in (None, "static")
     return place.processes_per_node == 1 and is_fixed and not max_restarts
 
 
-def seat_alone(place: "Place", always: bool) -> None:
+def seat_alone(place: "NodeInfo", always: bool) -> None:
     """Say in torchrun's words who this process is. A single one needs no words, unless a script expects them."""
     for name in STALE:
         os.environ.pop(name, None)
@@ -194,7 +196,7 @@ def seat_alone(place: "Place", always: bool) -> None:
     )
 
 
-def become(words: list[str], place: "Place", distributed: "DistributedSection") -> None:
+def become(words: list[str], place: "NodeInfo", distributed: "DistributedSection") -> None:
     """Another program in this process's place, after the same checks and waiting; its exit code is ours."""
     from llmtrain.distributed.network import setup_network
     from llmtrain.distributed.node import ending_while_joining

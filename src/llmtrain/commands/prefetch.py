@@ -24,7 +24,7 @@ def command(
     except LlmtrainError as error:
         if report is None or error.exit_code not in (64, 65):
             raise
-        from llmtrain.runs.atomic import write_json
+        from llmtrain.files import write_json
 
         write_json(Path(report), error.as_dict())
         say(f"error: {error}")
@@ -33,7 +33,7 @@ def command(
 def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     from llmtrain.config.load import load_config
     from llmtrain.data.hf_datasets import load_split
-    from llmtrain.data.tokenizer import GPT2Tokenizer
+    from llmtrain.data.tokenizers.tokenizer import GPT2Tokenizer
     from llmtrain.hub.find import find_model
     from llmtrain.hub.needs import hub_needs
     from llmtrain.logs import log, setup_logging

@@ -11,7 +11,7 @@ from llmtrain.errors import JoinError, UsageError
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config, DistributedSection
-    from llmtrain.distributed.identity import Place
+    from llmtrain.distributed.process_info import NodeInfo
 
 
 def worker_command(*words: str) -> list[str]:
@@ -26,18 +26,18 @@ def options(config: str | None, overrides: list[str], json_: bool) -> list[str]:
     return [*words, "--json"] if json_ else words
 
 
-def place_here(processes: int) -> "Place":
+def place_here(processes: int) -> "NodeInfo":
     """This machine alone, with so many processes."""
     from llmtrain.config.schema import DistributedSection
-    from llmtrain.distributed.identity import Given, find_place
+    from llmtrain.distributed.process_info import NodeOptions, find_node_info
 
     if "LOCAL_RANK" in os.environ:
         raise UsageError(
             "--processes starts processes, but a launcher (torchrun) has started this one already.",
             remedy="Leave one of the two out.",
         )
-    given = Given(nodes="1", processes_per_node=str(processes))
-    return find_place({}, given, socket.gethostname(), DistributedSection())
+    given = NodeOptions(nodes="1", processes_per_node=str(processes))
+    return find_node_info({}, given, socket.gethostname(), DistributedSection())
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def explaining(config: "Config | None") -> Iterator[None]:
         yield
     except JoinError as error:
         from llmtrain.config.schema import Config
-        from llmtrain.diagnose.report import explain_failed_start
+        from llmtrain.doctor.report import explain_failed_start
 
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one voice a node: the others would say the same
             explain_failed_start(error, config or Config())
@@ -55,7 +55,7 @@ def explaining(config: "Config | None") -> Iterator[None]:
 
 
 def run_processes(
-    place: "Place",
+    place: "NodeInfo",
     command: list[str],
     distributed: "DistributedSection",
     max_restarts: int = 0,
@@ -63,9 +63,9 @@ def run_processes(
     is_ours: bool = True,
 ) -> None:
     """Run a command in every process of the node, to the end. Raises what stands for them all if one fails."""
+    from llmtrain.distributed.env import share_cores
     from llmtrain.distributed.node import NodeJob, run_node
     from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec
-    from llmtrain.distributed.sources import share_cores
 
     share_cores(place.processes_per_node)
     if is_ours:

@@ -30,8 +30,8 @@ def command(
     --pod names. Of folders, .git, .venv, .env, keys, caches and symbolic links are left out."""
     from llmtrain.launch.plan import WORK_DIR
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.hands import pack, push
-    from llmtrain.operate.view import count
+    from llmtrain.operate.exec.run_in_pods import pack, push
+    from llmtrain.operate.status.view import count
 
     cluster = connect(kubeconfig, context)
     parcel = pack(files)

@@ -22,9 +22,9 @@ def command(
     from dataclasses import asdict
 
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.frozen import find_frozen, replace_frozen
-    from llmtrain.operate.recover import find_lost, recover
-    from llmtrain.operate.status import find_pods
+    from llmtrain.operate.guard.recover import find_lost, recover
+    from llmtrain.operate.guard.stalled_pods import find_stalled, replace_stalled
+    from llmtrain.operate.status.run_status import find_pods
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
@@ -34,8 +34,8 @@ def command(
     lines += [
         f"{pod.name} on {pod.machine} is silent for {pod.since_sec:.0f} s only: --after {after:.0f}." for pod in early
     ]
-    frozen, what = ([], "") if lost or early else find_frozen(cluster, record, after)
-    frozen = replace_frozen(cluster, record.namespace, frozen)
+    frozen, what = ([], "") if lost or early else find_stalled(cluster, record, after)
+    frozen = replace_stalled(cluster, record.namespace, frozen)
     lines += [what] if frozen else []
     lines += [f"{pod.name} (rank {pod.ranks}) on {pod.node or 'a machine'} was deleted." for pod in frozen]
     value = {

@@ -37,10 +37,10 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Launch a run again by the config it was launched with: it goes on from its newest checkpoint."""
-    from llmtrain.commands.following import check_ended, check_watching, follow_run
+    from llmtrain.commands.watch import check_ended, check_watching, follow_run
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config, dump_config
-    from llmtrain.launch import apply
+    from llmtrain.launch import lifecycle as apply
     from llmtrain.launch.plan import plan_job
     from llmtrain.launch.record import check_applied, find_record
 

@@ -15,7 +15,7 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.launch.cluster import Cluster
+    from llmtrain.kubernetes.client import Cluster
 
 app = typer.Typer(help="Put secrets into the cluster; manifests only refer to them.", no_args_is_help=True)
 

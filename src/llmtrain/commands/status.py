@@ -22,8 +22,8 @@ from llmtrain.terminal import printable, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from llmtrain.launch.cluster import Cluster
-    from llmtrain.operate.status import RunStatus
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.operate.status.run_status import RunStatus
 
 AGAIN_SEC = 2.0
 TAIL_LINES = 20  # of the log of a run that is watched from now on
@@ -60,8 +60,8 @@ def _show_one(
     cluster: "Cluster", run: str, namespace: str, watch: bool, recover_after: float | None, json_: bool
 ) -> None:
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.status import run_status
-    from llmtrain.operate.tables import run_text
+    from llmtrain.operate.status.run_status import run_status
+    from llmtrain.operate.status.tables import run_text
 
     record = find_record(cluster, run, namespace)
     if not watch:
@@ -69,7 +69,7 @@ def _show_one(
         show(json_, status.as_dict(), run_text(status))
         return
 
-    from llmtrain.operate.follow import follow
+    from llmtrain.operate.status.watch import follow
 
     out = sys.stderr if json_ else sys.stdout  # standard output is for the object
     try:
@@ -83,8 +83,8 @@ def _show_one(
 
 
 def _show_all(cluster: "Cluster", namespace: str | None, watch: bool, json_: bool) -> None:
-    from llmtrain.operate.status import all_status
-    from llmtrain.operate.tables import runs_table
+    from llmtrain.operate.status.run_status import all_status
+    from llmtrain.operate.status.tables import runs_table
 
     where = f"namespace {namespace}" if namespace else "any namespace"
 

@@ -10,7 +10,7 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.launch.cluster import Cluster
+    from llmtrain.kubernetes.client import Cluster
     from llmtrain.launch.record import Record
 
 
@@ -22,10 +22,10 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Tell a run to save a checkpoint and end. Its objects are removed, its data and its record stay."""
-    from llmtrain.commands.following import HAVE_FILES
-    from llmtrain.launch import apply
+    from llmtrain.commands.watch import HAVE_FILES
+    from llmtrain.launch import lifecycle as apply
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.status import run_status
+    from llmtrain.operate.status.run_status import run_status
 
     cluster = connect(kubeconfig, context)
     record = find_record(cluster, run, namespace or cluster.namespace)
@@ -60,7 +60,7 @@ class PodCount:
 
 def listen(cluster: "Cluster", record: "Record") -> None:
     """Print what rank 0 says from now on: whether and where it saves."""
-    from llmtrain.operate.status import run_status
+    from llmtrain.operate.status.run_status import run_status
 
     try:
         first = [pod for pod in run_status(cluster, record, with_log=False, with_usage=False).pods if pod.index == 0]

@@ -23,14 +23,14 @@ def train_command(
     json_: JsonOption = False,
 ) -> None:
     """Learn byte pairs (BPE) from text; the result is a Hugging Face tokenizer directory."""
-    from llmtrain.data.text_reader import expand_files, read_pieces
-    from llmtrain.data.tokenizer import train_bpe
+    from llmtrain.data.text.reader import expand_files, read_chunks
+    from llmtrain.data.tokenizers.tokenizer import train_bpe
     from llmtrain.errors import UsageError
 
     folder = Path(to).expanduser()
     if (folder / "tokenizer.json").exists():
         raise UsageError(f"{folder} holds a tokenizer already.", remedy="Choose another directory for --to.")
     files = expand_files(file, "--file")
-    trained = train_bpe((piece.text for path in files for piece in read_pieces(path)), vocab_size, folder)
+    trained = train_bpe((piece.text for path in files for piece in read_chunks(path)), vocab_size, folder)
     value = {"to": str(folder), "vocab_size": trained.vocab_size, "files": len(files)}
     show(json_, value, f"A vocabulary of {trained.vocab_size} from {len(files)} files, written to {folder}.")

@@ -19,9 +19,9 @@ from llmtrain.commands.options import (
     show,
 )
 from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
-from llmtrain.errors import TrainingStopped, UsageError
+from llmtrain.errors import TrainingFailed, UsageError
+from llmtrain.files import is_full
 from llmtrain.logs import is_debugging
-from llmtrain.runs.atomic import is_full
 from llmtrain.terminal import discard, printable
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _train_here(
     json_: bool,
 ) -> None:
     """The same in several processes. The run gets its id here: one that is started again must find its run."""
-    from llmtrain.distributed.micro_batches import micro_batches_in_step
+    from llmtrain.distributed.batch_split import micro_batches_in_step
     from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import new_run
 
@@ -106,7 +106,7 @@ def _train_here(
 def _diagnose(config: "Config") -> None:
     """LLMTRAIN_DEBUG=1: what the doctor would say, before anything is tried."""
     from llmtrain.diagnose import diagnose
-    from llmtrain.diagnose.report import Report
+    from llmtrain.doctor.report import Report
 
     print(Report(diagnose(config)).text(is_terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
 
@@ -144,7 +144,7 @@ def _show(as_json: bool, result: dict[str, Any]) -> None:
         show(as_json, result, _result_text(result))
     except OSError as problem:
         discard(sys.stdout)
-        raise TrainingStopped(
+        raise TrainingFailed(
             f"Run '{result['run_id']}' is finished, but its result cannot be written to standard output: "
             f"{problem.strerror or problem}.",
             remedy=f"`llmtrain train --resume {result['run_dir']}` prints it again.",

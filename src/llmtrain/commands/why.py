@@ -18,7 +18,7 @@ def command(
     """Why a run does not do what it should: one cause, what shows it, and what to do. Of a run that is well it says
     so. Exit code 0 if it could be told, else 1."""
     from llmtrain.launch.record import find_record
-    from llmtrain.operate.why import explain
+    from llmtrain.operate.why.explain import explain
 
     cluster = connect(kubeconfig, context)
     why = explain(cluster, find_record(cluster, run, namespace or cluster.namespace))

@@ -23,7 +23,7 @@ DEFAULT_STEPS = 1000
 MAX_THREADS = 1024
 S3_URI_PATTERN = r"s3://(?P<bucket>[A-Za-z0-9._-]{1,255})(?:/(?P<prefix>[^\s?#@]*))?"
 VOCABULARIES = {"byte": 256, "gpt2": 50257}  # of the tokenizers that need no file
-ROW_KINDS = ("instruct_jsonl", "chat_jsonl")
+EXAMPLE_DATA = ("instruct_jsonl", "chat_jsonl")
 
 # Which fields may differ between a run and its resumption: they do not decide the result.
 # Everything else must be equal, or `--allow-config-change` must be given.
@@ -252,7 +252,7 @@ class DataSection(Section):
                 ("name", "files", "val_files"),
                 f"data.files is set, but data.name {self.name} reads no files. Set data.name to text_files or hf_text.",
             )
-        is_rows = self.name in ROW_KINDS
+        is_rows = self.name in EXAMPLE_DATA
         if is_rows and not self.train_file and not self.dataset_name:
             yield (
                 ("name", "train_file", "dataset_name"),

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.schema import DataSection
-from llmtrain.data.store_folder import Split
+from llmtrain.data.store.directory import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 
@@ -79,7 +79,7 @@ def _files_field(config: DataSection) -> str:
 
 
 def _explain(config: DataSection, problem: Exception) -> LlmtrainError:
-    from llmtrain.hub.explain import explain_hub_error
+    from llmtrain.hub.errors import explain_hub_error
 
     cause = problem.__cause__ or problem
     what = " ".join(str(cause).split())[:300]

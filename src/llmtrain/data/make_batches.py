@@ -3,11 +3,11 @@
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
-from llmtrain.data.row_batches import RowBatches, RowEvalBatches, Samples
-from llmtrain.data.row_selection import select_rows
-from llmtrain.data.row_store import RowStore
-from llmtrain.data.token_store import TokenStore
-from llmtrain.data.window_batches import WindowBatches, WindowEvalBatches
+from llmtrain.data.examples.batches import ExampleBatches, ExampleEvalBatches, Samples
+from llmtrain.data.examples.selection import select_examples
+from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.store.token_store import TokenStore
+from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
 from llmtrain.errors import UsageError
 
 
@@ -25,9 +25,9 @@ def make_batches(
 ) -> tuple[TrainBatches, EvalBatches]:
     """`micro_batches`: in a step, of all processes together. `can_pack`: the model keeps packed rows apart."""
     train: TrainBatches
-    if isinstance(prepared.train, RowStore):
+    if isinstance(prepared.train, ExampleStore):
         samples = _samples(prepared.train, config, block_size, vocab_size, can_pack, "training")
-        train = RowBatches(samples, micro_batch_size, micro_batches, seed)
+        train = ExampleBatches(samples, micro_batch_size, micro_batches, seed)
     else:
         train = WindowBatches(prepared.train, block_size, micro_batch_size, micro_batches, seed, vocab_size)
     val = make_eval_batches(
@@ -43,7 +43,7 @@ def make_batches(
 
 
 def make_eval_batches(
-    store: TokenStore | RowStore,
+    store: TokenStore | ExampleStore,
     config: DataSection,
     *,
     block_size: int,
@@ -52,18 +52,18 @@ def make_eval_batches(
     limit: int | None,
     can_pack: bool,
 ) -> EvalBatches:
-    if isinstance(store, RowStore):
+    if isinstance(store, ExampleStore):
         samples = _samples(store, config, block_size, vocab_size, can_pack, "validation")
-        return RowEvalBatches(samples, micro_batch_size, limit)
+        return ExampleEvalBatches(samples, micro_batch_size, limit)
     return WindowEvalBatches(store, block_size, micro_batch_size, vocab_size, limit)
 
 
 def _samples(
-    store: RowStore, config: DataSection, block_size: int, vocab_size: int, can_pack: bool, label: str
+    store: ExampleStore, config: DataSection, block_size: int, vocab_size: int, can_pack: bool, label: str
 ) -> Samples:
     if config.packing and not can_pack:
         raise UsageError(
             "data.packing is true, but this model cannot keep packed rows apart.", remedy="Set data.packing to false."
         )
-    selection = select_rows(store, config, block_size, label)
+    selection = select_examples(store, config, block_size, label)
     return Samples(store, selection, block_size, config.packing, vocab_size, config.train_on_prompt)

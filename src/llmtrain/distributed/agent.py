@@ -10,12 +10,12 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from llmtrain.distributed.endings import Ended, Joining, is_worth_a_restart, log_restart
-from llmtrain.runs.atomic import read_json
+from llmtrain.distributed.worker_exit import Ended, JoinState, is_worth_a_restart, log_restart
+from llmtrain.files import read_json
 
 
 class NodeAgent(LocalElasticAgent):
-    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, grace_sec: int, joining: Joining) -> None:
+    def __init__(self, spec: WorkerSpec, logs: LogsSpecs, grace_sec: int, joining: JoinState) -> None:
         super().__init__(spec, logs)
         self._grace_sec, self._joining = grace_sec, joining
 

@@ -11,17 +11,17 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from llmtrain.errors import JoinError, ResumeMe, TrainingStopped
+from llmtrain.errors import Interrupted, JoinError, TrainingFailed
+from llmtrain.files import read_json, write_json
 from llmtrain.logs import warn
-from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.generations import LAUNCH, MAX_CRASHES, RUN_DIR
 
 FAR_SEC = 3600.0
-_NO_CRASH = (0, 64, 65, JoinError.exit_code, ResumeMe.exit_code)
+_NO_CRASH = (0, 64, 65, JoinError.exit_code, Interrupted.exit_code)
 
 
 def count_crash(code: int, was_told: bool, ran_sec: float, environ: Mapping[str, str] = os.environ) -> None:
-    """Count an end of the command on this node that is a crash. Raises TrainingStopped at the third in a row."""
+    """Count an end of the command on this node that is a crash. Raises TrainingFailed at the third in a row."""
     folder, launch = environ.get(RUN_DIR), environ.get(LAUNCH)
     if not folder or not launch or was_told or code in _NO_CRASH:
         return
@@ -36,7 +36,7 @@ def count_crash(code: int, was_told: bool, ran_sec: float, environ: Mapping[str,
     except OSError as problem:
         warn("DDP", f"{file} cannot be written ({problem.strerror}): crashes are not counted")
     if crashes >= MAX_CRASHES:
-        raise TrainingStopped(
+        raise TrainingFailed(
             f"The command crashed {crashes} times in a row on this node, the last time with exit code {code}.",
             remedy=f"Its output says why. When the cause is gone: llmtrain resume {Path(folder).name}",
             reason="gave_up",

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
-from llmtrain.distributed.sources import NAMES, is_loopback
+from llmtrain.distributed.env import NAMES, is_loopback
 from llmtrain.logs import log
 
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface

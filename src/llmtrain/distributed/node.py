@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.distributed.endings import Ended, Joining, overall
-from llmtrain.distributed.identity import Place
+from llmtrain.distributed.env import endpoint
 from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
+from llmtrain.distributed.process_info import NodeInfo
 from llmtrain.distributed.rendezvous import wait_for_master
-from llmtrain.distributed.sources import endpoint
-from llmtrain.errors import JoinError, PeerLost, ResumeMe, UsageError
+from llmtrain.distributed.worker_exit import Ended, JoinState, overall
+from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeJob:
-    place: Place
+    place: NodeInfo
     command: list[str]
     """What every process of the node runs."""
     max_restarts: int = 0
@@ -56,7 +56,7 @@ def run_node(job: NodeJob) -> None:
         raise error
 
 
-def pick_rendezvous(place: Place, max_restarts: int) -> str:
+def pick_rendezvous(place: NodeInfo, max_restarts: int) -> str:
     """static: fixed nodes, and who dies is started again by the platform. c10d: agents that find each other again."""
     if place.rdzv_backend == "static" and place.nodes > 1 and max_restarts:
         raise UsageError(
@@ -68,16 +68,16 @@ def pick_rendezvous(place: Place, max_restarts: int) -> str:
     return "static" if place.nodes > 1 and not place.is_elastic and not max_restarts else "c10d"
 
 
-def meeting_point(place: Place) -> tuple[str, int]:
+def meeting_point(place: NodeInfo) -> tuple[str, int]:
     """Where agents meet: the endpoint where one is named, else the master."""
     return endpoint(place.rdzv_endpoint) if place.rdzv_endpoint else (place.master_addr, place.master_port)
 
 
 @contextmanager
-def ending_while_joining() -> Iterator[Joining]:
+def ending_while_joining() -> Iterator[JoinState]:
     """While nodes wait for each other there is nothing to save: a signal ends the process at once, with 75. The
     kernel's end of Python's signal handling writes to a pipe, which a thread reads even while the main one waits."""
-    state = Joining()
+    state = JoinState()
     if threading.current_thread() is not threading.main_thread():
         yield state
         return
@@ -88,7 +88,7 @@ def ending_while_joining() -> Iterator[Joining]:
         while data := os.read(reading, 1):
             if data[0] in (signal.SIGTERM, signal.SIGINT) and state.is_true:
                 log("DDP", f"{signal.Signals(data[0]).name}: stopped while waiting for the other nodes")
-                os._exit(ResumeMe.exit_code)
+                os._exit(Interrupted.exit_code)
 
     def note(number: int, frame: FrameType | None) -> None:
         """The thread acts; without a handler of our own there would be nothing written for it."""
@@ -105,7 +105,7 @@ def ending_while_joining() -> Iterator[Joining]:
         os.close(writing)  # ends the thread
 
 
-def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended], bool]:
+def _run_agent(job: NodeJob, backend: str, joining: JoinState) -> tuple[list[Ended], bool]:
     """How every worker ended, and whether the node was told to stop."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -136,7 +136,7 @@ def _run_agent(job: NodeJob, backend: str, joining: Joining) -> tuple[list[Ended
         return agent.ended(), was_told
 
 
-def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "NodeAgent":
+def _make_agent(job: NodeJob, backend: str, joining: JoinState, folder: str) -> "NodeAgent":
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -193,14 +193,14 @@ def _make_agent(job: NodeJob, backend: str, joining: Joining, folder: str) -> "N
         raise
 
 
-def _local_addr(place: Place) -> str | None:
+def _local_addr(place: NodeInfo) -> str | None:
     """What this node tells the others to find it by. None: its own name."""
     if place.max_nodes == 1:
         return "127.0.0.1"
     return reachable_address() if own_name_is_loopback() else None
 
 
-def _meeting(place: Place) -> str:
+def _meeting(place: NodeInfo) -> str:
     """Where the agents meet. A node alone takes any free port, unless one was asked for."""
     is_free = place.max_nodes == 1 and place.sources.get("master_port", "default") == "default"
     return place.rdzv_endpoint or f"{place.master_addr}:{0 if is_free else place.master_port}"

@@ -1,4 +1,4 @@
-"""World: the processes of a run, and which of them this one is. Joining it is the part of a start that can hang, so
+"""World: the processes of a run, and which of them this one is. JoinState it is the part of a start that can hang, so
 every wait in here has a deadline and says what it waits for."""
 
 import logging
@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from llmtrain.config.schema import DistributedSection, RunSection
-from llmtrain.distributed.channel import Channel
-from llmtrain.distributed.identity import Seat, find_seat, has_agents_store
+from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.distributed.network import setup_network
+from llmtrain.distributed.process_info import ProcessInfo, find_process_info, has_agents_store
 from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec, wait_for_master
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
@@ -45,9 +45,9 @@ class World:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_joined: bool = False
     """Whether there is a process group; a lone process needs none."""
-    control: Channel = field(default_factory=Channel)
+    control: ControlGroup = field(default_factory=ControlGroup)
     """For the loop's small messages."""
-    saving: Channel = field(default_factory=Channel)
+    saving: ControlGroup = field(default_factory=ControlGroup)
     """For the thread that writes checkpoints: messages of two threads must not mix."""
 
     @property
@@ -55,31 +55,31 @@ class World:
         return self.rank == 0
 
 
-def seat_here(distributed: DistributedSection) -> Seat:
+def process_info_here(distributed: DistributedSection) -> ProcessInfo:
     """Who this process is, by its environment and the config; nothing is waited for."""
-    return find_seat(os.environ, socket.gethostname(), distributed)
+    return find_process_info(os.environ, socket.gethostname(), distributed)
 
 
 @contextmanager
 def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[World]:
     """The world of this process, for as long as the context lasts. Without a launcher around it is alone."""
-    seat = seat_here(distributed)
-    set_rank(seat.rank, seat.world_size)
-    for what, source in sorted(seat.sources.items()):
+    process = process_info_here(distributed)
+    set_rank(process.rank, process.world_size)
+    for what, source in sorted(process.sources.items()):
         log("DDP", f"{what} from {source}", logging.DEBUG)
-    device = pick_device(run.device, seat.local_rank, seat.local_world_size)
+    device = pick_device(run.device, process.local_rank, process.local_world_size)
     try:
-        if not seat.is_launched:
+        if not process.is_launched:
             yield World(device=device)
             return
-        if distributed.strategy == "none" and seat.world_size > 1:
+        if distributed.strategy == "none" and process.world_size > 1:
             raise UsageError(
-                f"distributed.strategy is none, but there are {seat.world_size} processes.",
+                f"distributed.strategy is none, but there are {process.world_size} processes.",
                 remedy="Set distributed.strategy to ddp or fsdp, or start one process.",
             )
-        _join(seat, distributed, device)
+        _join(process, distributed, device)
         try:
-            world = _introduce(seat, device, distributed.timeout_sec)
+            world = _introduce(process, device, distributed.timeout_sec)
             log_table(world)
             yield world
         finally:
@@ -89,7 +89,7 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
         set_rank(0, 1)
 
 
-def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> None:
+def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.device) -> None:
     """Wait for the master, then for everyone. What fails in passing (a connection reset, a name server restarting) is
     tried again until the deadline."""
     started = time.monotonic()
@@ -97,32 +97,34 @@ def _join(seat: Seat, distributed: DistributedSection, device: torch.device) -> 
     backend = pick_backend(distributed, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    where = f"{seat.master_addr}:{seat.master_port}"
-    log("DDP", f"joining as rank {seat.rank} of {seat.world_size} at {where}", logging.DEBUG)
-    if seat.rank != 0 or has_agents_store(os.environ):
-        wait_for_master(seat.master_addr, seat.master_port, min(ready_sec, join_sec))
-    setup_network(seat.master_addr)  # after the wait: before, its name may not resolve
+    where = f"{process.master_addr}:{process.master_port}"
+    log("DDP", f"joining as rank {process.rank} of {process.world_size} at {where}", logging.DEBUG)
+    if process.rank != 0 or has_agents_store(os.environ):
+        wait_for_master(process.master_addr, process.master_port, min(ready_sec, join_sec))
+    setup_network(process.master_addr)  # after the wait: before, its name may not resolve
     try:
-        store = _connect(seat, started + join_sec)
+        store = _connect(process, started + join_sec)
         left = started + join_sec - time.monotonic()
-        late = _join_failed(seat, "the processes are there, but do not connect to each other", join_sec, join_sec)
+        late = _join_failed(process, "the processes are there, but do not connect to each other", join_sec, join_sec)
         with _stdout_to_stderr(), _or_exit(max(10.0, left), late):
-            _init_group(seat, store, backend, distributed, device)
+            _init_group(process, store, backend, distributed, device)
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
             dist.destroy_process_group()
         what = " ".join(str(problem).split())[:300]
-        error = _join_failed(seat, what, time.monotonic() - started, join_sec)
+        error = _join_failed(process, what, time.monotonic() - started, join_sec)
         error.reason = "processes_missing" if isinstance(problem, _ProcessesMissing) else None
         raise error from None
 
 
-def _init_group(seat: Seat, store: Store, backend: str, distributed: DistributedSection, device: torch.device) -> None:
+def _init_group(
+    process: ProcessInfo, store: Store, backend: str, distributed: DistributedSection, device: torch.device
+) -> None:
     dist.init_process_group(
         backend,
         store=store,
-        rank=seat.rank,
-        world_size=seat.world_size,
+        rank=process.rank,
+        world_size=process.world_size,
         timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
         device_id=device if backend == "nccl" else None,
     )
@@ -155,13 +157,13 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def _connect(seat: Seat, deadline: float) -> Store:
+def _connect(process: ProcessInfo, deadline: float) -> Store:
     """The store that all processes share, once all of them are connected to it. A first connection that fails is
     tried again: a reset connection or a name server that restarts is no reason to end a job."""
     for attempt in range(1, JOIN_ATTEMPTS + 1):
         left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
         try:
-            store = _open_store(seat, left)
+            store = _open_store(process, left)
             break
         except (dist.DistError, OSError) as problem:
             if attempt == JOIN_ATTEMPTS or time.monotonic() + 1 > deadline:
@@ -170,20 +172,20 @@ def _connect(seat: Seat, deadline: float) -> Store:
             warn("DDP", f"connecting failed, trying again ({attempt} of {JOIN_ATTEMPTS}): {what}")
             time.sleep(random.uniform(0.2, 1.0) * attempt)
     shared: Store = PrefixStore("llmtrain", store)
-    if shared.add(f"here/{seat.rank}", 1) == 1:  # a process that was started again while others waited counts once
+    if shared.add(f"here/{process.rank}", 1) == 1:  # a process that was started again while others waited counts once
         shared.add("count", 1)
-    _wait_for_all(shared, seat.world_size, deadline)
+    _wait_for_all(shared, process.world_size, deadline)
     return shared
 
 
-def _open_store(seat: Seat, timeout: timedelta) -> Store:
+def _open_store(process: ProcessInfo, timeout: timedelta) -> Store:
     """As torch's env:// does it, but without waiting for the others inside C++, where no signal would be heard."""
     is_agents = has_agents_store(os.environ)
     store: Store = TCPStore(
-        seat.master_addr,
-        seat.master_port,
-        seat.world_size,
-        is_master=seat.rank == 0 and not is_agents,
+        process.master_addr,
+        process.master_port,
+        process.world_size,
+        is_master=process.rank == 0 and not is_agents,
         timeout=timeout,
         wait_for_workers=False,
         multi_tenant=True,
@@ -211,31 +213,31 @@ class _ProcessesMissing(dist.DistError):
     pass
 
 
-def _join_failed(seat: Seat, what: str, waited: float, join_sec: float) -> JoinError:
+def _join_failed(process: ProcessInfo, what: str, waited: float, join_sec: float) -> JoinError:
     error = JoinError(
-        f"Rank {seat.rank} could not join the {seat.world_size} processes at {seat.master_addr}:{seat.master_port} "
-        f"after {waited:.0f} s (of {join_sec:.0f} s): {what}",
+        f"Rank {process.rank} could not join the {process.world_size} processes at "
+        f"{process.master_addr}:{process.master_port} after {waited:.0f} s (of {join_sec:.0f} s): {what}",
         remedy="Check that every process has been started and uses the same MASTER_ADDR and MASTER_PORT; "
         "`llmtrain doctor` looks closer.",
     )
-    error.details = {"host": seat.master_addr, "port": seat.master_port, "waited_sec": round(waited, 1)}
+    error.details = {"host": process.master_addr, "port": process.master_port, "waited_sec": round(waited, 1)}
     return error
 
 
-def _introduce(seat: Seat, device: torch.device, timeout_sec: int) -> World:
-    size = seat.world_size
+def _introduce(process: ProcessInfo, device: torch.device, timeout_sec: int) -> World:
+    size = process.world_size
     timeout = timedelta(seconds=timeout_sec + WATCHDOG_MARGIN_SEC)  # a new group does not inherit it
     groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)]
     return World(
-        rank=seat.rank,
+        rank=process.rank,
         world_size=size,
-        local_rank=seat.local_rank,
-        local_world_size=seat.local_world_size,
-        node_rank=seat.node_rank,
+        local_rank=process.local_rank,
+        local_world_size=process.local_world_size,
+        node_rank=process.node_rank,
         device=device,
         is_joined=True,
-        control=Channel(seat.rank, size, groups[0]),
-        saving=Channel(seat.rank, size, groups[1]),
+        control=ControlGroup(process.rank, size, groups[0]),
+        saving=ControlGroup(process.rank, size, groups[1]),
     )
 
 

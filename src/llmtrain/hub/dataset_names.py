@@ -4,9 +4,9 @@ the datasets library refuses the short names since its version 5."""
 import functools
 from pathlib import Path
 
+from llmtrain.files import read_json, write_json
 from llmtrain.hub.token import hub_token
 from llmtrain.logs import log
-from llmtrain.runs.atomic import read_json, write_json
 
 # Where the hub sends these names, so that it need not be asked. Only c4 is ours: the hub names a repository that holds
 # a script, which the library no longer runs, and its card names this one.

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from llmtrain.errors import DataError, LlmtrainError, UsageError
-from llmtrain.hub.explain import explain_hub_error
+from llmtrain.files import read_json, write_json
+from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.find import check_id, file_patterns, quiet_bars
 from llmtrain.hub.token import hub_token
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import read_json, write_json
 
 MARKER = ".llmtrain-fetch.json"
 PARTIAL = ".llmtrain-fetch.partial.json"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.errors import UsageError
-from llmtrain.hub.explain import explain_hub_error
+from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.token import clean, hub_token, is_offline
 
 # What transformers needs to load a causal language model. Never a pickle: loading one runs code.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from llmtrain.config.schema import ROW_KINDS, Config
+from llmtrain.config.schema import EXAMPLE_DATA, Config
 from llmtrain.hub.find import looks_like_path
 
 
@@ -26,7 +26,7 @@ def hub_needs(config: Config) -> HubNeeds:
     return HubNeeds(
         model=may_ask and _is_name(model.path),
         tokenizer=may_ask and _is_name(model.tokenizer_path),
-        dataset=data.name in ("hf_text", *ROW_KINDS) and not _reads_files(config) and _is_name(data.dataset_name),
+        dataset=data.name in ("hf_text", *EXAMPLE_DATA) and not _reads_files(config) and _is_name(data.dataset_name),
         gpt2=data.tokenizer == "gpt2",
     )
 

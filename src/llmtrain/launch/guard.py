@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from llmtrain.errors import UsageError
-from llmtrain.launch.apply import find_object, undoing
-from llmtrain.launch.cluster import Cluster
+from llmtrain.kubernetes.client import Cluster
+from llmtrain.launch.lifecycle import find_object, undoing
 from llmtrain.launch.plan import APP_LABEL, Manifest
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
 from llmtrain.launch.record import has_labels

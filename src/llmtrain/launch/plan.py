@@ -10,12 +10,13 @@ from llmtrain import registry
 from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection
 from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
-from llmtrain.distributed.micro_batches import micro_batches_in_step
-from llmtrain.distributed.sources import NAMES
+from llmtrain.distributed.batch_split import micro_batches_in_step
+from llmtrain.distributed.env import NAMES
 from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
+from llmtrain.launch.pod_scripts import script_command
 from llmtrain.redact import has_secret, secrets_in
 from llmtrain.runs.directory import new_run_id
 from llmtrain.tracking.mlflow import local_folder
@@ -39,13 +40,7 @@ ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HTTP_PRO
 PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
 
 
-def sent_along(variable: str, file: str) -> list[str]:
-    """The command that runs a program whose text the pod gets in a variable: its image need not have it. -I -S:
-    whatever else is installed there has no say in it."""
-    return ["python3", "-I", "-S", "-c", f"import os; exec(compile(os.environ['{variable}'], '{file}', 'exec'))"]
-
-
-HELD_COMMAND = sent_along(HELD_CODE, "held_pod.py")
+HELD_COMMAND = script_command(HELD_CODE, "hold.py")
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """The pod that every kind runs. Unless launch.security says otherwise it passes Pod Security `restricted`, with a
 read-only root filesystem."""
 
-from pathlib import Path
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
 from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, HELD_CODE, WORK_DIR, JobPlan, Manifest
+from llmtrain.launch.pod_scripts import script_text
 from llmtrain.runs.exit_report import PREFETCHED
 from llmtrain.runs.generations import LAUNCH, RUN_DIR
 
@@ -156,7 +156,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1"}
     plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
     if is_held and not is_prefetch:
-        plain[HELD_CODE] = Path(__file__).with_name("held_pod.py").read_text(encoding="utf-8")
+        plain[HELD_CODE] = script_text("hold.py")
     if plan.work.mode in ("hold", "command") and not is_prefetch:
         plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
     plain |= launch.env

@@ -12,8 +12,8 @@ from llmtrain.config.load import build_config, dump_config
 from llmtrain.config.schema import SECTIONS, Config
 from llmtrain.config.section import Section
 from llmtrain.errors import LlmtrainError, UsageError, nearest
-from llmtrain.launch.cluster import PLURALS, Cluster, Object
-from llmtrain.launch.explain import one_line
+from llmtrain.kubernetes.api_errors import one_line
+from llmtrain.kubernetes.client import PLURALS, Cluster, Object
 from llmtrain.launch.plan import (
     APP_LABEL,
     CONFIG_FILE,

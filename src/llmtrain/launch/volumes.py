@@ -4,7 +4,7 @@ from decimal import Decimal
 
 from llmtrain.config.launch import LaunchSection, amount
 from llmtrain.errors import UsageError
-from llmtrain.launch.cluster import Cluster, Object
+from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.plan import JobPlan
 
 

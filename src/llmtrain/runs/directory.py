@@ -30,8 +30,8 @@ from pathlib import Path
 
 from llmtrain.config.schema import RUN_ID_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError, nearest
+from llmtrain.files import RESERVE_BYTES, disk_full, is_full, is_there
 from llmtrain.redact import redact
-from llmtrain.runs.atomic import RESERVE_BYTES, disk_full, is_full, is_there
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import threading
 import time
 from typing import Any
 
-from llmtrain.errors import TrainingStopped
-from llmtrain.runs.atomic import is_full, read_json, write_json, write_json_in_place
+from llmtrain.errors import TrainingFailed
+from llmtrain.files import is_full, read_json, write_json, write_json_in_place
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metadata import cpu_architecture
 
@@ -57,7 +57,7 @@ def begin_generation(
     if last and is_again and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
         crashes = last["crashes"] + 1
     if crashes >= MAX_CRASHES:
-        raise TrainingStopped(
+        raise TrainingFailed(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
             remedy=f"Look at {run.logs}. When the cause is gone, "
             f"`llmtrain {f'resume {run.run_id}' if launch else f'train --resume {run.path}'}` goes on.",

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from llmtrain.runs.atomic import read_json, write_json
+from llmtrain.files import read_json, write_json
 
 Beat = dict[str, Any]
 _GENERATION = "generation.json"

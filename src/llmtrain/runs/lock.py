@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from llmtrain.errors import PeerLost, Superseded, UsageError
+from llmtrain.files import is_full, open_text, write_json
 from llmtrain.logs import log, warn
-from llmtrain.runs.atomic import is_full, open_text, write_json
 
 HEARTBEAT_SEC = 2.0
 STALE_AFTER_SEC = 30.0

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from llmtrain.files import open_text, write_atomic
 from llmtrain.logs import warn
-from llmtrain.runs.atomic import open_text, write_atomic
 
 Row = dict[str, Any]
 SYNC_BYTES = 1 << 20

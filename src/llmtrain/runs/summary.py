@@ -8,7 +8,7 @@ from typing import Any
 from llmtrain.config.document import read_document
 from llmtrain.config.schema import differences
 from llmtrain.errors import LlmtrainError
-from llmtrain.runs.atomic import is_there, open_text, read_json
+from llmtrain.files import is_there, open_text, read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.heartbeats import read_heartbeats

@@ -16,9 +16,9 @@ from typing import Any
 
 from llmtrain.config.schema import S3_URI_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.files import read_json
 from llmtrain.logs import log, warn
 from llmtrain.redact import redact
-from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
 

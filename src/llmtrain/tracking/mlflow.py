@@ -24,9 +24,9 @@ from urllib.request import url2pathname
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
+from llmtrain.files import read_json, write_json
 from llmtrain.logs import log, warn
 from llmtrain.redact import HIDDEN_LOGIN, redact, redact_values
-from llmtrain.runs.atomic import read_json, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import Row, read_metrics
 from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun

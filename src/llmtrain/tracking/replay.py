@@ -10,8 +10,8 @@ from typing import Any
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.files import read_json
 from llmtrain.redact import HIDDEN_LOGIN, redact
-from llmtrain.runs.atomic import read_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.lock import is_held

@@ -7,19 +7,19 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
+from llmtrain.checkpoint.state import TrainState, load_tensors
+from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.config.schema import MAX_THREADS, Config, TrainerSection, differences, may_change
-from llmtrain.data.tokenizer import saved_sha256
+from llmtrain.data.tokenizers.tokenizer import saved_sha256
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
+from llmtrain.files import is_there, read_json
 from llmtrain.logs import log, warn
 from llmtrain.redact import redact, redact_values
-from llmtrain.runs.atomic import is_there, read_json
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.generations import has_saved
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.runs.summary import config_values, read_meta
-from llmtrain.training.checkpoint import Checkpoint, CheckpointStore, find_checkpoint
-from llmtrain.training.state import Progress, load_tensors
 
 TrainResult = dict[str, Any]
 _OF_RESULT: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -256,10 +256,10 @@ def restore(
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     world: World,
-) -> Progress:
+) -> TrainState:
     """Put a checkpoint's tensors into the model and the optimizer, and say how far the run was."""
     if not resumption or not resumption.checkpoint:
-        return Progress()
+        return TrainState()
     checkpoint = resumption.checkpoint
     try:
         load_tensors(module, optimizer, checkpoint.read_into)

@@ -9,20 +9,25 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from llmtrain import fault_injection as faults
+from llmtrain.checkpoint.saver import Saver
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
-from llmtrain.data.row_store import RowStore
-from llmtrain.data.tokenizer import save_anew, saved_sha256
-from llmtrain.distributed.channel import peer_errors
-from llmtrain.distributed.micro_batches import Share, micro_batches_in_step
-from llmtrain.distributed.world import World, join_world, pick_device, seat_here
-from llmtrain.distributed.wrap import Wrapped
-from llmtrain.errors import DataError, LlmtrainError, PeerLost, ResumeMe, Superseded, TrainingStopped, UsageError
+from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.tokenizers.tokenizer import replace_saved_tokenizer, saved_sha256
+from llmtrain.distributed.batch_split import Share, micro_batches_in_step
+from llmtrain.distributed.control_group import peer_errors
+from llmtrain.distributed.parallel import ParallelModel
+from llmtrain.distributed.world import World, join_world, pick_device, process_info_here
+from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, Superseded, TrainingFailed, UsageError
+from llmtrain.fault_injection import inject_fault
+from llmtrain.files import disk_full, is_full, read_json, write_atomic, write_json
 from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.redact import redact, redact_values
-from llmtrain.runs.atomic import disk_full, is_full, read_json, write_atomic, write_json
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import START, clear_heartbeats
@@ -34,24 +39,22 @@ from llmtrain.tracking.base import Status, TrackedRun
 from llmtrain.tracking.console import ConsoleTracker
 from llmtrain.tracking.mlflow import is_complete, tracking_location
 from llmtrain.tracking.replay import replay_run
-from llmtrain.training import faults
-from llmtrain.training.assemble import (
-    Parts,
+from llmtrain.training.artifacts import Outputs
+from llmtrain.training.build import (
+    Components,
     as_computed,
     autocast_for,
     base_sha256,
+    build_components,
     build_stepper,
-    make_parts,
     open_trackers,
+    resolve_steps,
+    resolve_threads,
     set_up_torch,
-    settle_steps,
-    settle_threads,
     wrap,
 )
-from llmtrain.training.checkpoint import CheckpointStore
-from llmtrain.training.faults import fault
+from llmtrain.training.loop import Trainer
 from llmtrain.training.optim import build_optimizer
-from llmtrain.training.outputs import Outputs
 from llmtrain.training.resume import (
     Resumption,
     TrainResult,
@@ -65,11 +68,8 @@ from llmtrain.training.resume import (
     wanted,
 )
 from llmtrain.training.sample import sample_text
-from llmtrain.training.saver import Saver
 from llmtrain.training.shutdown import StopFlag
-from llmtrain.training.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.training.throughput import Throughput, peak_memory_bytes
-from llmtrain.training.trainer import Trainer
 from llmtrain.training.watchdog import Watchdog
 
 SAMPLE_TOKENS = 300
@@ -100,7 +100,9 @@ def run_training(
     with ExitStack() as stack:
         stack.enter_context(explain_storage(config))
         stop = stop or stack.enter_context(StopFlag())
-        micro_batches_in_step(config, seat_here(config.distributed).world_size)  # a mistake shows before any waiting
+        micro_batches_in_step(
+            config, process_info_here(config.distributed).world_size
+        )  # a mistake shows before any waiting
         if config.output.sync_uri:
             check_sync_installed("output.sync_uri is set")
         is_over, done = finished_before(config, resume)
@@ -110,7 +112,7 @@ def run_training(
         stop.joined()
         stack.enter_context(peer_errors())
         faults.set_rank(world.rank)
-        rank0 = world.control.from_first
+        rank0 = world.control.on_rank0
         wanted = resume or ("auto" if is_restart() else None)
         existing = rank0(lambda: find_resumed_run(config, wanted) if wanted else None)
         run = existing or rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name))
@@ -118,7 +120,7 @@ def run_training(
         if existing:
             lock = take_lock(stack, run, world)  # first: the checkpoint chosen next must not be pruned by its owner
             resumption = rank0(lambda: find_resumption(run, resumed_reference(run, wanted)))
-        config, threads_source = rank0(lambda: settle_threads(config, resumption, world))
+        config, threads_source = rank0(lambda: resolve_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
             done = rank0(lambda: already_finished(config, resumption, allow_config_change))
@@ -131,16 +133,16 @@ def run_training(
                 stack.push(forget_unless_crashed(run, world, may_forget))
                 lock = take_lock(stack, run, world)
             generation = begin(stack, run, resumption, world, lock, config, None)
-        fault("prepare", 0)
+        inject_fault("prepare", 0)
         set_up_torch(config)
-        parts = world.control.together(lambda: make_parts(config, world))
+        parts = world.control.all_or_none(lambda: build_components(config, world))
         data = f"{parts.prepared.fingerprint} {parts.recorded['tokenizer_sha256']}"
-        check_alike(world, "data", data, "Give every process the same files.")
-        check_alike(world, "base model", base_sizes(parts), "Give every process the same model directory.")
+        check_same_on_all_ranks(world, "data", data, "Give every process the same files.")
+        check_same_on_all_ranks(world, "base model", base_sizes(parts), "Give every process the same model directory.")
         parts.recorded["base_sha256"] = rank0(lambda: base_sha256(config, parts.adapter))
         if resumption:
             rank0(lambda: check_recorded(resumption, parts.recorded, allow_config_change))
-        settled = settle_steps(config, parts.train_batches)
+        settled = resolve_steps(config, parts.train_batches)
         if resumption:
             rank0(lambda: check_not_past(resumption, settled))
         stop.enter_loop()  # from here on there is something on disk: a signal waits for the loop
@@ -183,7 +185,7 @@ def _copied(config: Config, run: RunDirectory | None, result: TrainResult | None
     return result
 
 
-def base_sizes(parts: Parts) -> str:
+def base_sizes(parts: Components) -> str:
     return str([(path.name, path.stat().st_size) for path in parts.adapter.base_files()])
 
 
@@ -193,11 +195,11 @@ def finished_before(config: Config, resume: str | None) -> tuple[bool, TrainResu
     if not is_unattended() or not config.output.run_id or resume != "auto":
         return False, None
     run = find_resumed_run(config, resume)
-    seat = seat_here(config.distributed)
-    set_rank(seat.rank, seat.world_size)
+    process = process_info_here(config.distributed)
+    set_rank(process.rank, process.world_size)
     result = already_finished(config, Resumption(run, None, False)) if run else None
     set_rank(0, 1)
-    return result is not None, result if seat.rank == 0 else None
+    return result is not None, result if process.rank == 0 else None
 
 
 def create(run: RunDirectory) -> None:
@@ -214,7 +216,7 @@ def create(run: RunDirectory) -> None:
 
 def create_new(stack: ExitStack, run: RunDirectory, world: World) -> None:
     """The directory of a new run; a full disk leaves none behind."""
-    world.control.from_first(lambda: create(run))
+    world.control.on_rank0(lambda: create(run))
     if world.is_first:
         stack.push(lambda _, error, __: remove_if_empty(run) if is_full(error) else None)
 
@@ -234,7 +236,7 @@ def explain_storage(config: Config) -> Iterator[None]:
         may_pass = problem.errno in (errno.EIO, errno.ESTALE)
         if problem.errno not in _STORAGE and not may_pass:
             raise
-        raise (LlmtrainError if may_pass else TrainingStopped)(
+        raise (LlmtrainError if may_pass else TrainingFailed)(
             f"{path or config.output.root_dir} cannot be read or written: {why}.",
             remedy="Check the storage, and that nothing else has the name of a file or directory of the run. Then "
             "resume the run with --resume.",
@@ -266,7 +268,7 @@ def forget_unless_crashed(
 
 
 def _is_no_crash(error: BaseException | None) -> bool:
-    codes = (UsageError.exit_code, DataError.exit_code, ResumeMe.exit_code)
+    codes = (UsageError.exit_code, DataError.exit_code, Interrupted.exit_code)
     return isinstance(error, LlmtrainError) and error.exit_code in codes
 
 
@@ -288,7 +290,7 @@ def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
         own.append(stack.enter_context(RunLock(run.lock, supersede=is_unattended(), wait_sec=wait_sec)))
         return own[0].token
 
-    token = world.control.from_first(take)
+    token = world.control.on_rank0(take)
     return own[0] if own else NullLock(token)
 
 
@@ -307,7 +309,7 @@ def may_be_restarted() -> bool:
     return is_unattended() or is_restart() or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0
 
 
-def check_alike(world: World, what: str, value: str, remedy: str) -> None:
+def check_same_on_all_ranks(world: World, what: str, value: str, remedy: str) -> None:
     values = world.control.gather(value)
     others = [rank for rank, other in enumerate(values) if other != values[0]]
     if others:
@@ -323,7 +325,7 @@ def check_shared(world: World, run: RunDirectory, lock: NullLock) -> None:
     seen = world.control.gather(sees)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if not seen[0]:  # another generation has taken the run over while data was prepared
-        world.control.from_first(lock.check)
+        world.control.on_rank0(lock.check)
     if blind:
         raise UsageError(
             f"Rank {', '.join(blind[:10])} does not see {run.path}, which rank 0 has made.",
@@ -337,7 +339,7 @@ def _train(
     world: World,
     run: RunDirectory,
     resumption: Resumption | None,
-    parts: Parts,
+    parts: Components,
     lock: NullLock,
     stop: StopFlag,
     generation: int,
@@ -345,8 +347,8 @@ def _train(
     store = CheckpointStore(run.checkpoints)
     wrapped, loss = wrap(config, world, parts)
     optimizer = build_optimizer(parts.module, config.trainer)
-    progress = world.control.together(lambda: restore(resumption, store, parts.module, optimizer, world))
-    world.control.from_first(lambda: describe_start(as_given, run, parts, world, generation, progress.step))
+    progress = world.control.all_or_none(lambda: restore(resumption, store, parts.module, optimizer, world))
+    world.control.on_rank0(lambda: describe_start(as_given, run, parts, world, generation, progress.step))
     parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
     tokens_per_step = round(parts.train_batches.tokens_in_step)
     of_them = f" ({trained:,} of them trained, {trained / parameters:.2%})" if trained < parameters else ""
@@ -408,15 +410,15 @@ def _train(
     try:
         with watchdog, peer_errors(), closing(batches):
             trainer.fit()
-            fault("after_final_save", progress.step)
+            inject_fault("after_final_save", progress.step)
             seconds = time.perf_counter() - started
             result = make_result(config, as_given, run, resumption, parts, trainer, generation, seconds)
             finished = result
             # No rank ends with 0 before the run is finished: a platform would not start it again.
-            world.control.from_first(lambda: finish(run, lock, finished, trainer.outputs))
+            world.control.on_rank0(lambda: finish(run, lock, finished, trainer.outputs))
         status = "finished"
         return result if world.is_first else None
-    except ResumeMe as told:
+    except Interrupted as told:
         status = "stopped"
         if isinstance(told, PeerLost):
             status = "failed"
@@ -445,7 +447,7 @@ def _train(
         setup_logging(config.logging)  # lets go of the run's log file
 
 
-def make_outputs(config: Config, run: RunDirectory, parts: Parts, wrapped: Wrapped, world: World) -> Outputs:
+def make_outputs(config: Config, run: RunDirectory, parts: Components, wrapped: ParallelModel, world: World) -> Outputs:
     module = wrapped.module if wrapped.is_sharded else parts.module
     autocast = autocast_for(config, world)
     base = parts.recorded["base_sha256"]
@@ -457,7 +459,7 @@ def make_result(
     as_given: Config,
     run: RunDirectory,
     resumption: Resumption | None,
-    parts: Parts,
+    parts: Components,
     trainer: Trainer,
     generation: int,
     seconds: float,
@@ -522,7 +524,7 @@ def finish(run: RunDirectory, lock: NullLock, result: TrainResult, outputs: Outp
 def still_ours(lock: NullLock) -> bool:
     try:
         lock.check()
-    except ResumeMe:  # superseded, or the lock cannot be read
+    except Interrupted:  # superseded, or the lock cannot be read
         return False
     return True
 
@@ -541,7 +543,7 @@ def begin(
     from_step = resumption.checkpoint.step if resumption and resumption.checkpoint else 0
     is_again = is_unattended() or is_restart()
     threads = config.run.threads
-    number = world.control.from_first(
+    number = world.control.on_rank0(
         lambda: begin_generation(run, from_step, world.world_size, is_again, to_step, threads)
     )
 
@@ -550,7 +552,7 @@ def begin(
             status = "refused"
         elif isinstance(error, PeerLost):
             status = "failed"
-        elif isinstance(error, ResumeMe) or (kind and not issubclass(kind, Exception)):
+        elif isinstance(error, Interrupted) or (kind and not issubclass(kind, Exception)):
             status = "stopped"
         else:
             status = "failed" if error else "finished"
@@ -564,7 +566,7 @@ def begin(
 
 
 def describe_start(
-    config: Config, run: RunDirectory, parts: Parts, world: World, generation: int, from_step: int
+    config: Config, run: RunDirectory, parts: Components, world: World, generation: int, from_step: int
 ) -> None:
     clear_heartbeats(run.heartbeats, generation)
     note_generation(run, generation, restored=True)
@@ -592,15 +594,15 @@ def dry_run(config: Config) -> dict[str, Any]:
     """One forward pass, nothing written but the token cache: does it fit, and how large is it?"""
     setup_logging(config.logging)
     world = World(device=pick_device(config.run.device))
-    micro_batches_in_step(config, seat_here(config.distributed).world_size)
-    config, _ = settle_threads(config, None, world)
+    micro_batches_in_step(config, process_info_here(config.distributed).world_size)
+    config, _ = resolve_threads(config, None, world)
     set_up_torch(config)
-    parts = make_parts(config, world)
+    parts = build_components(config, world)
     batch = parts.train_batches[0].to(world.device)
     with autocast_for(config, world)():  # with gradients on: the activations a real step keeps count too
         total = parts.adapter.loss(parts.module, batch.inputs, batch.targets, batch.positions)
         loss = total.item() / max(1, batch.target_count)
-    config = settle_steps(config, parts.train_batches)
+    config = resolve_steps(config, parts.train_batches)
     parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
     weights_bytes = sum(p.numel() * p.element_size() for p in parts.module.parameters())
     return {
@@ -623,7 +625,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     }
 
 
-def describe_run(config: Config, run: RunDirectory, parts: Parts, world: World, from_step: int) -> None:
+def describe_run(config: Config, run: RunDirectory, parts: Components, world: World, from_step: int) -> None:
     """Write down what the run is; a resumed run keeps the metadata of its first start, and from a checkpoint on its
     tokenizer."""
     if config.output.save_config_copy:
@@ -632,7 +634,7 @@ def describe_run(config: Config, run: RunDirectory, parts: Parts, world: World, 
     if config.output.save_meta_json and not run.meta.exists():
         write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(world.device)))
     if from_step == 0 or saved_sha256(run.tokenizer) != parts.recorded["tokenizer_sha256"]:
-        save_anew(parts.prepared.tokenizer, run.tokenizer)
+        replace_saved_tokenizer(parts.prepared.tokenizer, run.tokenizer)
     for path in parts.adapter.config_files():  # the base model may be gone when the run is used
         run.model_config.mkdir(exist_ok=True)
         write_atomic(run.model_config / path.name, path.read_text(encoding="utf-8"))
@@ -642,7 +644,7 @@ def write_sample(outputs: Outputs, told_to_stop: Callable[[], bool]) -> str:
     """A look at what the model learned, within a few seconds. All ranks do it in step: a sharded model needs all."""
     config = outputs.config
     prompts = config.trainer.eval_prompts
-    if isinstance(outputs.prepared.train, RowStore) and not prompts:
+    if isinstance(outputs.prepared.train, ExampleStore) and not prompts:
         return ""
     try:
         return sample_text(

@@ -1,7 +1,7 @@
 """Being told to stop: SIGTERM and Ctrl-C.
 
 While a run is being set up there is nothing to save, so it ends at once. Once the loop runs, a signal only sets a
-flag, and the loop saves and leaves at the next safe place. Either way the run ends as ResumeMe.
+flag, and the loop saves and leaves at the next safe place. Either way the run ends as Interrupted.
 
 A rank that is joining the others exits inside the handler: torch calls back into Python while it connects, and an
 exception raised there goes through C++ that aborts on it (exit code 134).
@@ -12,7 +12,7 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-from llmtrain.errors import ResumeMe
+from llmtrain.errors import Interrupted
 from llmtrain.logs import warn
 from llmtrain.runs.exit_report import exit_now
 
@@ -66,5 +66,5 @@ class StopFlag:
         raise _StopNow
 
 
-def _stopped() -> ResumeMe:
-    return ResumeMe("Stopped as told, before training began.", remedy="Run the same command again.")
+def _stopped() -> Interrupted:
+    return Interrupted("Stopped as told, before training began.", remedy="Run the same command again.")

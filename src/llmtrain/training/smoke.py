@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.schema import Config
-from llmtrain.distributed.channel import peer_errors
-from llmtrain.distributed.micro_batches import check_power_of_two
-from llmtrain.distributed.world import World, join_world, seat_here
-from llmtrain.distributed.wrap import wrap_model
-from llmtrain.errors import TrainingStopped, UsageError
+from llmtrain.distributed.batch_split import check_power_of_two
+from llmtrain.distributed.control_group import peer_errors
+from llmtrain.distributed.parallel import parallelize
+from llmtrain.distributed.world import World, join_world, process_info_here
+from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.logs import log
 
 LOG_EVERY = 5
@@ -24,7 +24,7 @@ def train_classifier(
     """Losses and accuracy, on rank 0. It fails when nothing was learned: then the collectives do not add up."""
     if batch > samples:
         raise UsageError(f"--batch {batch} is more than --samples {samples}.")
-    check_power_of_two(config.distributed, seat_here(config.distributed).world_size)
+    check_power_of_two(config.distributed, process_info_here(config.distributed).world_size)
     with join_world(config.distributed, config.run) as world, peer_errors():
         if batch % world.world_size:
             raise UsageError(f"--batch {batch} cannot be shared by {world.world_size} processes.")
@@ -32,7 +32,7 @@ def train_classifier(
         torch.manual_seed(seed)
         inputs, labels = make_samples(samples, features, classes)
         model = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, classes)).to(world.device)
-        wrapped = wrap_model(model, lambda _: [], config.distributed, world, "fp32", world.world_size)
+        wrapped = parallelize(model, lambda _: [], config.distributed, world, "fp32", world.world_size)
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
         log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}: a classifier on {samples} samples")
         first_loss = last_loss = 0.0
@@ -57,7 +57,7 @@ def train_classifier(
             accuracy = measure(wrapped.module, inputs, labels, world)
             log("EPOCH", f"{epoch + 1}/{epochs} | loss {last_loss:.4f} | accuracy {accuracy:.1%}")
         if last_loss >= first_loss:
-            raise TrainingStopped(
+            raise TrainingFailed(
                 f"The loss did not fall: {first_loss:.4f} -> {last_loss:.4f}.",
                 remedy="With the default options it does, unless gradients get lost on the way: run `llmtrain doctor`.",
             )

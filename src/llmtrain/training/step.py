@@ -9,10 +9,10 @@ from torch import nn
 
 from llmtrain.data.batches import Batch
 from llmtrain.data.sampler import derive_seed
+from llmtrain.distributed.parallel import ParallelModel, whole
 from llmtrain.distributed.world import World
-from llmtrain.distributed.wrap import Wrapped, whole
+from llmtrain.fault_injection import inject_fault
 from llmtrain.models.base import LossFunction
-from llmtrain.training.faults import fault
 from llmtrain.training.optim import set_lr
 
 
@@ -29,7 +29,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Stepper:
-    wrapped: Wrapped
+    wrapped: ParallelModel
     module: nn.Module
     """The model itself, without what is around it."""
     loss: LossFunction
@@ -50,7 +50,7 @@ class Stepper:
         losses = []
         for index, batch in enumerate(batches):
             self.tick()
-            fault("forward", step + 1)
+            inject_fault("forward", step + 1)
             if self.dropout:  # what is dropped depends on the position only: not on rank, nor on when it is computed
                 torch.manual_seed(derive_seed(self.seed, "dropout", step, first_micro + index))
             on_device = batch.to(self.world.device)
@@ -58,18 +58,18 @@ class Stepper:
                 with self.autocast():
                     total = self.loss(self.wrapped.module, on_device.inputs, on_device.targets, on_device.positions)
                     loss = total / target_count
-                if fault("loss", step + 1) == "nan":
+                if inject_fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
                 (loss * self.wrapped.loss_scale).backward()  # type: ignore[no-untyped-call]
             self.wrapped.after_backward()
             losses.append(loss.detach())
         self.wrapped.finish_gradients()
-        fault("after_backward", step + 1)
+        inject_fault("after_backward", step + 1)
         limit = self.max_grad_norm or float("inf")
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         grad_norm = whole(nn.utils.clip_grad_norm_(trained, limit, foreach=True))
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        fault("after_optimizer", step + 1)
+        inject_fault("after_optimizer", step + 1)
         return StepResult(torch.stack(losses), grad_norm, target_count, token_count)

@@ -1,0 +1,38 @@
+"""`instruct_jsonl`: rows of an instruction, perhaps an input, and the output, one JSON object each."""
+
+from typing import Any
+
+from llmtrain.data.examples.example import BadExample, Segment
+from llmtrain.data.examples.json_examples import JsonExamples, text_of
+from llmtrain.data.examples.prompts import conversation, plain_prompt
+
+
+class InstructJsonl(JsonExamples):
+    def identity(self) -> dict[str, Any]:
+        config = self.config
+        return {**super().identity(), "fields": [config.instruction_field, config.input_field, config.output_field]}
+
+    def segments(self, record: dict[str, Any]) -> list[Segment]:
+        instruction = self._field(record, "instruction")
+        answer = self._field(record, "output")
+        given = record.get(self.config.input_field)
+        text = "" if given is None else text_of(given, f"field '{self.config.input_field}'")
+        if self.format == "plain":
+            return [Segment(plain_prompt(instruction, text), False), Segment(answer, True)]
+        question = f"{instruction}\n\n{text}" if text else instruction
+        return conversation(
+            self.template, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        )
+
+    def _field(self, record: dict[str, Any], which: str) -> str:
+        name = getattr(self.config, f"{which}_field")
+        if name not in record:
+            raise BadExample(
+                f"there is no field '{name}'; the row has {', '.join(map(repr, sorted(record))) or 'no fields'}",
+                f"Set data.{which}_field, or repair the row.",
+            )
+        what = f"the answer, field '{name}'," if which == "output" else f"field '{name}'"
+        text = text_of(record[name], what)
+        if not text.strip():
+            raise BadExample(f"{what} is empty")
+        return text

@@ -1,0 +1,46 @@
+"""`text_files`: text from files and globs, one document a file."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmtrain.data.base import Split, TextChunk, TextData
+from llmtrain.data.text.reader import expand_files, files_identity, read_chunks
+
+
+class TextFiles(TextData):
+    def identity(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "kind": "text_files",
+            "files": files_identity(expand_files(config.files, "data.files"), self.cache_dir),
+            "val": files_identity(expand_files(config.val_files, "data.val_files"), self.cache_dir)
+            if config.val_files
+            else config.val_fraction,
+        }
+
+    def chunks(self, split: Split) -> Iterator[TextChunk]:
+        if self.config.val_files:
+            field = "files" if split == "train" else "val_files"
+            for path in expand_files(getattr(self.config, field), f"data.{field}"):
+                yield from read_chunks(path)
+        else:
+            yield from self._held_out(split)
+
+    def _held_out(self, split: Split) -> Iterator[TextChunk]:
+        """The first part of the text for training, the last val_fraction of its bytes for validation."""
+        files = expand_files(self.config.files, "data.files")
+        border = int(sum(path.stat().st_size for path in files) * (1 - self.config.val_fraction))
+        position = 0
+        for path in files:
+            for piece in read_chunks(path):
+                size = len(piece.text.encode())
+                if position + size <= border or position >= border:
+                    if (position < border) == (split == "train"):
+                        yield piece
+                else:
+                    before = piece.text.encode()[: border - position].decode(errors="ignore")
+                    if split == "train":
+                        yield TextChunk(before, ends_document=True)
+                    else:
+                        yield TextChunk(piece.text[len(before) :], piece.ends_document)
+                position += size

@@ -1,0 +1,90 @@
+"""Batches of running text: windows of block_size, cut from a token store."""
+
+import numpy as np
+import torch
+
+from llmtrain.data.batches import IGNORE, Batch, EvalBatches, TrainBatches, check_vocabulary, spread
+from llmtrain.data.sampler import Positions, WindowSampler
+from llmtrain.data.store.token_store import TokenStore
+from llmtrain.errors import DataError
+
+
+class WindowBatches(TrainBatches):
+    """Windows run on over the border of epochs: a micro-batch may hold the last of one and the first of the next."""
+
+    def __init__(
+        self, store: TokenStore, block_size: int, micro_batch_size: int, micro_batches: int, seed: int, vocab_size: int
+    ) -> None:
+        super().__init__(micro_batch_size, micro_batches)
+        check_length(store, block_size, "training")
+        self.store, self.block_size, self.vocab_size = store, block_size, vocab_size
+        self.sampler = WindowSampler(len(store), block_size, seed)
+
+    def __getitem__(self, number: int) -> Batch:
+        first = number * self.size
+        starts = self.sampler.starts(first, self.size)
+        return _windows(self.store, starts, self.block_size, self.vocab_size, first)
+
+    def steps_in(self, epochs: int) -> int:
+        return -(-epochs * self.sampler.windows // (self.size * self.micro_batches))
+
+    def epochs_after(self, step: int) -> int:
+        return step * self.size * self.micro_batches // self.sampler.windows
+
+    @property
+    def tokens_in_step(self) -> float:
+        return float(self.size * self.micro_batches * self.block_size)
+
+
+class WindowEvalBatches(EvalBatches):
+    """The validation text in order, as whole windows; with a limit, evenly spread ones, always the same."""
+
+    def __init__(
+        self,
+        store: TokenStore,
+        block_size: int,
+        micro_batch_size: int,
+        vocab_size: int,
+        limit: int | None = None,
+    ) -> None:
+        check_length(store, block_size, "validation")
+        self.store, self.block_size, self.size, self.vocab_size = store, block_size, micro_batch_size, vocab_size
+        self._windows = (len(store) - 1) // block_size
+        self._chosen = spread(-(-self._windows // micro_batch_size), limit)
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: int) -> Batch:
+        first = int(self._chosen[index]) * self.size
+        indexes = np.arange(first, min(first + self.size, self._windows), dtype=np.int64)
+        batch = _windows(self.store, indexes * self.block_size, self.block_size, self.vocab_size, first)
+        return _pad(batch, self.size)
+
+
+def check_length(store: TokenStore, block_size: int, label: str, may_shrink: bool = True) -> None:
+    if len(store) < block_size + 1:
+        shrink = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or give" if may_shrink else "Give"
+        raise DataError(
+            f"The {label} text has {len(store)} tokens, fewer than model.block_size {block_size} + 1.",
+            remedy=f"{shrink} more text.",
+        )
+
+
+def _windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
+    rows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
+    check_vocabulary(int(rows.max()), vocab_size, store.path)
+    ids = torch.from_numpy(rows.astype(np.int64))
+    count = len(starts) * block_size
+    return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), count, first, count)
+
+
+def _pad(batch: Batch, rows: int) -> Batch:
+    """Fill a short last batch with rows that carry no loss: every batch then has one shape (compiled once)."""
+    missing = rows - len(batch.inputs)
+    if not missing:
+        return batch
+    width = batch.inputs.shape[1]
+    inputs = torch.cat([batch.inputs, batch.inputs.new_zeros(missing, width)])
+    targets = torch.cat([batch.targets, batch.targets.new_full((missing, width), IGNORE)])
+    return batch._replace(inputs=inputs, targets=targets)

@@ -1,0 +1,187 @@
+"""Exit codes for platforms that read them in their own way. LLMTRAIN_EXIT_CODES says which one `llmtrain node` is on:
+
+    pytorchjob   retries codes from 128 only: 128 is added to those that are worth another start.
+    statefulset  starts its pods again whatever they ended with: after 0, 64 and 65 the node does not end, it waits to
+                 be removed. ended.json in the run directory tells pods that come back later (their machine was drained,
+                 or they lost the peer that waits), so that they neither start the run again nor wait for the others.
+
+The node then runs in a child, and this process sees it through: some ends cannot be translated from inside (the
+watchdog's os._exit, a signal, a script that took the process's place).
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmtrain.distributed.command_crashes import count_crash
+from llmtrain.distributed.worker_exit import NO_RESTART_CODES
+from llmtrain.errors import LlmtrainError, UsageError, nearest
+from llmtrain.files import read_json, write_json
+from llmtrain.logs import log, setup_logging, warn
+from llmtrain.runs.generations import LAUNCH
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import Config
+    from llmtrain.runs.directory import RunDirectory
+
+EXIT_CODES = "LLMTRAIN_EXIT_CODES"
+IDLE_MARK = "ended with exit code"
+"""In the log of a pod that waits to be removed; the code follows, and a semicolon."""
+PLATFORMS = ("pytorchjob", "statefulset")
+FOR_GOOD = (0, *NO_RESTART_CODES)
+RETRIED_FROM = 128
+_HIGHEST_SIGNAL = 64
+_TELLING = (signal.SIGTERM, signal.SIGINT)
+
+
+def platform_of(environment: Mapping[str, str]) -> str | None:
+    """The platform whose words are to be spoken; None where codes are passed on as they are."""
+    name = environment.get(EXIT_CODES)
+    if name and name not in PLATFORMS:
+        raise UsageError(f"{EXIT_CODES} '{name}' is unknown.{nearest(name, PLATFORMS)}", known=PLATFORMS)
+    return name or None
+
+
+def run_in_child(is_own_command: bool = False) -> int | None:
+    """Where the platform has words of its own: the exit code for it, when the node has ended. None in the child, and
+    where nothing is to be translated: there the caller goes on and is the node. `is_own_command`: it runs a program of
+    the user's, whose crashes nobody else counts."""
+    platform = platform_of(os.environ)
+    if platform is None:
+        return None
+    # Blocked signals are kept until they are asked for: none is lost, neither around the fork nor later.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TELLING, signal.SIGCHLD))
+    started = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        end_with_parent()
+        os.setpgid(0, 0)  # one Ctrl-C comes once: from us
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return None
+    code, was_told = _see_through(child)
+    if is_own_command:
+        code = _after_counting(code, was_told, time.monotonic() - started)
+    if platform == "pytorchjob":
+        return pytorchjob_code(code)
+    return _wait_to_be_removed(code, was_told) if code in FOR_GOOD else code
+
+
+def _after_counting(code: int, was_told: bool, ran_sec: float) -> int:
+    try:
+        count_crash(code, was_told, ran_sec)
+    except LlmtrainError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return code
+
+
+def end_with_parent() -> None:
+    """A process whose parent was killed would train on with nobody watching: it is told to stop instead."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def pytorchjob_code(code: int) -> int:
+    return code if code in FOR_GOOD or code >= RETRIED_FROM else code + RETRIED_FROM
+
+
+def from_pytorchjob_code(code: int) -> int:
+    """Back again. Codes from 130 to 192 are left: a signal is the likelier cause."""
+    was_added = code == RETRIED_FROM + 1 or code > RETRIED_FROM + _HIGHEST_SIGNAL
+    return code - RETRIED_FROM if was_added else code
+
+
+def _see_through(child: int) -> tuple[int, bool]:
+    """How the child ended, in a shell's words, and whether it was told to. Signals are passed on to it."""
+    was_told = False
+    while True:
+        number = signal.sigwait((*_TELLING, signal.SIGCHLD))
+        if number in _TELLING:
+            was_told = True
+            os.kill(child, number)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return (code if code >= 0 else 128 - code), was_told
+
+
+def _wait_to_be_removed(code: int, was_told: bool) -> int:
+    from llmtrain.config.schema import LoggingSection
+
+    # With settings of its own: the line must be found whatever the run's log looks like, or whether it has a config.
+    setup_logging(LoggingSection())
+    log("DDP", f"{IDLE_MARK} {code}; a StatefulSet would start this again, so the pod waits to be removed")
+    if not was_told:
+        signal.sigwait(_TELLING)
+    return 0
+
+
+def refuse_surplus_pod(environment: Mapping[str, str], hostname: str, most_nodes: int) -> None:
+    """A StatefulSet can be scaled beyond the nodes of its run. Such a pod waits to be removed, and keeps no end: the
+    others train on."""
+    if platform_of(environment) != "statefulset":
+        return
+    index = environment.get("POD_INDEX") or hostname.rpartition("-")[2]
+    if index.isdecimal() and int(index) >= most_nodes:
+        name, count = hostname.removesuffix(f"-{index}"), int(index) + 1
+        raise UsageError(
+            f"The StatefulSet was scaled up: pod {index} is not part of the run, which has {most_nodes} "
+            f"node{'s' * (most_nodes > 1)}.",
+            remedy=f"llmtrain stop {name}, then llmtrain resume {name} --nodes {count}. Or scale back: kubectl scale "
+            f"statefulset {name} --replicas={most_nodes}.",
+        )
+
+
+# What the child keeps, for pods that come back
+
+
+def kept_run(config: "Config") -> "RunDirectory | None":
+    """The run whose end is to be kept: one with a name, on a platform that may start pods again when it has ended. They
+    would wait for others that are gone."""
+    from llmtrain.runs.directory import RunDirectory
+
+    is_launched = platform_of(os.environ) == "statefulset" or LAUNCH in os.environ
+    if not is_launched or not config.output.run_id:
+        return None
+    return RunDirectory(Path(config.output.root_dir).expanduser() / config.output.run_id)
+
+
+def ended_before(run: "RunDirectory") -> int | None:
+    """The code that this launch of the run has ended with for good; None where it has not."""
+    record = read_json(run.ended)
+    if not isinstance(record, dict) or record.get("launch") != _launch():
+        return None
+    code = record.get("exit_code")
+    return code if code in FOR_GOOD else None
+
+
+@contextmanager
+def keeping_the_end(run: "RunDirectory | None") -> Iterator[None]:
+    """Write down how it ends inside, where that is for good."""
+    try:
+        yield
+    except LlmtrainError as error:
+        if run and error.exit_code in FOR_GOOD:
+            _keep_end(run, error.exit_code)
+        raise
+    if run:
+        _keep_end(run, 0)
+
+
+def _keep_end(run: "RunDirectory", code: int) -> None:
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        write_json(run.ended, {"launch": _launch(), "exit_code": code})
+    except OSError as problem:
+        warn("DDP", f"{run.ended} cannot be written ({problem.strerror}): a pod that comes back will start the run")
+
+
+def _launch() -> str:
+    return os.environ.get(LAUNCH) or "1"

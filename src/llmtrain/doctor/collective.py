@@ -1,0 +1,148 @@
+"""All processes together: do they run the same versions, agree on the time, and sum right, and how fast.
+
+torch is imported inside the functions, so that this room can be entered without it.
+"""
+
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.doctor.machine import nccl_version
+from llmtrain.findings import Finding, failed, in_bytes, many, passed, warned
+
+if TYPE_CHECKING:
+    from llmtrain.distributed.world import World
+
+SIZES = ((4, 20), (4_000, 20), (1_000_000, 10), (16_000_000, 5))
+"""(bytes, repetitions)"""
+CLOCK_ROUNDS = 5
+CLOCK_WARN_SEC = 1.0
+CLOCK_FAIL_SEC = 60.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One size of all-reduce: the median of its repetitions, on the slowest rank."""
+
+    bytes: int
+    latency_sec: float
+    bus_bytes_per_sec: float
+    """As nccl-tests counts it, 2 (n-1)/n of the data a second: what the slowest link carries, however many ranks."""
+    wrong_ranks: list[int]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def collective_findings(world: "World") -> tuple[list[Finding], list[Timing]]:
+    """The same on every rank. Every rank must call it: it talks to all of them."""
+    import torch.distributed as dist
+
+    how = f"{dist.get_backend()} on {world.device.type}, {many(world.world_size, 'rank')}"
+    timings = [time_all_reduce(world, count, repetitions) for count, repetitions in SIZES]
+    found = [version_skew(gather_versions(world)), clock_skew(gather_clocks(world)), all_reduce(how, timings)]
+    return found, timings
+
+
+def gather_versions(world: "World") -> list[dict[str, Any]]:
+    import torch
+
+    from llmtrain.distributed.world import own_versions
+
+    nccl = nccl_version() if world.device.type == "cuda" else None
+    return world.control.gather({**own_versions(), "cuda": torch.version.cuda, "nccl": nccl})
+
+
+def version_skew(rows: list[dict[str, Any]]) -> Finding:
+    differing = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        ranks: dict[str, list[int]] = {}
+        for rank, row in enumerate(rows):
+            ranks.setdefault(str(row.get(name, "missing")), []).append(rank)
+        if len(ranks) > 1:
+            differing.append(f"{name} is {' and '.join(f'{v} on rank {_some(r)}' for v, r in ranks.items())}")
+    if not differing:
+        told = ", ".join(f"{name} {value}" for name, value in rows[0].items() if value is not None)
+        return passed("same versions", f"{told} on {many(len(rows), 'rank')}")
+    remedy = "Use one image, by its digest, for all nodes."
+    if all(text.startswith("python ") for text in differing):
+        return warned("same versions", "; ".join(differing), remedy)
+    return failed("same versions", "; ".join(differing), remedy)
+
+
+def gather_clocks(world: "World") -> list[list[float]]:
+    """The time on every rank, right after a barrier lets them all go, a few times over."""
+    rounds = []
+    for _ in range(CLOCK_ROUNDS):
+        world.control.barrier()
+        rounds.append(world.control.gather(time.time()))
+    return rounds
+
+
+def clock_skew(rounds: list[list[float]]) -> Finding:
+    """The smallest spread of all rounds: a rank that was merely slow to leave the barrier is so once, not always."""
+    best = min(rounds, key=lambda times: max(times) - min(times))
+    skew_sec = max(best) - min(best)
+    early, late = best.index(min(best)), best.index(max(best))
+    if skew_sec <= CLOCK_WARN_SEC:
+        return passed("same time", f"clocks within {1000 * skew_sec:.1f} ms")
+    evidence = f"the clock of rank {late} is {skew_sec:.1f} s ahead of rank {early}'s"
+    make = failed if skew_sec > CLOCK_FAIL_SEC else warned
+    return make("same time", evidence, "Set the clocks by NTP on the nodes (chronyc tracking, timedatectl).")
+
+
+def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
+    import torch
+    import torch.distributed as dist
+
+    size = world.world_size
+    # Small whole numbers, other ones at each position: every sum of them is exact, and a shifted one is wrong.
+    pattern = torch.arange(count // 4, device=world.device, dtype=torch.float32) % 7 + 1
+    expected = pattern * (size * (size + 1) // 2)
+    seconds, is_right = [], True
+    for repetition in range(repetitions + 1):
+        value = pattern * (world.rank + 1)
+        dist.barrier()
+        _synchronize(world)
+        started = time.perf_counter()
+        dist.all_reduce(value)
+        _synchronize(world)
+        if repetition:  # the first makes connections and buffers
+            seconds.append(time.perf_counter() - started)
+        is_right = is_right and torch.equal(value, expected)
+    rows = world.control.gather((statistics.median(seconds), is_right))
+    latency_sec = max(median for median, _ in rows)
+    return Timing(
+        bytes=count,
+        latency_sec=latency_sec,
+        bus_bytes_per_sec=2 * (size - 1) / size * count / latency_sec,
+        wrong_ranks=[rank for rank, (_, right) in enumerate(rows) if not right],
+    )
+
+
+def all_reduce(how: str, timings: list[Timing]) -> Finding:
+    wrong = [t for t in timings if t.wrong_ranks]
+    if wrong:
+        told = "; ".join(f"{in_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in wrong)
+        return failed(
+            "all-reduce",
+            f"{how}: the sum is wrong for {told}",
+            "Do not train on this. Take those nodes out one by one, and look for errors of their memory, GPU and NIC.",
+        )
+    small, large = timings[0], timings[-1]
+    evidence = f"{how}: sums are right; {in_bytes(small.bytes)} take {1e6 * small.latency_sec:,.0f} us"
+    if large.bus_bytes_per_sec:  # one rank alone sends nothing
+        evidence += f", {in_bytes(large.bytes)} pass at {in_bytes(large.bus_bytes_per_sec)}/s"
+    return passed("all-reduce", evidence)
+
+
+def _synchronize(world: "World") -> None:
+    if world.device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(world.device)
+
+
+def _some(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -1,0 +1,182 @@
+"""This machine, or this container: shared memory, cores, GPUs, and the volumes a run is written to."""
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from llmtrain.config.schema import Config
+from llmtrain.distributed.env import gpu_count, usable_cores
+from llmtrain.errors import LlmtrainError
+from llmtrain.files import is_there
+from llmtrain.findings import Finding, failed, in_bytes, many, passed, warned
+from llmtrain.runs.directory import check_writable
+
+SHARED_MEMORY = Path("/dev/shm")
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+GIB = 1 << 30
+PROBE_BYTES = 64_000_000
+SLOW_BYTES_PER_SEC = 50_000_000
+
+
+def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
+    """NCCL, and processes that prepare batches, pass data through it; a container has 64 MB unless told otherwise."""
+    if not SHARED_MEMORY.is_dir():
+        yield passed("shared memory", f"there is no {SHARED_MEMORY} here")
+        return
+    total = shutil.disk_usage(SHARED_MEMORY).total
+    evidence = f"{SHARED_MEMORY} has {in_bytes(total)}"
+    if total >= least_bytes or not (config.data.num_workers or uses_gpu(config)):
+        yield passed("shared memory", evidence)
+        return
+    yield warned(
+        "shared memory",
+        f"{evidence}; GPUs and data.num_workers want {in_bytes(least_bytes)}",
+        "In a pod mount an emptyDir with medium: Memory at /dev/shm; with docker give --shm-size=8g.",
+    )
+
+
+def cores(config: Config, processes: int) -> Iterator[Finding]:
+    have, threads = usable_cores(), config.run.threads
+    if threads is None:
+        share = many(max(1, have // processes), "thread")
+        evidence = f"{many(have, 'core')}, {share} for each of {many(processes, 'process')}"
+        if processes <= have or uses_gpu(config):
+            yield passed("cores", evidence)
+        else:
+            yield warned("cores", evidence, "Start fewer processes, or raise the CPU limit of the container.")
+        return
+    evidence = f"{many(have, 'core')}; run.threads {threads} x {many(processes, 'process')} is {threads * processes}"
+    if threads * processes <= have:
+        yield passed("cores", evidence)
+    else:
+        yield warned(
+            "cores",
+            f"{evidence}: they will wait for each other",
+            f"Set run.threads to {max(1, have // processes)}, start fewer processes, or raise the CPU limit.",
+        )
+
+
+def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator[Finding]:
+    import torch
+
+    listed = gpu_count(environ)
+    if not torch.cuda.is_available():
+        build = f"torch {torch.__version__}"
+        if config.run.device == "cuda":
+            evidence = f"run.device is cuda, but {build} finds no usable GPU; the driver lists {listed}"
+            yield failed("gpu", evidence, "Check nvidia-smi, ask for nvidia.com/gpu, or set run.device to auto.")
+        elif listed and config.run.device == "auto":
+            yield warned(
+                "gpu",
+                f"the driver lists {listed} GPUs, but {build} cannot use them: it will train on the CPU",
+                "Install a CUDA build of torch that fits the driver, or set run.device to cpu.",
+            )
+        else:
+            yield passed("gpu", "no GPU, trains on the CPU" if not listed else "run.device is cpu")
+        return
+    count = torch.cuda.device_count()
+    names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
+    evidence = f"{count} x {', '.join(names)}; driver {_driver()}, CUDA {torch.version.cuda}, NCCL {nccl_version()}"
+    if config.run.device == "cpu":
+        yield passed("gpu", f"{evidence}; unused: run.device is cpu")
+    elif processes > count:
+        yield failed(
+            "gpu",
+            f"{evidence}; {many(processes, 'process')} on this node",
+            f"Start at most {many(count, 'process')} a node: each has a GPU of its own. Or set run.device to cpu.",
+        )
+    else:
+        yield passed("gpu", evidence)
+
+
+def uses_gpu(config: Config) -> bool:
+    import torch
+
+    return config.run.device != "cpu" and torch.cuda.is_available()
+
+
+def nccl_version() -> str:
+    import torch
+
+    return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _driver() -> str:
+    """`NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  ...` -> 550.54.15"""
+    try:
+        words = DRIVER_VERSION.read_text().split()
+    except OSError:
+        return "unknown"
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+
+
+def volumes(config: Config, checkpoint_bytes: int | None, time_writing: bool) -> Iterator[Finding]:
+    """Where runs and tokenised text go: room, permission and, as the one test that takes a moment, speed."""
+    root = Path(config.output.root_dir).expanduser()
+    run = root / config.output.run_id if config.output.run_id else root
+    folder = run if is_there(run) else root
+    trainer = config.trainer
+    if trainer.keep_checkpoints == "all":
+        keeps = trainer.steps // (trainer.save_every_steps or trainer.steps) + 1
+    else:
+        keeps = trainer.keep_checkpoints + 2  # the best one besides, and the next before an old one goes
+    yield room("output room", root, GIB if checkpoint_bytes is None else max(GIB, keeps * checkpoint_bytes))
+    finding = writable("output", folder, "Set output.root_dir to a directory you may write to.")
+    yield finding
+    if time_writing and finding.status == "pass":
+        yield write_speed(nearest_folder(folder))
+    cache = Path(config.data.cache_dir).expanduser()
+    yield room("cache room", cache, GIB)
+    yield writable("cache", cache, "Set data.cache_dir to a directory you may write to.")
+
+
+def room(name: str, folder: Path, least_bytes: int) -> Finding:
+    free = shutil.disk_usage(nearest_folder(folder)).free
+    evidence = f"{in_bytes(free)} free at {folder}"
+    if free >= least_bytes:
+        return passed(name, evidence)
+    return warned(name, f"{evidence}; it may need {in_bytes(least_bytes)}", "Free some, or name another volume.")
+
+
+def writable(name: str, folder: Path, recommendation: str) -> Finding:
+    try:
+        check_writable(folder)
+    except LlmtrainError as error:
+        return failed(name, error.what, recommendation)
+    return passed(name, f"{folder} can be written to" + ("" if is_there(folder) else " (it will be made)"))
+
+
+def write_speed(folder: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) -> Finding:
+    """Bytes that are on the disk, not in memory: with fsync, as checkpoints are written."""
+    probe = folder / f".llmtrain-{secrets.token_hex(4)}"
+    block = secrets.token_bytes(1_000_000)  # random, for a file system that compresses
+    started = time.monotonic()
+    try:
+        with probe.open("xb", buffering=0) as file:
+            for _ in range(PROBE_BYTES // len(block)):
+                file.write(block)
+            os.fsync(file.fileno())
+        speed = PROBE_BYTES / (time.monotonic() - started)
+    except OSError as problem:
+        evidence = f"writing {in_bytes(PROBE_BYTES)} to {folder} failed: {problem.strerror or problem}"
+        return failed(
+            "write speed", evidence, "Checkpoints would not be written either: free the volume or name another."
+        )
+    finally:
+        probe.unlink(missing_ok=True)
+    evidence = f"{in_bytes(speed)}/s to {folder}"
+    if speed >= slow_bytes_per_sec:
+        return passed("write speed", evidence)
+    return warned(
+        "write speed",
+        f"{evidence}, below {in_bytes(slow_bytes_per_sec)}/s",
+        "Put output.root_dir on a faster volume, save less often, or set trainer.async_save to true.",
+    )
+
+
+def nearest_folder(path: Path) -> Path:
+    """The path itself, or the nearest directory above it that is there."""
+    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())

@@ -1,0 +1,109 @@
+"""What the config asks for in memory, from the number of parameters: counted without making a single one."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain import registry
+from llmtrain.config.schema import Config
+from llmtrain.doctor.machine import uses_gpu
+from llmtrain.errors import LlmtrainError
+from llmtrain.findings import Finding, failed, failed_by, in_bytes, passed, warned
+
+# Of a trained weight, besides itself: its gradient and the optimizer's two averages (adafactor: next to nothing).
+TRAINING_BYTES = {"adamw": 12, "adafactor": 4}
+CHECKPOINT_BYTES = {"adamw": 12, "adafactor": 4}  # the weight and the averages
+CHEAP_VOCABULARIES = {"byte": 256, "gpt2": 50257}
+COMFORTABLE_SHARE = 0.8
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+@dataclass(frozen=True)
+class Count:
+    parameters: int | None = None
+    trained: int = 0
+    weight_bytes: int = 0
+    why_not: str = ""
+    problem: LlmtrainError | None = None
+    """The config cannot be built at all."""
+
+
+def count_parameters(config: Config) -> Count:
+    """On torch's meta device, where tensors have a shape and no content."""
+    section = config.model.model_copy(update={"init": "random"})  # the size is the same, and no file is read
+    tokenizer = config.data.tokenizer or "byte"
+    vocabulary = CHEAP_VOCABULARIES.get(tokenizer, section.vocab_size)
+    if section.path is not None:
+        vocabulary = 0  # the model has its own
+        if not Path(section.path).expanduser().is_dir():
+            return Count(why_not=f"{section.path} is on the hub, and nothing is downloaded for this")
+    if vocabulary is None:
+        return Count(why_not=f"the vocabulary of tokenizer '{tokenizer}' is known once its text is read")
+    import torch
+
+    from llmtrain.models.base import parameter_count, trainable_count
+
+    try:
+        adapter = registry.resolve("model.name", section.name, registry.MODELS)(section, vocabulary)
+        with torch.device("meta"):
+            module = adapter.build_empty()
+        total, trained = parameter_count(module), trainable_count(module)
+        frozen_bytes = 2.0 if section.dtype == "bfloat16" else 4.0
+        if section.lora and section.lora.quantize:
+            frozen_bytes = 0.55  # 4 bits and their scales
+        return Count(total, trained, weight_bytes=4 * trained + int(frozen_bytes * (total - trained)))
+    except LlmtrainError as error:
+        return Count(problem=error)
+    except Exception as problem:  # another family's build may not know the meta device
+        return Count(why_not=f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
+
+
+def checkpoint_bytes(config: Config, count: Count) -> int | None:
+    return None if count.parameters is None else count.trained * CHECKPOINT_BYTES[config.trainer.optimizer]
+
+
+def memory(config: Config, count: Count, world_size: int, processes: int) -> Iterator[Finding]:
+    """The machine's, shared by its processes; on GPUs, that of one GPU for one process."""
+    is_gpu, limit = memory_limit(config)
+    if count.problem is not None:
+        yield failed_by("memory", count.problem)
+        return
+    place = "of each GPU" if is_gpu else "of this machine or container"
+    if count.parameters is None:
+        yield passed("memory", f"{in_bytes(limit)} {place}; the need was not counted: {count.why_not}")
+        return
+    optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
+    shares = world_size if strategy == "fsdp" else 1
+    need = (count.weight_bytes + count.trained * TRAINING_BYTES[optimizer]) // shares * (1 if is_gpu else processes)
+    evidence = (
+        f"{count.parameters:,} parameters need {in_bytes(need)} "
+        + (f"in {processes} processes " if processes > 1 and not is_gpu else "")
+        + f"for weights, gradients and {optimizer} (activations come on top), of {in_bytes(limit)} {place}"
+    )
+    remedy = "Use a smaller model, trainer.optimizer adafactor, or distributed.strategy fsdp on more nodes or GPUs."
+    if need > limit:
+        yield failed("memory", evidence, remedy)
+    elif need > COMFORTABLE_SHARE * limit:
+        yield warned("memory", evidence, remedy)
+    else:
+        yield passed("memory", evidence)
+
+
+def memory_limit(config: Config) -> tuple[bool, int]:
+    """(whether on GPUs, bytes)"""
+    import torch
+
+    if uses_gpu(config):
+        return True, min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+    return False, machine_memory()
+
+
+def machine_memory() -> int:
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CGROUP_LIMITS:
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+    return min(limits)

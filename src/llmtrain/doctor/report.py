@@ -1,0 +1,155 @@
+"""Findings for a person (a table that survives a log file) and for a program (JSON)."""
+
+import io
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.doctor.local import checks_after, own_checks
+from llmtrain.errors import LlmtrainError
+from llmtrain.findings import Finding, in_bytes, is_ok, run_checks
+from llmtrain.terminal import printable
+
+if TYPE_CHECKING:
+    from llmtrain.config.schema import Config
+    from llmtrain.doctor.collective import Timing
+
+COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+MOST_VARIANTS = 4
+LOG_WIDTH = 10_000
+"""Where there is no terminal a line is as long as it has to be: broken lines cannot be searched."""
+
+
+@dataclass(frozen=True)
+class Report:
+    findings: list[Finding]
+    allreduce: list["Timing"] = field(default_factory=list)
+    world_size: int = 1
+    rank: int = 0
+    """Of the process that reports."""
+
+    @property
+    def is_ok(self) -> bool:
+        return is_ok(self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.is_ok,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "allreduce": [timing.as_dict() for timing in self.allreduce],
+        }
+
+    def text(self, *, is_terminal: bool) -> str:
+        """Of a rank that speaks beside rank 0, because it could not join, only what is not right."""
+        head = f"rank {self.rank}, which is not joined to the others:\n" if self.rank else ""
+        shown = [finding for finding in self.findings if finding.status != "pass" or not self.rank]
+        parts = [head + findings_table(shown, self.world_size, is_terminal=is_terminal)]
+        if self.allreduce:
+            parts.append(allreduce_table(self.allreduce, is_terminal=is_terminal))
+        return "\n\n".join([*parts, self.verdict()])
+
+    def verdict(self) -> str:
+        shown = grouped(self.findings)
+        counts = {status: sum(row.status == status for row, _ in shown) for status in COLOURS}
+        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        return f"{'Fit to train' if self.is_ok else 'Not fit to train'}: {told}."
+
+
+def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[int]]]:
+    """What several ranks found alike, once, with their ranks; findings of one name stay together."""
+    order: dict[str, int] = {}
+    rows: dict[tuple[Any, ...], tuple[Finding, list[int]]] = {}
+    for finding in findings:
+        order.setdefault(finding.name, len(order))
+        key = (finding.name, finding.status, finding.evidence, finding.recommendation)
+        ranks = rows.setdefault(key, (finding, []))[1]
+        if finding.rank is not None:
+            ranks.append(finding.rank)
+    return sorted(rows.values(), key=lambda row: order[row[0].name])
+
+
+def findings_table(findings: Iterable[Finding], world_size: int, *, is_terminal: bool) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    columns = ["status", "check", *(["rank"] if world_size > 1 else []), "evidence, and what to do"]
+    for column in columns:
+        is_last = column == columns[-1]
+        table.add_column(column, no_wrap=not is_last, overflow="fold" if is_last else "ignore")
+    variants: dict[str, int] = {}
+    for finding, ranks in grouped(findings):
+        if finding.status == "pass" and _too_many(variants, finding.name):
+            continue
+        evidence = Text(printable(finding.evidence))
+        if finding.recommendation:
+            evidence.append(printable(f"\n-> {finding.recommendation}"), style="bold")
+        where = [Text(_span(ranks, world_size))] if world_size > 1 else []
+        status = finding.status.upper() if finding.status == "fail" else finding.status
+        table.add_row(Text(status, style=COLOURS[finding.status]), Text(finding.name), *where, evidence)
+    for name, count in variants.items():
+        if count > MOST_VARIANTS:
+            more = Text(f"and {count - MOST_VARIANTS} more of this check that pass; --json has them all")
+            table.add_row(Text("pass", style=COLOURS["pass"]), Text(name), Text("..."), more)
+    return _drawn(table, is_terminal=is_terminal)
+
+
+def _too_many(variants: dict[str, int], name: str) -> bool:
+    variants[name] = variants.get(name, 0) + 1
+    return variants[name] > MOST_VARIANTS
+
+
+def allreduce_table(timings: Iterable["Timing"], *, is_terminal: bool) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("all-reduce of", "latency", "bus bandwidth", "sum"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "sum" else "right")
+    for timing in timings:
+        verdict = Text("wrong", style=COLOURS["fail"]) if timing.wrong_ranks else Text("right", style=COLOURS["pass"])
+        bandwidth = f"{in_bytes(timing.bus_bytes_per_sec)}/s"
+        table.add_row(in_bytes(timing.bytes), f"{1e6 * timing.latency_sec:,.0f} us", bandwidth, verdict)
+    return _drawn(table, is_terminal=is_terminal)
+
+
+def _drawn(table: Any, *, is_terminal: bool) -> str:
+    from rich.console import Console
+
+    width = max(60, shutil.get_terminal_size().columns) if is_terminal else LOG_WIDTH
+    console = Console(file=io.StringIO(), width=width, force_terminal=is_terminal, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _span(ranks: list[int], world_size: int) -> str:
+    """[0, 1, 2, 5] -> `0-2,5`; `all` for everybody."""
+    if not ranks or len(set(ranks)) == world_size:
+        return "all"
+    spans: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
+
+def explain_failed_start(error: LlmtrainError, config: "Config", environ: Mapping[str, str] | None = None) -> None:
+    """After a start that failed: what the local checks make of it, on standard error. It never raises: the error that
+    is being explained is the one to end with."""
+    with suppress(Exception):
+        environ = os.environ if environ is None else environ
+        checks = [*own_checks(config, environ, time_writing=False), *checks_after(error, config, environ)]
+        wrong = [finding for finding in run_checks(checks) if finding.status != "pass"]
+        if wrong:
+            is_terminal = sys.stderr.isatty()
+            body = "llmtrain doctor on this machine:\n" + findings_table(wrong, 1, is_terminal=is_terminal)
+        else:
+            body = "llmtrain doctor on this machine: the local checks pass; look at the other nodes and the network."
+        print(body, file=sys.stderr, flush=True)

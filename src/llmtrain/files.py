@@ -1,0 +1,102 @@
+"""Files that are either the old one or the new one, whole, whatever happens in between."""
+
+import errno
+import json
+import os
+import secrets
+import stat
+from pathlib import Path
+from typing import Any, TextIO
+
+from llmtrain.errors import TrainingFailed
+
+RESERVE_BYTES = 1 << 20
+"""Left free by checkpoints, for the metrics, logs and other small files of the run."""
+
+
+def is_full(problem: BaseException | None) -> bool:
+    """Whether a write failed for lack of space: the disk, its inodes or the quota are used up."""
+    return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def disk_full(folder: Path, why: str) -> TrainingFailed:
+    return TrainingFailed(
+        f"The disk of {folder} is full: {why}.",
+        remedy="Free some space, or set output.root_dir to a directory on a disk that has some.",
+        reason="disk_full",
+    )
+
+
+def fsync_dir(path: Path) -> None:
+    """Make renames inside a directory survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_there(path: Path) -> bool:
+    """Path.exists, but a directory that may not be looked into has nothing in it (Path.exists raises)."""
+    try:
+        path.lstat()
+    except OSError:
+        return False
+    return True
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, text: str) -> None:
+    # Pods that share a volume may well have the same process id.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write_synced(temporary, text.encode())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def write_json_in_place(path: Path, value: Any) -> None:
+    """For a full disk: write over the file itself, whose blocks it has already. What does not fit is undone."""
+    data = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
+    with path.open("r+b", buffering=0) as file:
+        before = file.read()
+        try:
+            if file.seek(0) or file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            file.truncate()
+            os.fsync(file.fileno())
+        except OSError:
+            file.seek(0)
+            file.write(before)
+            file.truncate()
+            raise
+
+
+def open_text(path: Path, errors: str = "strict") -> TextIO:
+    """A plain file, to be read; raises for a named pipe, on which `open` would wait for a writer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a plain file", str(path))
+    return os.fdopen(descriptor, encoding="utf-8", errors=errors)
+
+
+def read_json(path: Path) -> Any:
+    """The value, or None where there is no readable one."""
+    try:
+        with open_text(path) as file:
+            return json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None

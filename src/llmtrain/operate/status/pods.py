@@ -1,0 +1,198 @@
+"""A run's pods: which node each one is, and how it does, in one word and a reason."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmtrain.distributed.exit_codes import from_pytorchjob_code
+from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
+from llmtrain.kubernetes.api_errors import one_line
+from llmtrain.kubernetes.client import Object
+from llmtrain.launch.lifecycle import is_overdue
+from llmtrain.launch.record import Record
+from llmtrain.operate.status.lost_nodes import lost_pod
+
+INDEX_LABELS = (
+    "batch.kubernetes.io/job-completion-index",
+    "apps.kubernetes.io/pod-index",
+    "training.kubeflow.org/replica-index",
+)
+ROLE_LABEL = "training.kubeflow.org/replica-type"
+_ON_THE_WAY = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True)
+class PodStatus:
+    name: str
+    index: int
+    """Which node of the run it is."""
+    ranks: str
+    """Of its processes, as `4-7`."""
+    phase: str
+    """Pending, Running, Succeeded, Failed, Unknown or Terminating."""
+    reason: str | None
+    """Why it is not running, in the cluster's word: ImagePullBackOff, Unschedulable, OOMKilled, ..."""
+    message: str | None
+    """The cluster's sentence to it."""
+    node: str | None
+    """The machine."""
+    restarts: int
+    """Of its container, and pods before it that it replaces."""
+    exit_code: int | None
+    """What its container ended with; None while it runs."""
+    last_exit_code: int | None
+    """What it ended with before it was started again, or what the pod before it ended with."""
+    has_run: bool
+    """Whether its container was ever started."""
+    is_overdue: bool = False
+    """It should be gone, but its machine does not say so: lost, most likely."""
+    silent_sec: float | None = None
+    """For how long its machine has not answered; None while it does."""
+    cpu: str | None = None
+    memory: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def is_running(self) -> bool:
+        return self.phase == "Running" and self.exit_code is None and self.reason is None
+
+
+def node_index(record: Record, pod: Object) -> int | None:
+    """Which node of its run a pod is; None for a pod that is none, such as a reader of the volume."""
+    labels = pod["metadata"].get("labels") or {}
+    given = _index_label(pod)
+    if given is not None:
+        # Beside a Master, which is node 0, workers are numbered from 0 again.
+        has_master_before = record.config.launch.pytorch_master and labels.get(ROLE_LABEL) == "worker"
+        return int(given) + has_master_before if re.fullmatch("[0-9]{1,9}", given) else None
+    if record.config.launch.kind == "stateful_set":  # before Kubernetes 1.28
+        ordinal = re.fullmatch(rf"{re.escape(record.run_id)}-(\d{{1,9}})", pod["metadata"]["name"])
+        return int(ordinal[1]) if ordinal else None
+    return None
+
+
+def _index_label(pod: Object) -> str | None:
+    labels = pod["metadata"].get("labels") or {}
+    return next((str(labels[label]) for label in INDEX_LABELS if label in labels), None)
+
+
+def strange_pods(record: Record, pods: Iterable[Object]) -> str | None:
+    """What to say of pods that carry the label of the run, but no number that says which node they are."""
+    names = [pod["metadata"]["name"] for pod in pods if _index_label(pod) and node_index(record, pod) is None]
+    more = ", ..." if len(names) > 3 else ""
+    return f"Pods whose index label is not a number: {', '.join(names[:3])}{more}." if names else None
+
+
+def by_index(record: Record, pods: Iterable[Object]) -> dict[int, list[Object]]:
+    """Node -> its pods, oldest first: those that failed stay beside the ones that replace them."""
+    found: dict[int, list[Object]] = defaultdict(list)
+    for pod in pods:
+        index = node_index(record, pod)
+        # A StatefulSet that was scaled up has pods that are no part of the run: they wait.
+        if index is not None and index < record.config.launch.node_range[1]:
+            found[index].append(pod)
+    for own in found.values():
+        own.sort(key=lambda pod: (pod["metadata"]["creationTimestamp"], not _has_ended(pod)))
+    return dict(sorted(found.items()))
+
+
+def pod_statuses(
+    record: Record, pods: Iterable[Object], usage: dict[str, dict[str, dict[str, str]]] | None = None
+) -> list[PodStatus]:
+    """One for each node, by its newest pod."""
+    return [_pod_status(record, index, own, usage or {}) for index, own in by_index(record, pods).items()]
+
+
+def _pod_status(
+    record: Record, index: int, own: list[Object], usage: dict[str, dict[str, dict[str, str]]]
+) -> PodStatus:
+    pod, name = own[-1], own[-1]["metadata"]["name"]
+    state, last, restarts = container_state(pod, record.kind.container)
+    before = [_exit_code(record, older) for older in own[:-1]]
+    last_code = last.get("terminated", {}).get("exitCode")
+    reason, message = _reason(pod, state)
+    count = record.config.launch.processes_per_node
+    first = index * count
+    used = usage.get(name, {}).get(record.kind.container, {})
+    return PodStatus(
+        name=name,
+        index=index,
+        ranks=str(first) if count == 1 else f"{first}-{first + count - 1}",
+        phase="Terminating" if "deletionTimestamp" in pod["metadata"] else pod["status"].get("phase", "Unknown"),
+        reason=reason,
+        message=one_line(message) if message else None,
+        node=pod["spec"].get("nodeName"),
+        restarts=restarts + len(own) - 1,
+        exit_code=_exit_code(record, pod),
+        last_exit_code=our_code(record, last_code) if last_code is not None else before[-1] if before else None,
+        has_run=len(own) > 1 or bool(restarts) or "running" in state or "startedAt" in state.get("terminated", {}),
+        is_overdue=is_overdue(pod),
+        silent_sec=round(lost.since_sec, 1) if (lost := lost_pod(pod)) else None,
+        cpu=used.get("cpu"),
+        memory=used.get("memory"),
+    )
+
+
+def container_state(pod: Object, container: str) -> tuple[Object, Object, int]:
+    """(state, last state, restarts) of what the pod is at."""
+    row = current_container(pod, container)
+    return row.get("state") or {}, row.get("lastState") or {}, row.get("restartCount", 0)
+
+
+def current_container(pod: Object, container: str) -> Object:
+    """The status of the container; of an init container where the pod does not come past it."""
+    status = pod.get("status") or {}
+    for row in status.get("initContainerStatuses") or []:
+        state = row.get("state") or {}
+        if _waits(state) or state.get("terminated", {}).get("exitCode"):
+            return dict(row)
+    return next((dict(row) for row in status.get("containerStatuses") or [] if row["name"] == container), {})
+
+
+def _waits(state: Object) -> bool:
+    return "waiting" in state and state["waiting"].get("reason") not in _ON_THE_WAY
+
+
+def _has_ended(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
+def _exit_code(record: Record, pod: Object) -> int | None:
+    state, _, _ = container_state(pod, record.kind.container)
+    code = state.get("terminated", {}).get("exitCode")
+    return None if code is None else our_code(record, code)
+
+
+def our_code(record: Record, code: int) -> int:
+    """Exit codes as the contract has them: under a PyTorchJob, `llmtrain node` adds 128 to those worth a retry."""
+    is_translated = record.config.launch.kind == "pytorch_job" and record.work.launcher == "llmtrain"
+    return from_pytorchjob_code(code) if is_translated else code
+
+
+def worst_code(codes: Iterable[int | None]) -> int | None:
+    """What stands for all: 64 or 65 over a crash over 75 over 0."""
+
+    def severity(code: int) -> int:
+        return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == TOLD else 1
+
+    return min((code for code in codes if code is not None), key=severity, default=None)
+
+
+def _reason(pod: Object, state: Object) -> tuple[str | None, str | None]:
+    """Why a pod is not running, and the sentence to it; nothing where it runs, ended well, or is just on its way."""
+    status = pod.get("status") or {}
+    if waiting := state.get("waiting"):
+        reason = waiting.get("reason")
+        return (None, None) if reason in _ON_THE_WAY else (reason, waiting.get("message"))
+    if ended := state.get("terminated"):
+        if status.get("reason"):  # Evicted, DeadlineExceeded: of the pod, not of the container
+            return status["reason"], status.get("message")
+        return (ended.get("reason"), ended.get("message")) if ended.get("exitCode") else (None, None)
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("reason"), condition.get("message")
+    return status.get("reason"), status.get("message")
