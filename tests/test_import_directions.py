@@ -13,18 +13,22 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
-    ("operate",),
-    ("training", "launch", "diagnose"),
-    ("models", "data", "distributed", "tracking"),
+    ("diagnose",),
+    ("inference",),
+    ("training", "operate", "doctor", "lint", "local_cluster"),
+    ("checkpoint", "launch"),
+    ("models", "data", "distributed", "tracking", "kubernetes"),
     ("hub",),
     ("runs",),
-    ("logs",),
     ("config",),
     ("registry",),
-    ("errors", "redact", "terminal"),
+    ("content_hash", "findings"),
+    ("files", "logs"),
+    ("errors", "redact", "terminal", "fault_injection"),
+    ("env",),
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
-TORCH_ROOMS = {"models", "data", "distributed", "training"}
+TORCH_ROOMS = {"models", "data", "distributed", "checkpoint", "training", "inference"}
 
 
 def rooms(repo: Path) -> list[tuple[str, Path]]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import llmtrain
+from llmtrain.env import WORKER
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
 from llmtrain.runs.exit_report import speak_for_pod, write_exit_report
@@ -130,7 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         speak_for_pod()
     try:
         code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
-        if os.environ.get("LLMTRAIN_WORKER") == "1":
+        if os.environ.get(WORKER) == "1":
             _end_with_parent()
         if code is None:
             code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
@@ -224,7 +225,7 @@ def _help_hint(error: Any) -> str:
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
     write_exit_report(error)
-    if os.environ.get("LLMTRAIN_WORKER") == "1":
+    if os.environ.get(WORKER) == "1":
         return error.exit_code  # whoever started this process speaks for all of its processes
     # Under torchrun every rank comes here; one object is enough.
     is_other_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"

@@ -12,6 +12,8 @@ import signal
 import time
 from pathlib import Path
 
+from llmtrain.env import FAULT, FAULT_FILE
+
 POINTS = (
     "prepare",
     "forward",
@@ -41,7 +43,7 @@ def set_rank(rank: int) -> None:
 
 def inject_fault(point: str, step: int) -> str | None:
     """Let the fault happen if it is asked for here; the action's name when the caller has to act on it."""
-    asked = os.environ.get("LLMTRAIN_FAULT")
+    asked = os.environ.get(FAULT)
     if not asked:
         return None
     at, at_step, at_rank, action, *at_start = asked.split(":")
@@ -53,7 +55,7 @@ def inject_fault(point: str, step: int) -> str | None:
         os.kill(os.getpid(), _SIGNALS[action])
         return None
     if action == "wait":
-        while Path(os.environ["LLMTRAIN_FAULT_FILE"]).exists():
+        while Path(os.environ[FAULT_FILE]).exists():
             time.sleep(0.05)
         return None
     if action == "enospc":

@@ -11,10 +11,9 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from llmtrain.config.schema import LoggingSection
+from llmtrain.env import DEBUG
 
 logger = logging.getLogger("llmtrain")
 
@@ -46,6 +45,17 @@ def warn_once(tag: str, text: str) -> None:
     """What is true of the whole run: rank 0 says it for all."""
     if not _rank:
         warn(tag, text)
+
+
+class _LoggingConfig(Protocol):
+    """The config's logging section."""
+
+    @property
+    def level(self) -> str: ...
+    @property
+    def json_output(self) -> bool: ...
+    @property
+    def all_ranks(self) -> bool: ...
 
 
 class _TaggedFormatter(logging.Formatter):
@@ -126,7 +136,7 @@ class _LogFile(logging.Handler):
             warn("TRAIN", f"{self._path} cannot be written ({why}); lines that do not fit are only shown here")
 
 
-def setup_logging(config: "LoggingSection", file: Path | None = None) -> None:
+def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
     """Send llmtrain's lines to standard error and, when given, to a file. Calling it again replaces both."""
     close_logging()
     logger.setLevel(logging.DEBUG if is_debugging() else config.level)
@@ -149,7 +159,7 @@ def console_handler() -> logging.Handler | None:
 def is_debugging() -> bool:
     """LLMTRAIN_DEBUG=1: every decision of the start-up is logged. Where it is not set, the names that other guides use
     for this count."""
-    values = (os.environ.get(name) for name in ("LLMTRAIN_DEBUG", "COLOSSALAI_DEBUG", "DEBUG_DISTRIBUTED"))
+    values = (os.environ.get(name) for name in (DEBUG, "COLOSSALAI_DEBUG", "DEBUG_DISTRIBUTED"))
     return next((value for value in values if value), "0") == "1"
 
 

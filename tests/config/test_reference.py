@@ -1,7 +1,9 @@
+import re
 from pathlib import Path
 
 from llmtrain.config.reference import reference_markdown
 from llmtrain.config.schema import SECTIONS, Config, subsection
+from llmtrain.env import VARIABLES
 
 
 def test_the_document_is_what_the_schema_says(repo: Path) -> None:
@@ -10,7 +12,8 @@ def test_the_document_is_what_the_schema_says(repo: Path) -> None:
 
 
 def test_every_field_has_a_row_with_a_meaning() -> None:
-    rows = [line.split(" | ") for line in reference_markdown().splitlines() if line.startswith("| `")]
+    config_part = reference_markdown().partition("## Environment variables")[0]
+    rows = [line.split(" | ") for line in config_part.splitlines() if line.startswith("| `")]
     fields = []
     for kind in SECTIONS.values():
         for field in kind.model_fields:
@@ -23,3 +26,14 @@ def test_every_field_has_a_row_with_a_meaning() -> None:
 
 def test_every_section_of_the_config_is_there() -> None:
     assert ["schema_version", *SECTIONS] == list(Config.model_fields)
+
+
+def test_every_variable_of_ours_is_listed(repo: Path) -> None:
+    """env.py declares all of them; programs that run in pods cannot import it, so their names are compared here."""
+    listed = {name for variables in VARIABLES.values() for name in variables}
+    used = {
+        name
+        for path in (repo / "src").rglob("*.py")
+        for name in re.findall(r"\bLLMTRAIN_[A-Z_]+[A-Z]\b", path.read_text())
+    }
+    assert used == listed

@@ -87,7 +87,7 @@ def test_manifests_are_as_written_down(case: str) -> None:
 def test_pods_that_are_held_fetch_what_the_config_names() -> None:
     sets = [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true", "launch.master_port=23456"]
     plan = plan_job(load_config("lora_llama_1b", sets), Work("hold"))
-    with mock.patch.object(Path, "read_text", return_value="the text of held_pod.py"):
+    with mock.patch.object(Path, "read_text", return_value="the text of hold.py"):
         manifests = render(plan)
     check("pytorch_job_hold", manifests)
 

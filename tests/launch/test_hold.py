@@ -17,10 +17,11 @@ from kube_runs import FakeRun, ended, waiting
 from kube_server import KubeServer, kube_server
 from llmtrain import registry
 from llmtrain.config.load import load_config
+from llmtrain.env import HOLD_SCRIPT
 from llmtrain.errors import UsageError
 from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import HELD_CODE, HELD_COMMAND, JobPlan, Work, plan_job
+from llmtrain.launch.plan import HELD_COMMAND, JobPlan, Work, plan_job
 from llmtrain.launch.pod_scripts import hold as held_pod
 from llmtrain.launch.record import find_record
 
@@ -56,7 +57,7 @@ class TestEveryKind:
             (container,), (trained,) = spec["containers"], usual["containers"]
             assert container["command"] == plan.command
             env = {row["name"]: row.get("value") for row in container["env"]}
-            assert env.pop(HELD_CODE) == SOURCE
+            assert env.pop(HOLD_SCRIPT) == SOURCE
             assert env.pop("LLMTRAIN_RUN_DIR") == "/out/demo"
             assert env == {row["name"]: row.get("value") for row in trained["env"]}
             assert {"name": "work", "mountPath": "/work"} in container["volumeMounts"]
@@ -114,7 +115,7 @@ def test_kubernetes_leaves_the_program_as_it_is() -> None:
     """$(NAME) in a variable's value would be replaced, and $$ made one; the kernel takes 128 KiB at most."""
     assert "$(" not in SOURCE
     assert "$$" not in SOURCE
-    assert len(SOURCE.encode()) < 2**17 - len(HELD_CODE) - 1
+    assert len(SOURCE.encode()) < 2**17 - len(HOLD_SCRIPT) - 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from urllib.parse import parse_qsl, urlsplit
 from kube_runs import FakeRun, launch
 
 import kube_server
-from llmtrain.launch.plan import HELD_CODE, Work
+from llmtrain.env import HOLD_SCRIPT
+from llmtrain.launch.plan import Work
 from llmtrain.launch.pod_scripts import hold as held_pod
 
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
@@ -62,11 +63,11 @@ class HeldPods:
     def begin(self, name: str, words: list[str], stdin: int) -> "subprocess.Popen[bytes]":
         rows = self.run.kube.objects["jobs", "team", "demo"]["spec"]["template"]["spec"]["containers"][0]["env"]
         given = {row["name"]: row["value"] for row in rows if "value" in row}
-        text = given.get(HELD_CODE, "")
+        text = given.get(HOLD_SCRIPT, "")
         for old, new in FASTER.items():
             text = text.replace(old, new)
         index = self.names.index(name)
-        env = {**given, "PATH": PATH, HELD_CODE: text, "LLMTRAIN_WORK": str(self.work(index)), "NODE": str(index)}
+        env = {**given, "PATH": PATH, HOLD_SCRIPT: text, "LLMTRAIN_WORK": str(self.work(index)), "NODE": str(index)}
         volume = self.run.plan.launch.runs_volume.mount_path
         words = [word.replace(f"{volume}/demo/", f"{self.folder}/runs/demo/") for word in words]
         pipe = subprocess.PIPE

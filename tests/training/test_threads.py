@@ -10,7 +10,8 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
-from llmtrain.distributed.env import SHARED_CORES, omp_threads, share_cores, usable_cores
+from llmtrain.distributed.env import omp_threads, share_cores, usable_cores
+from llmtrain.env import SHARED_CORES
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training.resume import Resumption, recorded_threads
 

@@ -12,6 +12,7 @@ import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from llmtrain.commands.options import JsonOption, show
+from llmtrain.env import WEBHOOK
 from llmtrain.errors import UsageError
 
 HELP = "Keep the runs of a namespace alive while nobody watches."
@@ -37,7 +38,7 @@ def install_command(
     webhook: Annotated[
         str | None,
         typer.Option(
-            envvar="LLMTRAIN_WEBHOOK",
+            envvar=WEBHOOK,
             help="URL that gets a line of JSON for each event; kept in a Secret. '' for none.",
         ),
     ] = None,
@@ -164,7 +165,7 @@ def watch_command(
 ) -> None:
     """What the guard's pod runs: watch the runs of a namespace until told to stop."""
     from llmtrain.config.schema import LoggingSection
-    from llmtrain.launch.guard import WATCHING, WEBHOOK
+    from llmtrain.launch.guard import WATCHING
     from llmtrain.logs import log, setup_logging
     from llmtrain.operate.guard.watch import Guard, watch
 

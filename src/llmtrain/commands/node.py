@@ -24,11 +24,11 @@ from llmtrain.commands.options import (
 from llmtrain.commands.processes import explaining, options, run_processes, worker_command
 from llmtrain.distributed.env import NAMES
 from llmtrain.distributed.exit_codes import ended_before, keeping_the_end, kept_run, refuse_surplus_pod
+from llmtrain.env import NODE, PREFETCHED, START
 from llmtrain.errors import UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import log
-from llmtrain.runs.exit_report import PREFETCHED
-from llmtrain.runs.heartbeats import START, announce_start
+from llmtrain.runs.heartbeats import announce_start
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import DistributedSection
@@ -124,7 +124,7 @@ def command(
                 micro_batches_in_step(loaded, count * place.processes_per_node)
         for thing, source in sorted(place.sources.items()):
             log("DDP", f"{thing} from {source}", logging.DEBUG)
-        os.environ["LLMTRAIN_NODE"] = "1"
+        os.environ[NODE] = "1"
         if run and place.node_rank is not None and not place.is_elastic:  # an elastic rendezvous notices by itself
             os.environ[START] = announce_start(run.heartbeats, place.node_rank)
         if is_direct(place, max_restarts):

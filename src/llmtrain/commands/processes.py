@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from llmtrain.env import WORKER
 from llmtrain.errors import JoinError, UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def run_processes(
 
     share_cores(place.processes_per_node)
     if is_ours:
-        os.environ["LLMTRAIN_WORKER"] = "1"  # errors are told to us, and we print them once
+        os.environ[WORKER] = "1"  # errors are told to us, and we print them once
     try:
         run_node(
             NodeJob(
@@ -82,4 +83,4 @@ def run_processes(
             )
         )
     finally:
-        os.environ.pop("LLMTRAIN_WORKER", None)
+        os.environ.pop(WORKER, None)

@@ -15,6 +15,7 @@ from llmtrain.config.document import Document, dump_document, parse_value, read_
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection, takes_any_name
 from llmtrain.config.upgrade import upgrade_v1
+from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
 
 DEFAULT_PRESET = "gpt_stdlib"
@@ -26,7 +27,7 @@ def load_config(source: str | Path | None = None, overrides: Sequence[str] = ())
     document = read_document(find_config(source if source is not None else DEFAULT_PRESET))
     notes: list[str] = []
     config = build_config(document, overrides, notes)
-    if notes and os.environ.get("RANK", "0") == "0" and os.environ.get("LLMTRAIN_WORKER") != "1":  # one voice
+    if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # one voice
         print(f"note: {document.source} is read as schema_version 1: {', '.join(notes)}.", file=sys.stderr)
     return config
 

@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from llmtrain.config.schema import SECTIONS, Config, Section, subsection
+from llmtrain.env import VARIABLES
 
 HEADER = """# Config reference
 
@@ -27,7 +28,16 @@ def reference_markdown() -> str:
             inner = subsection(kind, field)
             parts += [_row(f"{field}.{name}", below) for name, below in inner.model_fields.items()] if inner else []
         parts.append("")
-    return "\n".join(parts)
+    return "\n".join([*parts, *_environment()])
+
+
+def _environment() -> list[str]:
+    lines = ["## Environment variables", ""]
+    for who, variables in VARIABLES.items():
+        lines += [f"{who}:", "", "| variable | meaning |", "|---|---|"]
+        lines += [f"| `{name}` | {meaning} |" for name, meaning in variables.items()]
+        lines.append("")
+    return lines
 
 
 def _row(name: str, info: FieldInfo) -> str:

@@ -11,10 +11,11 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from llmtrain.env import LAUNCH, RUN_DIR
 from llmtrain.errors import Interrupted, JoinError, TrainingFailed
 from llmtrain.files import read_json, write_json
 from llmtrain.logs import warn
-from llmtrain.runs.generations import LAUNCH, MAX_CRASHES, RUN_DIR
+from llmtrain.runs.generations import MAX_CRASHES
 
 FAR_SEC = 3600.0
 _NO_CRASH = (0, 64, 65, JoinError.exit_code, Interrupted.exit_code)

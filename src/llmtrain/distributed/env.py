@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from llmtrain.config.schema import MAX_THREADS
+from llmtrain.env import SHARED_CORES
 from llmtrain.errors import UsageError
 
 T = TypeVar("T")
 
 DEFAULT_PORT = 29500
-SHARED_CORES = "LLMTRAIN_SHARED_CORES"
-"""Environment variable: OMP_NUM_THREADS was set by `llmtrain node`, not by the user."""
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 # Where the driver lists the GPUs of this machine or container, first existing one counts.
 GPU_LISTS = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))

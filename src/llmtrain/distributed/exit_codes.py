@@ -21,16 +21,15 @@ from typing import TYPE_CHECKING
 
 from llmtrain.distributed.command_crashes import count_crash
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES
+from llmtrain.env import EXIT_CODES, LAUNCH
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.files import read_json, write_json
 from llmtrain.logs import log, setup_logging, warn
-from llmtrain.runs.generations import LAUNCH
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
     from llmtrain.runs.directory import RunDirectory
 
-EXIT_CODES = "LLMTRAIN_EXIT_CODES"
 IDLE_MARK = "ended with exit code"
 """In the log of a pod that waits to be removed; the code follows, and a semicolon."""
 PLATFORMS = ("pytorchjob", "statefulset")

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrain.config.schema import DistributedSection
+from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log
 
 # Environment variables, ours first; the others are those of ColossalAI's guide for Kubernetes.
-DIST_TIMEOUT = ("LLMTRAIN_DIST_TIMEOUT", "COLOSSALAI_DIST_TIMEOUT")
-MASTER_READY_TIMEOUT = ("LLMTRAIN_MASTER_READY_TIMEOUT", "COLOSSALAI_MASTER_READY_TIMEOUT")
+DIST_TIMEOUTS = (DIST_TIMEOUT, "COLOSSALAI_DIST_TIMEOUT")
+MASTER_READY_TIMEOUTS = (MASTER_READY_TIMEOUT, "COLOSSALAI_MASTER_READY_TIMEOUT")
 FIRST_PAUSE_SEC = 0.1
 LONGEST_PAUSE_SEC = 2.0
 CONNECT_SEC = 3.0  # a lost SYN is sent again after 1 s; longer than this and a new attempt is better
@@ -61,11 +62,11 @@ def deadline_sec(names: Sequence[str], configured: int, environ: Mapping[str, st
 
 
 def join_deadline_sec(distributed: DistributedSection, environ: Mapping[str, str]) -> float:
-    return deadline_sec(DIST_TIMEOUT, distributed.join_timeout_sec, environ)
+    return deadline_sec(DIST_TIMEOUTS, distributed.join_timeout_sec, environ)
 
 
 def ready_deadline_sec(distributed: DistributedSection, environ: Mapping[str, str]) -> float:
-    return deadline_sec(MASTER_READY_TIMEOUT, distributed.master_ready_timeout_sec, environ)
+    return deadline_sec(MASTER_READY_TIMEOUTS, distributed.master_ready_timeout_sec, environ)
 
 
 def wait_for_master(host: str, port: int, timeout_sec: float, *, progress_sec: float = 10.0) -> float:

@@ -16,6 +16,7 @@ from llmtrain.distributed.process_info import (
     has_agents_store,
     validate_environment,
 )
+from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import UsageError
 from llmtrain.findings import Finding, failed, many, passed
 
@@ -24,8 +25,8 @@ OTHER_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RESTART_COUNT",
-    "LLMTRAIN_DIST_TIMEOUT",
-    "LLMTRAIN_MASTER_READY_TIMEOUT",
+    DIST_TIMEOUT,
+    MASTER_READY_TIMEOUT,
     "COLOSSALAI_DIST_TIMEOUT",
     "COLOSSALAI_MASTER_READY_TIMEOUT",
     "GLOO_SOCKET_IFNAME",

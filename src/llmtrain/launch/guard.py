@@ -5,6 +5,7 @@ import base64
 from dataclasses import dataclass, field
 from functools import partial
 
+from llmtrain.env import WEBHOOK
 from llmtrain.errors import UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.lifecycle import find_object, undoing
@@ -14,7 +15,6 @@ from llmtrain.launch.record import has_labels
 
 NAME = "llmtrain-guard"
 LABELS = {**APP_LABEL, "llmtrain/guard": "true"}
-WEBHOOK = "LLMTRAIN_WEBHOOK"
 WATCHING = "/tmp/watching"  # there once the guard has seen the pods
 AFTER_NOTE, LOGS_NOTE, INSTALLED_NOTE = "llmtrain/after-sec", "llmtrain/with-logs", "llmtrain/installed-at"
 MOVES_SEC = 10  # after its own machine was lost; Kubernetes' default is five minutes

@@ -12,6 +12,7 @@ from llmtrain.config.load import dump_config
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
+from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH
 from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
@@ -24,7 +25,6 @@ from llmtrain.tracking.mlflow import local_folder
 Manifest = dict[str, Any]
 
 WORK_DIR = "/work"  # of pods that are held: files that were pushed, and commands run there
-HELD_CODE = "LLMTRAIN_HELD"
 CONFIG_DIR = "/config"
 CONFIG_FILE = "train.yaml"
 JOB_FILE = "job.json"
@@ -40,7 +40,7 @@ ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HTTP_PRO
 PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
 
 
-HELD_COMMAND = script_command(HELD_CODE, "hold.py")
+HELD_COMMAND = script_command(HOLD_SCRIPT, "hold.py")
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,8 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
         raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
     reserved = {name for names in NAMES.values() for name in names} | {
         "HF_TOKEN",
-        "LLMTRAIN_EXIT_CODES",
-        "LLMTRAIN_LAUNCH",
+        EXIT_CODES,
+        LAUNCH,
     }
     taken = sorted(reserved.intersection(launch.env))
     if taken:

@@ -4,10 +4,9 @@ read-only root filesystem."""
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, HELD_CODE, WORK_DIR, JobPlan, Manifest
+from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, PREFETCHED, RUN_DIR
+from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, WORK_DIR, JobPlan, Manifest
 from llmtrain.launch.pod_scripts import script_text
-from llmtrain.runs.exit_report import PREFETCHED
-from llmtrain.runs.generations import LAUNCH, RUN_DIR
 
 USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
 GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
@@ -104,7 +103,7 @@ def env_from_label(name: str, label: str) -> Manifest:
 
 def exit_codes(platform: str) -> Manifest:
     """For platforms that read exit codes in their own way: `llmtrain node` translates."""
-    return {"name": "LLMTRAIN_EXIT_CODES", "value": platform}
+    return {"name": EXIT_CODES, "value": platform}
 
 
 def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
@@ -156,7 +155,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1"}
     plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
     if is_held and not is_prefetch:
-        plain[HELD_CODE] = script_text("hold.py")
+        plain[HOLD_SCRIPT] = script_text("hold.py")
     if plan.work.mode in ("hold", "command") and not is_prefetch:
         plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
     plain |= launch.env

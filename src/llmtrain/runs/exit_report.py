@@ -15,15 +15,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+from llmtrain.env import TERMINATION_LOG
 from llmtrain.errors import LlmtrainError
 from llmtrain.logs import log
 from llmtrain.redact import redact
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-PREFETCHED = "LLMTRAIN_PREFETCHED"
-"""Environment variable of a pod whose init container asked the hub: where that wrote its mistake, if it made one."""
-TERMINATION_LOG = "LLMTRAIN_TERMINATION_LOG"
-"""Where the termination message goes, for tests; in a pod the kubelet has made the file."""
 MAX_BYTES = 4096  # of a termination message; the kubelet cuts the rest off
 _MAX_RANKS = 64  # that are read: enough to name
 _MAX_MESSAGE, _MAX_REMEDY = 1800, 900  # characters, before what JSON makes of them

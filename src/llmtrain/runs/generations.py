@@ -11,6 +11,7 @@ import threading
 import time
 from typing import Any
 
+from llmtrain.env import LAUNCH
 from llmtrain.errors import TrainingFailed
 from llmtrain.files import is_full, read_json, write_json, write_json_in_place
 from llmtrain.runs.directory import RunDirectory
@@ -18,10 +19,6 @@ from llmtrain.runs.metadata import cpu_architecture
 
 MAX_CRASHES = 3
 KEPT = 50
-LAUNCH = "LLMTRAIN_LAUNCH"
-"""Environment variable: which launch of the run this is, where a launcher counts them."""
-RUN_DIR = "LLMTRAIN_RUN_DIR"
-"""Environment variable of commands of the user's own: where what they write is kept, and fetched from."""
 _CHANGING = threading.Lock()  # a save in the background notes that it is done
 _NO_CRASH = ("finished", "stopped", "refused")
 

@@ -19,8 +19,6 @@ from llmtrain.files import read_json, write_json
 Beat = dict[str, Any]
 _GENERATION = "generation.json"
 _LAST_START = "last-start.json"
-START = "LLMTRAIN_START"
-"""Environment variable: what announce_start returned, for the processes of this node."""
 
 
 class Heartbeat:

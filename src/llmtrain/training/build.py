@@ -18,9 +18,10 @@ from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.sampler import derive_seed
 from llmtrain.distributed.batch_split import adafactor_with_fsdp, micro_batches_in_step
-from llmtrain.distributed.env import SHARED_CORES, omp_threads, usable_cores
+from llmtrain.distributed.env import omp_threads, usable_cores
 from llmtrain.distributed.parallel import ParallelModel, is_sharding, parallelize
 from llmtrain.distributed.world import World
+from llmtrain.env import SHARED_CORES
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter

@@ -22,6 +22,7 @@ from llmtrain.distributed.batch_split import Share, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
 from llmtrain.distributed.parallel import ParallelModel
 from llmtrain.distributed.world import World, join_world, pick_device, process_info_here
+from llmtrain.env import LAUNCH, NODE, START
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, Superseded, TrainingFailed, UsageError
 from llmtrain.fault_injection import inject_fault
 from llmtrain.files import disk_full, is_full, read_json, write_atomic, write_json
@@ -29,8 +30,8 @@ from llmtrain.logs import log, log_on_every_rank, set_rank, setup_logging, warn
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.redact import redact, redact_values
 from llmtrain.runs.directory import RunDirectory, new_run
-from llmtrain.runs.generations import LAUNCH, begin_generation, end_generation, has_restored, note_generation
-from llmtrain.runs.heartbeats import START, clear_heartbeats
+from llmtrain.runs.generations import begin_generation, end_generation, has_restored, note_generation
+from llmtrain.runs.heartbeats import clear_heartbeats
 from llmtrain.runs.lock import STALE_AFTER_SEC, NullLock, RunLock, is_held
 from llmtrain.runs.metadata import collect_metadata
 from llmtrain.runs.sync import check_installed as check_sync_installed
@@ -296,7 +297,7 @@ def take_lock(stack: ExitStack, run: RunDirectory, world: World) -> NullLock:
 
 def is_unattended() -> bool:
     """Started by `llmtrain node`, which may start it again and again with nobody looking."""
-    return os.environ.get("LLMTRAIN_NODE") == "1"
+    return os.environ.get(NODE) == "1"
 
 
 def is_restart() -> bool:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from llmtrain.env import EXIT_CODES
 from llmtrain.lint.model import JOBSET_KINDS, Pod
 from llmtrain.lint.rules.rule import Seen, job_pods, joined_pods, rule, shown, training_pods, whole_pods
 from llmtrain.lint.yaml_nodes import Node
@@ -201,7 +202,7 @@ def statefulset_restart_policy(pod: Pod) -> Iterator[Seen]:
 def statefulset_never_ends(pod: Pod) -> Iterator[Seen]:
     if pod.workload.kind != "StatefulSet" or not any(c.entries for c in pod.containers):
         return
-    idles = any(_IDLING.search(c.command_line) or "LLMTRAIN_EXIT_CODES" in c.variables for c in pod.containers)
+    idles = any(_IDLING.search(c.command_line) or EXIT_CODES in c.variables for c in pod.containers)
     if not idles:
         yield Seen(pod.workload.node.get("kind"), f"nothing keeps the pods of {pod.workload.name} from ending")
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from llmtrain.env import EXIT_CODES
 from llmtrain.lint.model import RUNTIMES, Pod, Workload
 from llmtrain.lint.rules.rule import Seen, rule, shown, training_pods, workloads
 from llmtrain.lint.yaml_nodes import Node
@@ -103,7 +104,7 @@ def _is_restricted(namespace: Node, job: Workload) -> bool:
 )
 def exit_code_permanent(pod: Pod) -> Iterator[Seen]:
     policy = _replica(pod).get("restartPolicy")
-    if policy.text == "ExitCode" and not any("LLMTRAIN_EXIT_CODES" in c.variables for c in pod.containers):
+    if policy.text == "ExitCode" and not any(EXIT_CODES in c.variables for c in pod.containers):
         yield Seen(policy, f"{pod.role} has restartPolicy ExitCode")
 
 

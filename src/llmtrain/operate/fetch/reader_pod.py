@@ -5,6 +5,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from llmtrain.env import READER_SCRIPT
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL
@@ -18,8 +19,7 @@ POLL_SEC = 0.5
 LIFE_SEC = 3600  # should nobody remove it: the volume is free again then,
 GRACE_SEC = 1  # not 0, which takes a pod from its kubelet while that is still at it (one of v1.34 crashed)
 IDLE_SEC = 600  # or earlier, when nobody reads any more
-CODE = "LLMTRAIN_READER"
-COMMAND = script_command(CODE, "file_server.py")
+COMMAND = script_command(READER_SCRIPT, "file_server.py")
 NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 NOT_STARTED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 
@@ -44,7 +44,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
         "command": [*COMMAND, "wait", str(IDLE_SEC)],
-        "env": [{"name": CODE, "value": code}],
+        "env": [{"name": READER_SCRIPT, "value": code}],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
         **container_security(launch),  # as the pods that wrote the files: they may be root's alone
         "volumeMounts": [{"name": "runs", "mountPath": launch.runs_volume.mount_path, "readOnly": True}],

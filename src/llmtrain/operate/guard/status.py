@@ -3,9 +3,10 @@
 import time
 from dataclasses import dataclass
 
+from llmtrain.env import WEBHOOK
 from llmtrain.errors import ClusterError, LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.launch.guard import AFTER_NOTE, INSTALLED_NOTE, LABELS, LOGS_NOTE, NAME, WEBHOOK
+from llmtrain.launch.guard import AFTER_NOTE, INSTALLED_NOTE, LABELS, LOGS_NOTE, NAME
 from llmtrain.operate.status.startup_failures import IMAGE_REASONS
 
 START_SEC = 120.0

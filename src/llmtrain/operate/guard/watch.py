@@ -16,8 +16,9 @@ from functools import partial
 from http.client import HTTPException
 from typing import Any
 
-from llmtrain.distributed.exit_codes import EXIT_CODES, from_pytorchjob_code
+from llmtrain.distributed.exit_codes import from_pytorchjob_code
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES
+from llmtrain.env import EXIT_CODES
 from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.kubernetes.server_clock import server_now

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from llmtrain.launch.plan import HELD_CODE, HELD_COMMAND
+from llmtrain.env import HOLD_SCRIPT
+from llmtrain.launch.plan import HELD_COMMAND
 from llmtrain.launch.pod_scripts import hold as held_pod
 
 SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
@@ -70,7 +71,7 @@ class Pod:
 
     def start(self, *words: str, text: str = "", **variables: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, *HELD_COMMAND[1:], *words]
-        env = {**os.environ, HELD_CODE: text or source(), "LLMTRAIN_WORK": str(self.work), **variables}
+        env = {**os.environ, HOLD_SCRIPT: text or source(), "LLMTRAIN_WORK": str(self.work), **variables}
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         process = subprocess.Popen(  # type: ignore[call-overload]
             command, env=env, start_new_session=True, **pipes

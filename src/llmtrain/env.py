@@ -1,0 +1,50 @@
+"""Every environment variable that llmtrain defines. docs/config.md lists them from VARIABLES.
+
+What the platform or torchrun sets (RANK, PET_*, JOB_COMPLETION_INDEX, ...) is read in distributed/env.py.
+"""
+
+DEBUG = "LLMTRAIN_DEBUG"
+DIST_TIMEOUT = "LLMTRAIN_DIST_TIMEOUT"
+EXIT_CODES = "LLMTRAIN_EXIT_CODES"
+FAULT = "LLMTRAIN_FAULT"
+FAULT_FILE = "LLMTRAIN_FAULT_FILE"
+HOLD_SCRIPT = "LLMTRAIN_HELD"
+LAUNCH = "LLMTRAIN_LAUNCH"
+MASTER_READY_TIMEOUT = "LLMTRAIN_MASTER_READY_TIMEOUT"
+NODE = "LLMTRAIN_NODE"
+PREFETCHED = "LLMTRAIN_PREFETCHED"
+READER_SCRIPT = "LLMTRAIN_READER"
+RUN_DIR = "LLMTRAIN_RUN_DIR"
+SHARED_CORES = "LLMTRAIN_SHARED_CORES"
+START = "LLMTRAIN_START"
+TERMINATION_LOG = "LLMTRAIN_TERMINATION_LOG"
+WEBHOOK = "LLMTRAIN_WEBHOOK"
+WORK = "LLMTRAIN_WORK"
+WORKER = "LLMTRAIN_WORKER"
+
+VARIABLES = {
+    "Set by you": {
+        DEBUG: "`1` logs every decision made during start-up.",
+        DIST_TIMEOUT: "Seconds in which all processes must have joined. Overrides `distributed.join_timeout_sec`.",
+        MASTER_READY_TIMEOUT: "Seconds to wait for the master to listen. Overrides `distributed.master_timeout_sec`.",
+        WEBHOOK: "URL to which `llmtrain guard` posts a message when a run ends or needs help.",
+    },
+    "Set in pods and worker processes": {
+        EXIT_CODES: "Platform whose exit-code convention applies: `pytorchjob` or `statefulset`.",
+        HOLD_SCRIPT: "Source of the program that keeps the pods of `launch --hold` running.",
+        LAUNCH: "Number of the launch of this run; a resume is a new launch.",
+        NODE: "`1` in processes started by `llmtrain node`.",
+        PREFETCHED: "File with the error of the init container that downloads models and data.",
+        READER_SCRIPT: "Source of the program that `logs` and `fetch` run to read the runs volume.",
+        RUN_DIR: "Directory for the files of `llmtrain launch -- COMMAND`; `llmtrain fetch` downloads it.",
+        SHARED_CORES: "`1` when llmtrain chose OMP_NUM_THREADS, so that it is not taken for your own choice.",
+        START: "Identifies this start of the processes of a node.",
+        WORK: "Working directory of pods launched with `--hold`.",
+        WORKER: "`1` in worker processes, whose errors are printed by their parent.",
+    },
+    "For tests": {
+        FAULT: "`point:step:rank:action`: injects a fault.",
+        FAULT_FILE: "The `wait` fault lasts for as long as this file exists.",
+        TERMINATION_LOG: "Path of the termination message (in pods `/dev/termination-log`).",
+    },
+}
