@@ -108,7 +108,7 @@ class TestHFText:
 
     def test_nul_is_refused_with_the_byte_tokenizer_alone(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.jsonl", json.dumps({"text": "a\0b"}) + "\n")
-        with pytest.raises(DataError, match="Example 0 of the train data"):
+        with pytest.raises(DataError, match="Row 0 of the train data"):
             prepare("hf_text", tmp_path, files=[path], val_files=[path])
         assert prepare("hf_text", tmp_path, files=[path], val_files=[path], tokenizer="char").tokenizer.vocab_size == 3
 
@@ -183,7 +183,7 @@ class TestHFText:
     @pytest.mark.parametrize("value", [5, None, ["x"]])
     def test_a_row_that_is_no_text_is_named(self, tmp_path: Path, value: object) -> None:
         path = write(tmp_path / "a.jsonl", json.dumps({"text": value}) + "\n")
-        with pytest.raises(DataError, match=r"Example 0 of the train data: column 'text' is not text"):
+        with pytest.raises(DataError, match=r"Row 0 of the train data: column 'text' is not text"):
             prepare("hf_text", tmp_path, files=[path], val_files=[path])
 
     @pytest.mark.parametrize("name", ["a.csv", "a", "a.txt.gz"])

@@ -98,7 +98,7 @@ def test_report_as_json_and_verdict() -> None:
 
 def test_importing_the_room_does_not_import_torch() -> None:
     code = "import sys, llmtrain.doctor.report, llmtrain.doctor.collective, llmtrain.doctor.examine\n"
-    code += "assert callable(llmtrain.diagnose.diagnose)\nprint('torch' in sys.modules)"
+    code += "import llmtrain.diagnose\nassert callable(llmtrain.diagnose.diagnose)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from llmtrain.distributed.control_group import Channel
+from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.distributed.world import World
 from llmtrain.doctor.collective import (
     Timing,
@@ -22,7 +22,7 @@ from llmtrain.doctor.collective import (
 def world() -> Iterator[World]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        yield World(is_joined=True, control=Channel(0, 1, dist.new_group(backend="gloo")))
+        yield World(is_joined=True, control=ControlGroup(0, 1, dist.new_group(backend="gloo")))
     finally:
         dist.destroy_process_group()
 
