@@ -12,6 +12,7 @@ HOLD_SCRIPT = "LLMTRAIN_HELD"
 LAUNCH = "LLMTRAIN_LAUNCH"
 MASTER_READY_TIMEOUT = "LLMTRAIN_MASTER_READY_TIMEOUT"
 NODE = "LLMTRAIN_NODE"
+NODE_NAME = "LLMTRAIN_NODE_NAME"
 PREFETCHED = "LLMTRAIN_PREFETCHED"
 READER_SCRIPT = "LLMTRAIN_READER"
 RUN_DIR = "LLMTRAIN_RUN_DIR"
@@ -34,6 +35,7 @@ VARIABLES = {
         HOLD_SCRIPT: "Source of the program that keeps the pods of `launch --hold` running.",
         LAUNCH: "Number of the launch of this run; a resume is a new launch.",
         NODE: "`1` in processes started by `llmtrain node`.",
+        NODE_NAME: "Name of the Kubernetes node, for exit reports.",
         PREFETCHED: "File with the error of the init container that downloads models and data.",
         READER_SCRIPT: "Source of the program that `logs` and `fetch` run to read the runs volume.",
         RUN_DIR: "Directory for the files of `llmtrain launch -- COMMAND`; `llmtrain fetch` downloads it.",

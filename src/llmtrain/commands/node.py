@@ -28,6 +28,7 @@ from llmtrain.env import NODE, PREFETCHED, START
 from llmtrain.errors import UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import log
+from llmtrain.runs.exit_report import ExitReport, publish, report_to_run, set_position
 from llmtrain.runs.heartbeats import announce_start
 
 if TYPE_CHECKING:
@@ -109,19 +110,24 @@ def command(
     if nodes and nodes.rpartition(":")[2].isdecimal():
         refuse_surplus_pod(os.environ, socket.gethostname(), int(nodes.rpartition(":")[2]))
     run = kept_run(loaded) if loaded and not doctor and not smoke else None
-    if run and (code := ended_before(run)) is not None:
+    if run and (before := ended_before(run)) is not None:
         log("DDP", f"this launch of run {run.run_id} has ended before, for good")
-        if code == 0 and loaded and loaded.output.sync_uri:
+        if before.error:
+            publish(before)
+        if before.exit_code == 0 and loaded and loaded.output.sync_uri:
             copy_again(
                 run, loaded.output.sync_uri, find_node_info(os.environ, given, socket.gethostname(), distributed)
             )
-        raise typer.Exit(code)  # cli.main then waits
+        raise typer.Exit(before.exit_code or 0)
     with keeping_the_end(run):
         check_prefetch()
         place = find_node_info(os.environ, given, socket.gethostname(), distributed)
         if loaded and not doctor and not smoke:
             for count in range(place.min_nodes, place.max_nodes + 1):  # every size that the job may come to have
                 micro_batches_in_step(loaded, count * place.processes_per_node)
+        set_position(node_rank=place.node_rank)
+        if run:
+            report_to_run(run.exits)
         for thing, source in sorted(place.sources.items()):
             log("DDP", f"{thing} from {source}", logging.DEBUG)
         os.environ[NODE] = "1"
@@ -165,12 +171,12 @@ def copy_again(run: "RunDirectory", uri: str, place: "NodeInfo") -> None:
 
 def check_prefetch() -> None:
     """What the pod's init container found wrong is said here, where exit codes mean the same on every platform."""
-    from llmtrain.distributed.worker_exit import error_of
-
     path = os.environ.get(PREFETCHED)
     report = read_json(Path(path)) if path else None
     if isinstance(report, dict):
-        raise error_of(report)
+        error = ExitReport.of_worker(0, int(report.get("exit_code") or 1), report).as_error()
+        error.reason = error.reason or "prefetch"
+        raise error
 
 
 def is_direct(place: "NodeInfo", max_restarts: int) -> bool:

@@ -20,9 +20,10 @@ from llmtrain.distributed.env import endpoint
 from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
 from llmtrain.distributed.process_info import NodeInfo
 from llmtrain.distributed.rendezvous import wait_for_master
-from llmtrain.distributed.worker_exit import Ended, JoinState, overall
+from llmtrain.distributed.worker_exit import JoinState, overall
 from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
+from llmtrain.runs.exit_report import ExitReport
 
 if TYPE_CHECKING:
     from llmtrain.distributed.agent import NodeAgent
@@ -86,7 +87,7 @@ def ending_while_joining() -> Iterator[JoinState]:
 
     def listen() -> None:
         while data := os.read(reading, 1):
-            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.is_true:
+            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.waiting:
                 log("DDP", f"{signal.Signals(data[0]).name}: stopped while waiting for the other nodes")
                 os._exit(Interrupted.exit_code)
 
@@ -105,7 +106,7 @@ def ending_while_joining() -> Iterator[JoinState]:
         os.close(writing)  # ends the thread
 
 
-def _run_agent(job: NodeJob, backend: str, joining: JoinState) -> tuple[list[Ended], bool]:
+def _run_agent(job: NodeJob, backend: str, joining: JoinState) -> tuple[list[ExitReport], bool]:
     """How every worker ended, and whether the node was told to stop."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException

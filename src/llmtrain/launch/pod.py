@@ -4,7 +4,7 @@ read-only root filesystem."""
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, PREFETCHED, RUN_DIR
+from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
 from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, WORK_DIR, JobPlan, Manifest
 from llmtrain.launch.pod_scripts import script_text
 
@@ -160,6 +160,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
         plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
     plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
+    rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     token = launch.hf_token_secret
     if token.name and is_asking:
         rows.append(

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from llmtrain.distributed.world import World
 from llmtrain.errors import PeerLost
-from llmtrain.runs.exit_report import exit_now
+from llmtrain.runs.exit_report import exit_now, report_to_run, set_position
 from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats, started_again
 
 BEAT_SEC = 2.0
@@ -28,6 +28,8 @@ class Watchdog:
         self._folder, self._world, self._timeout_sec, self._starts = folder, world, timeout_sec, starts
         self._heartbeat = Heartbeat(folder, world.rank, generation)
         self._step = self._progress = 0
+        set_position(generation=generation)
+        report_to_run(folder.parent / "exits")
         self._moved_at = time.monotonic()
         self._gap = 0.0  # the longest wait between two moves, of late
         self._successor: tuple[int, str] | None = None
@@ -41,6 +43,7 @@ class Watchdog:
         """This rank moves."""
         if step is not None:
             self._step = step
+            set_position(step=step)
         self._progress += 1
         now = time.monotonic()
         self._gap = max(now - self._moved_at, 0.9 * self._gap)

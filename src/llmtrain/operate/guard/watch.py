@@ -16,7 +16,7 @@ from functools import partial
 from http.client import HTTPException
 from typing import Any
 
-from llmtrain.distributed.exit_codes import from_pytorchjob_code
+from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES
 from llmtrain.env import EXIT_CODES
 from llmtrain.errors import LlmtrainError
@@ -97,9 +97,8 @@ class Guard:
             self._tell("recovered", run, f"run {run} goes on without {gone}", lambda: None, None)
 
     def _end(self, pods: list[Object]) -> End | None:
-        if self._with_logs and _is_set(pods):
-            return self._end_of_set(pods)
-        return find_end(pods)
+        end = find_end(pods)
+        return self._end_of_set(pods) if end is None and self._with_logs and _is_set(pods) else end
 
     def _end_of_set(self, pods: list[Object]) -> End | None:
         """Pods of a StatefulSet do not end: they say that they have, and wait."""
@@ -184,6 +183,8 @@ def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
     mistakes = [code for code in codes.values() if code in NO_RESTART_CODES]
     if mistakes:  # they end every kind of job at once
         return End("failed", worst_code(mistakes))
+    if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_set([pod]) for pod in staying):
+        return End("finished", 0)
     if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
         return None
     counted = [pod for pod in staying if _node(pod)[1] == "0"] if any(map(_is_elastic, staying)) else staying
@@ -217,7 +218,11 @@ def _phase(pod: Object) -> str:
 def _ends(pod: Object) -> list[Object]:
     status = pod.get("status") or {}
     rows = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
+    ended = [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
+    if _is_set([pod]):  # its container exits once, and waits after a restart
+        last = [(row.get("lastState") or {}).get("terminated") or {} for row in rows]
+        ended += [each for each in last if each.get("exitCode") in FOR_GOOD]
+    return ended
 
 
 def _code(pod: Object) -> int | None:

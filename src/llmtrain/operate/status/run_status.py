@@ -264,9 +264,12 @@ def rank_zero_progress(
 
 def idle_code(cluster: Cluster, record: Record, pods: list[PodStatus], progress: RunProgress | None) -> int | None:
     """What a StatefulSet's run has ended with: every one of its pods says so and waits. None where it goes on."""
-    if record.config.launch.kind != "stateful_set" or progress is None or progress.idle_code is None:
+    if record.config.launch.kind != "stateful_set" or len(pods) < record.config.launch.node_range[0]:
         return None
-    if len(pods) < record.config.launch.node_range[0] or not all(pod.is_running for pod in pods):
+    if all(pod.final_code is not None for pod in pods):
+        return worst_code(pod.final_code for pod in pods)
+    # Images of the first version never exit: their log says that they wait.
+    if progress is None or progress.idle_code is None or not all(pod.is_running for pod in pods):
         return None
 
     def code(pod: PodStatus) -> int | None:
