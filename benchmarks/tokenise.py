@@ -21,7 +21,10 @@ import numpy as np
 
 from llmtrain.data.store.token_store import smallest_dtype, write_tokens
 from llmtrain.data.text.reader import read_chunks
-from llmtrain.data.tokenizers.tokenizer import GPT2Tokenizer, HFTokenizer, Tokenizer, train_bpe
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.bpe import train_bpe
+from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
+from llmtrain.data.tokenizers.hf import HFTokenizer
 
 PROCESSES = 2
 

@@ -96,7 +96,7 @@ def test_an_answer_ends_where_the_model_says(tune, cli, base: Path, workdir: Pat
     assert tune().code == 0
     one = ["generate", "--run", "mine", "--prompt", "say red", "--temperature", "0", "--max-new-tokens", "6", "--json"]
     text = cli(*one).json["text"]
-    from llmtrain.data.tokenizers.tokenizer import load_tokenizer
+    from llmtrain.data.tokenizers.load import load_tokenizer
 
     first = int(load_tokenizer(str(base)).encode(text)[0])
     for folder in (base, workdir / "runs/mine/model_config"):

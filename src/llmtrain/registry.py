@@ -9,7 +9,7 @@ from typing import Any
 from llmtrain.errors import UsageError, nearest
 
 MODELS = {
-    "gpt": "llmtrain.models.gpt.model:GPTAdapter",
+    "gpt": "llmtrain.models.gpt.adapter:GPTAdapter",
     "dummy_gpt": "llmtrain.models.dummy_gpt:DummyGPTAdapter",
     "hf_causal_lm": "llmtrain.models.hf.causal_lm:HFCausalLMAdapter",
 }

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE, Batch, EvalBatches
-from llmtrain.data.examples.batches import ExampleBatches
-from llmtrain.data.examples.example import Example, Segment
+from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.data.make_batches import make_batches, make_eval_batches
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
+from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
 
 BLOCK = 24

@@ -18,7 +18,8 @@ from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import has_chat_template, prompt_text
 from llmtrain.data.store.example_store import ExampleStore
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer, load_saved_tokenizer, load_tokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 MakeTokenizer = Callable[..., Path]
@@ -49,7 +50,7 @@ def texts(prepared: PreparedData, split: str = "train") -> list[tuple[str, str]]
 
 
 def segments(data: JsonExamples, split: Any = "train") -> list[list[tuple[str, bool]]]:
-    return [[tuple(segment) for segment in row.segments] for row in data.rows(split)]  # type: ignore[misc]
+    return [[tuple(segment) for segment in row.segments] for row in data.examples(split)]  # type: ignore[misc]
 
 
 def chat(*turns: tuple[str, Any]) -> dict[str, Any]:
@@ -57,8 +58,8 @@ def chat(*turns: tuple[str, Any]) -> dict[str, Any]:
 
 
 class TestPlain:
-    def test_tokens_answers_and_places(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows(ROW, "", WITH_INPUT)
+    def test_tokens_answers_and_places(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl(ROW, "", WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train)
         assert texts(prepared) == [(f"{PLAIN}a\0", "a\0"), (f"{PLAIN_WITH_INPUT}b c\0", "b c\0")]
         store = prepared.train
@@ -69,45 +70,45 @@ class TestPlain:
         assert not store.tokens.flags.writeable
 
     @pytest.mark.parametrize("tokenizer", [None, "byte", "char"])
-    def test_built_in_tokenizers(self, tmp_path: Path, write_rows: Write, tokenizer: str | None) -> None:
-        train = write_rows(ROW, WITH_INPUT)
+    def test_built_in_tokenizers(self, tmp_path: Path, write_jsonl: Write, tokenizer: str | None) -> None:
+        train = write_jsonl(ROW, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=tokenizer)
         end = "" if tokenizer == "char" else "\0"
         assert texts(prepared)[0] == (f"{PLAIN}a{end}", f"a{end}")
 
     @pytest.mark.shared
     @pytest.mark.usefixtures("gpt2")
-    def test_gpt2(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows(ROW)
+    def test_gpt2(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl(ROW)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer="gpt2")
         assert texts(prepared) == [(f"{PLAIN}a<|endoftext|>", "a<|endoftext|>")]
 
-    def test_a_missing_or_null_input_is_no_input(self, write_rows: Write) -> None:
-        train = write_rows({"instruction": "Say a.", "output": "a"}, {**ROW, "input": None})
+    def test_a_missing_or_null_input_is_no_input(self, write_jsonl: Write) -> None:
+        train = write_jsonl({"instruction": "Say a.", "output": "a"}, {**ROW, "input": None})
         assert segments(module(train_file=train, val_file=train)) == [[(PLAIN, False), ("a", True)]] * 2
 
-    def test_fields_of_other_names(self, write_rows: Write) -> None:
-        train = write_rows({"q": "Repeat.", "context": "b c", "a": "b c"})
+    def test_fields_of_other_names(self, write_jsonl: Write) -> None:
+        train = write_jsonl({"q": "Repeat.", "context": "b c", "a": "b c"})
         fields = {"instruction_field": "q", "input_field": "context", "output_field": "a"}
         data = module(train_file=train, val_file=train, **fields)
         assert segments(data) == [[(PLAIN_WITH_INPUT, False), ("b c", True)]]
 
     @pytest.mark.parametrize("add", [True, False])
     def test_special_tokens_in_front(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, add: bool
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, add: bool
     ) -> None:
         folder = with_bos(make_tokenizer(None))
-        train = write_rows(ROW)
+        train = write_jsonl(ROW)
         fields = {"tokenizer": str(folder), "add_special_tokens": add}
         [(whole, answer)] = texts(prepare(tmp_path, train_file=train, val_file=train, **fields))
         assert whole == ("<|im_start|>" if add else "") + f"{PLAIN}a<|im_end|>"
         assert answer == "a<|im_end|>"
 
     def test_the_prompt_is_tokenised_as_it_is_at_inference(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer
     ) -> None:
         folder = make_tokenizer()
-        train = write_rows(ROW, WITH_INPUT)
+        train = write_jsonl(ROW, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(folder))
         config = DataSection(name="instruct_jsonl", train_file=train)
         for row, question in enumerate(("Say a.", "Repeat.\n\nb c")):
@@ -163,9 +164,9 @@ class TestTokenizers:
 
 class TestChat:
     def test_instructions_as_conversations(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer
     ) -> None:
-        train = write_rows(ROW, WITH_INPUT)
+        train = write_jsonl(ROW, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
         begin = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
         answers = ["a<|im_end|>\n", "b c<|im_end|>\n"]
@@ -176,9 +177,9 @@ class TestChat:
         store = prepared.train
         assert store.tokens[0] == prepared.tokenizer.encode("<|im_start|>")[0]  # one id, not its letters
 
-    def test_every_answer_of_a_conversation(self, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
+    def test_every_answer_of_a_conversation(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
         turns = [("system", "S"), ("user", "U"), ("assistant", "A"), ("tool", "T"), ("assistant", "B"), ("user", "V")]
-        train = write_rows(chat(*turns))
+        train = write_jsonl(chat(*turns))
         data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
         assert segments(data) == [
             [
@@ -211,9 +212,9 @@ class TestChat:
     @pytest.mark.parametrize("tokenizer", [True, False])
     @pytest.mark.parametrize("name", ["instruct_jsonl", "chat_jsonl"])
     def test_no_template(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, name: str, tokenizer: bool
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, name: str, tokenizer: bool
     ) -> None:
-        train = write_rows(ROW)
+        train = write_jsonl(ROW)
         spec = str(make_tokenizer(None)) if tokenizer else "byte"
         with pytest.raises(UsageError, match="has no chat template") as caught:
             prepare(tmp_path, name, train_file=train, val_file=train, tokenizer=spec, prompt_format="chat")
@@ -238,17 +239,17 @@ class TestChat:
         ],
     )
     def test_a_template_that_rewrites_earlier_turns(
-        self, write_rows: Write, make_tokenizer: MakeTokenizer, template: str, message: int
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer, template: str, message: int
     ) -> None:
-        train = write_rows(chat(("user", "U"), ("assistant", "long"), ("user", "V"), ("assistant", "B")))
+        train = write_jsonl(chat(("user", "U"), ("assistant", "long"), ("user", "V"), ("assistant", "B")))
         data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer(template)))
         what = rf"train\.jsonl, line 1: the chat template rewrites earlier turns when message {message} is added"
         with pytest.raises(DataError, match=what):
             segments(data)
 
-    def test_a_template_that_refuses(self, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
+    def test_a_template_that_refuses(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
         template = "{{ raise_exception('Roles must alternate.') }}"
-        train = write_rows(chat(("user", "U"), ("assistant", "A")))
+        train = write_jsonl(chat(("user", "U"), ("assistant", "A")))
         fields: Any = {"train_file": train, "val_file": train, "tokenizer": str(make_tokenizer(template))}
         with pytest.raises(
             DataError, match=r"line 1: the chat template refuses the conversation: Roles must alternate"
@@ -271,10 +272,10 @@ class TestChat:
             prompt_text(config, make_tokenizer("{{ strftime_now('%Y') }}"), messages)
         assert ["on another day the same rows differ" in record.getMessage() for record in caplog.records] == [True]
 
-    def test_a_tokenizer_that_transformers_cannot_open(self, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
+    def test_a_tokenizer_that_transformers_cannot_open(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
         folder = make_tokenizer()
         (folder / "tokenizer.json").write_text("{")
-        train = write_rows(ROW)
+        train = write_jsonl(ROW)
         with pytest.raises(DataError, match="cannot be opened by transformers"):
             segments(module(train_file=train, val_file=train, tokenizer=str(folder)))
 
@@ -313,24 +314,24 @@ BAD_CHATS = [
 
 
 class TestBadRows:
-    def test_nul_cannot_be_used_with_the_byte_tokenizer_alone(self, write_rows: Write) -> None:
-        train = write_rows({**ROW, "output": "a\0b"})
+    def test_nul_cannot_be_used_with_the_byte_tokenizer_alone(self, write_jsonl: Write) -> None:
+        train = write_jsonl({**ROW, "output": "a\0b"})
         with pytest.raises(DataError, match=r"train\.jsonl, line 1: "):
             segments(module(train_file=train, val_file=train, tokenizer="byte"))
         assert segments(module(train_file=train, val_file=train, tokenizer="char"))
 
     @pytest.mark.parametrize(("bad", "reason"), BAD_LINES)
-    def test_an_instruction_that_cannot_be_used(self, write_rows: Write, bad: Any, reason: str) -> None:
-        train = write_rows(ROW, "", bad)
+    def test_an_instruction_that_cannot_be_used(self, write_jsonl: Write, bad: Any, reason: str) -> None:
+        train = write_jsonl(ROW, "", bad)
         with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{reason}") as caught:
             segments(module(train_file=train, val_file=train))
         assert "data.bad_rows" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize(("bad", "reason"), BAD_CHATS)
     def test_a_conversation_that_cannot_be_used(
-        self, write_rows: Write, make_tokenizer: MakeTokenizer, bad: Any, reason: str
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer, bad: Any, reason: str
     ) -> None:
-        train = write_rows(chat(("user", "U"), ("assistant", "A")), bad)
+        train = write_jsonl(chat(("user", "U"), ("assistant", "A")), bad)
         data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
         with pytest.raises(DataError, match=rf"train\.jsonl, line 2: .*{reason}"):
             segments(data)
@@ -343,10 +344,10 @@ class TestBadRows:
         assert "iconv" in (caught.value.remedy or "")
 
     def test_left_out_counted_and_said_once(
-        self, tmp_path: Path, write_rows: Write, caplog: pytest.LogCaptureFixture
+        self, tmp_path: Path, write_jsonl: Write, caplog: pytest.LogCaptureFixture
     ) -> None:
         bad = [line for line, _ in BAD_LINES]
-        train, val = write_rows(ROW, *bad, WITH_INPUT), write_rows(ROW, name="val.jsonl")
+        train, val = write_jsonl(ROW, *bad, WITH_INPUT), write_jsonl(ROW, name="val.jsonl")
         with caplog.at_level(logging.WARNING, "llmtrain"):
             prepared = prepare(tmp_path, train_file=train, val_file=val, bad_rows="skip", tokenizer="char")
         assert [whole for whole, _ in texts(prepared)] == [f"{PLAIN}a", f"{PLAIN_WITH_INPUT}b c"]
@@ -354,25 +355,25 @@ class TestBadRows:
         [said] = [record.getMessage() for record in caplog.records]
         assert f"16 of 18 rows of {train} left out: first line 2: not valid JSON" in said
 
-    def test_all_of_them(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows("{", "{")
+    def test_all_of_them(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl("{", "{")
         with pytest.raises(DataError, match="none of the 2 rows can be used; first line 1: not valid JSON"):
             prepare(tmp_path, train_file=train, val_file=train, bad_rows="skip")
 
     @pytest.mark.parametrize("content", ["", "\n \n"])
-    def test_an_empty_file(self, tmp_path: Path, write_rows: Write, content: str) -> None:
+    def test_an_empty_file(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
         with pytest.raises(DataError, match=r"train\.jsonl is empty"):
-            prepare(tmp_path, train_file=write_rows(content))
+            prepare(tmp_path, train_file=write_jsonl(content))
 
     @pytest.mark.parametrize("content", ['[{"instruction": "a"}]', '\n[\n  {"instruction": "a"}\n]'])
-    def test_a_json_array(self, tmp_path: Path, write_rows: Write, content: str) -> None:
+    def test_a_json_array(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
         with pytest.raises(DataError, match="is a JSON array, but one JSON object a line") as caught:
-            prepare(tmp_path, train_file=write_rows(content), bad_rows="skip")
+            prepare(tmp_path, train_file=write_jsonl(content), bad_rows="skip")
         assert "jq -c '.[]'" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
-    def test_no_such_file(self, tmp_path: Path, write_rows: Write, field: str) -> None:
-        files = {"train_file": write_rows(ROW), "val_file": write_rows(ROW), field: "nosuch.jsonl"}
+    def test_no_such_file(self, tmp_path: Path, write_jsonl: Write, field: str) -> None:
+        files = {"train_file": write_jsonl(ROW), "val_file": write_jsonl(ROW), field: "nosuch.jsonl"}
         with pytest.raises(DataError, match=rf"data\.{field}: there is no file nosuch\.jsonl"):
             prepare(tmp_path, **files)
 
@@ -383,24 +384,24 @@ class TestBadRows:
 
 
 class TestSplits:
-    def numbered(self, write_rows: Write, count: int) -> str:
-        return write_rows(*[{**ROW, "output": f"answer {i}"} for i in range(count)])
+    def numbered(self, write_jsonl: Write, count: int) -> str:
+        return write_jsonl(*[{**ROW, "output": f"answer {i}"} for i in range(count)])
 
     @pytest.mark.parametrize(("count", "fraction", "held"), [(40, 0.25, 10), (3, 0.05, 1), (2, 0.9, 1), (20, 0.05, 1)])
-    def test_the_last_rows_are_held_out(self, write_rows: Write, count: int, fraction: float, held: int) -> None:
-        data = module(train_file=self.numbered(write_rows, count), val_fraction=fraction)
+    def test_the_last_rows_are_held_out(self, write_jsonl: Write, count: int, fraction: float, held: int) -> None:
+        data = module(train_file=self.numbered(write_jsonl, count), val_fraction=fraction)
         train, val = segments(data, "train"), segments(data, "val")
         assert len(val) == held
         assert [row[1][0] for row in train + val] == [f"answer {i}" for i in range(count)]
-        assert [row.line for row in data.rows("val")] == list(range(count - held + 1, count + 1))
+        assert [row.line for row in data.examples("val")] == list(range(count - held + 1, count + 1))
 
-    def test_one_row_cannot_be_split(self, tmp_path: Path, write_rows: Write) -> None:
+    def test_one_row_cannot_be_split(self, tmp_path: Path, write_jsonl: Write) -> None:
         with pytest.raises(DataError, match="one row") as caught:
-            prepare(tmp_path, train_file=write_rows(ROW))
+            prepare(tmp_path, train_file=write_jsonl(ROW))
         assert "data.val_file" in (caught.value.remedy or "")
 
-    def test_all_rows_of_another_file(self, write_rows: Write) -> None:
-        other = write_rows(ROW, ROW, name="other.jsonl")
+    def test_all_rows_of_another_file(self, write_jsonl: Write) -> None:
+        other = write_jsonl(ROW, ROW, name="other.jsonl")
         data = module(train_file="nosuch")
         store = ExampleStore.from_examples(data.examples_of_file(other), ByteTokenizer(), 1)
         assert (store.example_count, store.place(1)) == (2, (other, 2))
@@ -425,12 +426,12 @@ class TestSplits:
             prepare(tmp_path, name, **fields, val_split="nosuch")
 
     @pytest.mark.parametrize("how", ["jsonl", "save_to_disk"])
-    def test_a_dataset_path_of_a_lora_script(self, tmp_path: Path, write_rows: Write, how: str) -> None:
+    def test_a_dataset_path_of_a_lora_script(self, tmp_path: Path, write_jsonl: Write, how: str) -> None:
         """`--dataset_path DIR`: one split, none for validation."""
         folder, rows = tmp_path / "dataset", [{**ROW, "output": f"answer {i}"} for i in range(4)]
         if how == "jsonl":
             folder.mkdir()
-            Path(write_rows(*rows)).rename(folder / "data.jsonl")
+            Path(write_jsonl(*rows)).rename(folder / "data.jsonl")
         else:
             datasets.Dataset.from_list(rows).save_to_disk(folder)
         prepared = prepare(tmp_path, dataset_name=str(folder), val_split=None, val_fraction=0.25)
@@ -438,16 +439,16 @@ class TestSplits:
         assert [answer for _, answer in texts(prepared, "val")] == ["answer 3\0"]
 
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
-    def test_a_directory_where_a_file_is_meant(self, tmp_path: Path, write_rows: Write, field: str) -> None:
+    def test_a_directory_where_a_file_is_meant(self, tmp_path: Path, write_jsonl: Write, field: str) -> None:
         with pytest.raises(DataError) as caught:
-            prepare(tmp_path, **{"train_file": write_rows(ROW, ROW), field: str(tmp_path)})
+            prepare(tmp_path, **{"train_file": write_jsonl(ROW, ROW), field: str(tmp_path)})
         assert (caught.value.exit_code, f"data.{field}" in caught.value.what) == (65, True)
         assert "data.dataset_name" in (caught.value.remedy or "")
 
 
 class TestStore:
-    def test_made_once(self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
-        fields = {"train_file": write_rows(ROW, WITH_INPUT), "tokenizer": str(make_tokenizer())}
+    def test_made_once(self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
+        fields = {"train_file": write_jsonl(ROW, WITH_INPUT), "tokenizer": str(make_tokenizer())}
         first, second = (prepare(tmp_path, **fields) for _ in range(2))
         assert first.train.path == second.train.path
         assert first.fingerprint == second.fingerprint
@@ -467,18 +468,18 @@ class TestStore:
         ],
     )
     def test_made_anew_when_a_setting_changes(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, change: Any
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, change: Any
     ) -> None:
-        fields = {"train_file": write_rows(ROW, WITH_INPUT, ROW), "tokenizer": str(make_tokenizer())}
+        fields = {"train_file": write_jsonl(ROW, WITH_INPUT, ROW), "tokenizer": str(make_tokenizer())}
         change = {name: fields.get(value, value) for name, value in change.items()}
         first, second = prepare(tmp_path, **fields), prepare(tmp_path, **{**fields, **change})
         assert first.train.path != second.train.path
 
     @pytest.mark.parametrize("as_file", [True, False])
     def test_made_anew_when_the_template_changes(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, as_file: bool
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, as_file: bool
     ) -> None:
-        train = write_rows(chat(("user", "U"), ("assistant", "A")), chat(("user", "V"), ("assistant", "B")))
+        train = write_jsonl(chat(("user", "U"), ("assistant", "A")), chat(("user", "V"), ("assistant", "B")))
         wholes = []
         for mark in ("1", "2"):
             template = mark + "{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -487,16 +488,16 @@ class TestStore:
             wholes.append(texts(prepared)[0][0])
         assert wholes == ["1UA", "2UA"]
 
-    def test_made_anew_when_the_rows_change(self, tmp_path: Path, write_rows: Write) -> None:
+    def test_made_anew_when_the_rows_change(self, tmp_path: Path, write_jsonl: Write) -> None:
         for answer in ("a", "bb"):
-            prepared = prepare(tmp_path, train_file=write_rows({**ROW, "output": answer}, ROW))
+            prepared = prepare(tmp_path, train_file=write_jsonl({**ROW, "output": answer}, ROW))
             assert texts(prepared)[0][1] == f"{answer}\0"
 
     @pytest.mark.parametrize("name", ["train.bin", "val.answers.bin", "val.rows.bin", "tokenizer/tokenizer.json"])
     def test_a_damaged_one_is_made_anew(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, name: str
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, name: str
     ) -> None:
-        fields = {"train_file": write_rows(ROW, WITH_INPUT), "tokenizer": str(make_tokenizer())}
+        fields = {"train_file": write_jsonl(ROW, WITH_INPUT), "tokenizer": str(make_tokenizer())}
         whole = prepare(tmp_path, **fields)
         rows = texts(whole, "val")
         path = whole.train.path.parent / name
@@ -505,9 +506,9 @@ class TestStore:
         assert again.fingerprint == whole.fingerprint
         assert texts(again, "val") == rows
 
-    def test_the_fingerprint_is_of_what_is_trained_on(self, tmp_path: Path, write_rows: Write) -> None:
+    def test_the_fingerprint_is_of_what_is_trained_on(self, tmp_path: Path, write_jsonl: Write) -> None:
         def fingerprint(*rows: Any, name: str, **fields: Any) -> str:
-            return prepare(tmp_path, train_file=write_rows(*rows, name=name), **fields).fingerprint
+            return prepare(tmp_path, train_file=write_jsonl(*rows, name=name), **fields).fingerprint
 
         first = fingerprint(ROW, WITH_INPUT, name="a.jsonl")
         assert fingerprint(ROW, "", "", WITH_INPUT, name="elsewhere.jsonl") == first
@@ -517,8 +518,8 @@ class TestStore:
         short = fingerprint({"instruction": f"x{head}b", "output": "c"}, ROW, name="b.jsonl")
         assert short != fingerprint({"instruction": "x", "output": f"b{head}c"}, ROW, name="b.jsonl")
 
-    def test_pickled_by_path_or_by_value(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows(*[{**ROW, "output": "a" * 10_000}] * 2)
+    def test_pickled_by_path_or_by_value(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl(*[{**ROW, "output": "a" * 10_000}] * 2)
         mapped = prepare(tmp_path, train_file=train).train
         in_memory = ExampleStore.from_examples(module(train_file=train).examples_of_file(train), ByteTokenizer(), 1)
         assert isinstance(mapped, ExampleStore)

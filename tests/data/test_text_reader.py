@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from llmtrain.data.text import reader as text_reader
 from llmtrain.data.text.reader import expand_files, files_identity, read_chunks
-from llmtrain.data.tokenizers.tokenizer import HFTokenizer, train_bpe
+from llmtrain.data.tokenizers.bpe import train_bpe
+from llmtrain.data.tokenizers.hf import HFTokenizer
 from llmtrain.errors import DataError
 
 TEXT = "".join(f"import m{i}\nimport n{i}\n\ndef f{i}(x):\n\treturn x + {i}  # été\n\n" for i in range(200))

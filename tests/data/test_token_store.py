@@ -12,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmtrain.data.base import Split, TextChunk
-from llmtrain.data.examples.example import Example, Segment
 from llmtrain.data.store import directory as store_folder
 from llmtrain.data.store import token_store
 from llmtrain.data.store.directory import StoreDirectory, open_or_build
 from llmtrain.data.store.example_store import example_writer
 from llmtrain.data.store.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
+from llmtrain.data.tokenizers.char import CharTokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer
+from llmtrain.data.types import Example, Segment, Split, TextChunk
 from llmtrain.errors import DataError, UsageError
 
 TEXTS = {"train": ["some text\n", "for training"], "val": ["held out"]}
@@ -240,12 +242,12 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
 BUILDER = """
 import logging, sys, time
 from pathlib import Path
-from llmtrain.data.base import TextChunk
+from llmtrain.data.types import TextChunk
 from llmtrain.data.store.example_store import example_writer
-from llmtrain.data.examples.example import Example, Segment
+from llmtrain.data.types import Example, Segment
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.token_store import text_writer
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
 cache, journal, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def chunks(split):
     with journal.open("a") as file:

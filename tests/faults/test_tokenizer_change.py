@@ -10,7 +10,7 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
-from llmtrain.data.tokenizers.tokenizer import load_saved_tokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer
 from llmtrain.errors import CheckpointError
 from llmtrain.inference.load import Source, load_model
 from llmtrain.runs.manifest import MANIFEST, manifest_text

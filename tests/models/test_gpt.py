@@ -10,7 +10,8 @@ import torch
 from llmtrain.config.schema import ModelSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
-from llmtrain.models.gpt.model import GPT, GPTAdapter, padded_vocab
+from llmtrain.models.gpt.adapter import GPTAdapter
+from llmtrain.models.gpt.model import GPT, padded_vocab_size
 
 SHAPES = {
     "tied": {"vocab_size": 101},
@@ -185,16 +186,16 @@ def test_dropout_works_in_training_only() -> None:
 
 
 def test_padding_of_the_vocabulary() -> None:
-    assert padded_vocab(50257) == 50304
-    assert padded_vocab(6399) == 6400
-    assert padded_vocab(65) == 65
-    assert padded_vocab(256) == 256
+    assert padded_vocab_size(50257) == 50304
+    assert padded_vocab_size(6399) == 6400
+    assert padded_vocab_size(65) == 65
+    assert padded_vocab_size(256) == 256
     module = built(vocab_size=6399)
     assert module.wte.weight.shape[0] == 6400
     logits = module(some_tokens(6399))
     assert logits[..., 6399:].exp().sum() == 0, "a padding row must never be predicted"
     assert logits[..., :6399].isfinite().all()
-    assert "padding" not in module.state_dict()
+    assert "padding_bias" not in module.state_dict()
 
 
 def test_tied_means_one_matrix() -> None:

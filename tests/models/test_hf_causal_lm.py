@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from llmtrain.config.schema import DataSection, LoraSection, ModelSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE, Batch
-from llmtrain.data.examples.example import Row, Segment
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.store.example_store import ExampleStore
-from llmtrain.data.tokenizers.tokenizer import HFTokenizer
+from llmtrain.data.tokenizers.hf import HFTokenizer
+from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count, trainable_count
 
@@ -155,17 +155,17 @@ def test_scaled_logits_are_scaled_in_the_loss_too(kind: str, changes: dict[str, 
 # Packed rows.
 
 
-def rows_of(count: int) -> list[Row]:
+def rows_of(count: int) -> list[Example]:
     """Rows of 8 to 30 tokens."""
     rows = []
     for number in range(count):
         words = [WORDS[(3 * number + i) % len(WORDS)] for i in range(2 + number % 4)]
         segments = [Segment(" ".join(words), False), Segment(" ".join(reversed(words)), True)]
-        rows.append(Row(segments, "rows", number + 1, ends_text=True))
+        rows.append(Example(segments, "rows", number + 1, ends_text=True))
     return rows
 
 
-def batches_of(rows: list[Row], tokenizer: HFTokenizer, packing: bool, size: int) -> Batch:
+def batches_of(rows: list[Example], tokenizer: HFTokenizer, packing: bool, size: int) -> Batch:
     """All rows in one micro-batch, as the trainer gets it."""
     store = ExampleStore.from_examples(rows, tokenizer, 1)
     data = DataSection(name="instruct_jsonl", train_file="-", packing=packing)

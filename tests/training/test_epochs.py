@@ -35,7 +35,7 @@ from test_fine_tune_faults import (
 )
 
 from llmtrain.config.schema import Config
-from llmtrain.data.examples.batches import ExampleBatches
+from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.training.build import build_components

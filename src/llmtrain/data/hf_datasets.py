@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.schema import DataSection
-from llmtrain.data.store.directory import Split
+from llmtrain.data.types import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 

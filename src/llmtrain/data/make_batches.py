@@ -3,7 +3,7 @@
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
-from llmtrain.data.examples.batches import ExampleBatches, ExampleEvalBatches, Samples
+from llmtrain.data.examples.example_batches import ExampleBatches, ExampleEvalBatches, Samples
 from llmtrain.data.examples.selection import select_examples
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore

@@ -11,7 +11,8 @@ from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoi
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
-from llmtrain.data.tokenizers.tokenizer import Tokenizer, load_saved_tokenizer, load_tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
 from llmtrain.distributed.world import pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.files import read_json

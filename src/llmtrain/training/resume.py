@@ -10,7 +10,7 @@ from torch import nn
 from llmtrain.checkpoint.state import TrainState, load_tensors
 from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.config.schema import MAX_THREADS, Config, TrainerSection, differences, may_change
-from llmtrain.data.tokenizers.tokenizer import saved_sha256
+from llmtrain.data.tokenizers.load import saved_sha256
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.files import is_there, read_json

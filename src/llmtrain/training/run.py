@@ -17,7 +17,7 @@ from llmtrain.config.document import dump_document
 from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.data.store.example_store import ExampleStore
-from llmtrain.data.tokenizers.tokenizer import replace_saved_tokenizer, saved_sha256
+from llmtrain.data.tokenizers.load import replace_saved_tokenizer, saved_sha256
 from llmtrain.distributed.batch_split import Share, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
 from llmtrain.distributed.parallel import ParallelModel

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from llmtrain.data.sampler import derive_seed
-from llmtrain.data.tokenizers.tokenizer import Tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, evaluating

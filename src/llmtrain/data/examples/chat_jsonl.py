@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from llmtrain.data.examples.chat_template import ROLES, Message
-from llmtrain.data.examples.example import BadExample, Segment
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation
+from llmtrain.data.tokenizers.chat_template import ROLES, Message
+from llmtrain.data.types import BadExample, Segment
 
 
 class ChatJsonl(JsonExamples):

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from llmtrain.data.examples.example import BadExample, Segment
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation, plain_prompt
+from llmtrain.data.types import BadExample, Segment
 
 
 class InstructJsonl(JsonExamples):

@@ -7,15 +7,14 @@ from itertools import islice
 from typing import Any, Literal
 
 from llmtrain.config.schema import DataSection
-from llmtrain.data.examples.chat_template import ChatTemplate
-from llmtrain.data.examples.example import BadExample, Example, Segment
-from llmtrain.data.examples.example_data import ExampleData
+from llmtrain.data.base import ExampleData
 from llmtrain.data.examples.json_lines import Line, count_lines, find_file, read_json_lines
 from llmtrain.data.examples.prompts import choose_format
 from llmtrain.data.hf_datasets import load_split, training_count
-from llmtrain.data.store.directory import Split
 from llmtrain.data.text.reader import files_identity
-from llmtrain.data.tokenizers.tokenizer import tokenizer_dir
+from llmtrain.data.tokenizers.chat_template import ChatTemplate
+from llmtrain.data.tokenizers.load import tokenizer_dir
+from llmtrain.data.types import BadExample, Example, Segment, Split
 from llmtrain.errors import DataError
 from llmtrain.logs import warn_once
 
@@ -54,7 +53,7 @@ class JsonExamples(ExampleData):
             "val": self._source_identity("val") if self._has_val else config.val_fraction,
         }
 
-    def rows(self, split: Split) -> Iterator[Example]:
+    def examples(self, split: Split) -> Iterator[Example]:
         name = self._file(split)
         if name:
             return self._usable(name, self._held_out(split, read_json_lines(self._path(split), name)))

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmtrain.data.examples.example import BadExample
+from llmtrain.data.types import BadExample
 from llmtrain.errors import DataError
 
 

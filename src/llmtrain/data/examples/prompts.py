@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Literal
 
 from llmtrain.config.schema import DataSection
-from llmtrain.data.examples.chat_template import ChatTemplate, Message, has_chat_template
-from llmtrain.data.examples.example import BadExample, Segment
-from llmtrain.data.tokenizers.tokenizer import Tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template
+from llmtrain.data.types import BadExample, Segment
 from llmtrain.errors import DataError, UsageError
 
 __all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt", "prompt_prefix", "prompt_text"]

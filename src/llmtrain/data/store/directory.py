@@ -15,18 +15,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from llmtrain.content_hash import file_sha256, stamp
-from llmtrain.data.tokenizers.tokenizer import Tokenizer, load_saved_tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer
+from llmtrain.data.types import SPLITS, Split
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import fsync_dir, is_full, is_there, read_json, write_json
 from llmtrain.logs import log, warn
 
-Split = Literal["train", "val"]
-SPLITS: tuple[Split, Split] = ("train", "val")
 FORMAT_VERSION = 2
 WAIT_FOR_OTHER_SEC = 24 * 3600
 META, VERIFIED = "meta.json", "verified.json"

@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.data.store.directory import Split, StoreDirectory, Write, Written
+from llmtrain.data.store.directory import StoreDirectory, Write, Written
 from llmtrain.data.store.token_store import TokenizeProgress, in_groups, map_array, smallest_dtype
-from llmtrain.data.tokenizers.tokenizer import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.types import Example, Split
 from llmtrain.errors import DataError
-
-if TYPE_CHECKING:
-    from llmtrain.data.examples.example import Example
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class ExampleStore:
         return _open_rows(folder.path, split, facts["dtype"], tuple(facts["files"]))
 
     @classmethod
-    def from_examples(cls, rows: "Iterable[Example]", tokenizer: Tokenizer, threads: int) -> "ExampleStore":
+    def from_examples(cls, rows: Iterable[Example], tokenizer: Tokenizer, threads: int) -> "ExampleStore":
         """In memory, for rows that are read once."""
         dtype = smallest_dtype(tokenizer.vocab_size)
         encoded, files, progress = [], Files(), TokenizeProgress("rows")
@@ -101,7 +99,7 @@ class Files:
         return list(self._indexes)
 
 
-def example_writer(rows: "Callable[[Split], Iterable[Example]]", threads: int) -> Write:
+def example_writer(rows: Callable[[Split], Iterable[Example]], threads: int) -> Write:
     """Writes the rows of a split for open_or_build."""
 
     def write(folder: Path, split: Split, tokenizer: Tokenizer) -> Written:
@@ -140,7 +138,7 @@ class EncodedExample(NamedTuple):
 
 
 def _encode(
-    rows: "Iterable[Example]",
+    rows: Iterable[Example],
     tokenizer: Tokenizer,
     dtype: type[np.unsignedinteger[Any]],
     threads: int,

@@ -6,18 +6,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.data.store.directory import Split, StoreDirectory, Write, Written
-from llmtrain.data.tokenizers.tokenizer import Tokenizer
+from llmtrain.data.store.directory import StoreDirectory, Write, Written
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
 from llmtrain.logs import log
-
-if TYPE_CHECKING:
-    from llmtrain.data.base import TextChunk
 
 GROUP_CHARACTERS = 4 << 20  # text handed to the tokenizer at once
 PROGRESS_SEC = 2.0
@@ -52,7 +50,7 @@ def _open_tokens(path: Path, dtype: str) -> TokenStore:
     return TokenStore(path, map_array(path, dtype))
 
 
-def text_writer(chunks: "Callable[[Split], Iterable[TextChunk]]", threads: int) -> Write:
+def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int) -> Write:
     """Writes the text of a split for open_or_build."""
 
     def write(folder: Path, split: Split, tokenizer: Tokenizer) -> Written:
@@ -72,7 +70,7 @@ def text_writer(chunks: "Callable[[Split], Iterable[TextChunk]]", threads: int) 
 
 def write_tokens(
     path: Path,
-    chunks: "Iterable[TextChunk]",
+    chunks: Iterable[TextChunk],
     tokenizer: Tokenizer,
     dtype: type[np.unsignedinteger[Any]],
     threads: int,

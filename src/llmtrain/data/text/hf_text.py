@@ -7,10 +7,11 @@ is joined with the next one.
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.data.base import Split, TextChunk, TextData
+from llmtrain.data.base import TextData
 from llmtrain.data.hf_datasets import held_out as held_out_rows
 from llmtrain.data.hf_datasets import load, load_split
 from llmtrain.data.text.reader import expand_files, files_identity
+from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}

@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmtrain.data.base import Split, TextChunk, TextData
+from llmtrain.data.base import TextData
+from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
 
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}

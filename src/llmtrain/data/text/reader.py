@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from llmtrain.content_hash import files_sha256
-from llmtrain.data.base import TextChunk
-from llmtrain.data.text.split import last_cut
+from llmtrain.data.tokenizers.split import last_cut
+from llmtrain.data.types import TextChunk
 from llmtrain.errors import DataError
 
 BLOCK_BYTES = 1 << 20

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.data.base import Split, TextChunk, TextData
+from llmtrain.data.base import TextData
 from llmtrain.data.text.reader import expand_files, files_identity, read_chunks
+from llmtrain.data.types import Split, TextChunk
 
 
 class TextFiles(TextData):

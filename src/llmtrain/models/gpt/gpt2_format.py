@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from llmtrain.config.schema import ModelSection
 from llmtrain.errors import DataError, UsageError
-from llmtrain.models.gpt.model import padded_vocab
+from llmtrain.models.gpt.model import padded_vocab_size
 
 State = dict[str, torch.Tensor]
 _PREFIX = "transformer."
@@ -112,5 +112,5 @@ def _check_shape(folder: Path, config: ModelSection, vocab_size: int, given: dic
 
 
 def _pad_rows(matrix: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    missing = padded_vocab(vocab_size) - len(matrix)
+    missing = padded_vocab_size(vocab_size) - len(matrix)
     return torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])]) if missing else matrix.contiguous()

@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from llmtrain.data.examples.example import BadExample
+from llmtrain.data.types import BadExample
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import warn
