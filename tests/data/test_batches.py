@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmtrain.data.batches import IGNORE
+from llmtrain.data.batches import IGNORE_INDEX
 from llmtrain.data.store.token_store import TokenStore, _open_tokens
 from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
 from llmtrain.errors import DataError
@@ -63,9 +63,9 @@ class TestTraining:
 
     def test_what_a_step_is_made_of(self) -> None:
         batches = train_batches()  # 2 micro-batches of 4
-        assert batches.samples_of_step(1) == "samples 0 to 7"
-        assert batches.samples_of_step(3) == "samples 16 to 23"
-        assert batches.tokens_in_step == 64
+        assert batches.describe_samples(1) == "samples 0 to 7"
+        assert batches.describe_samples(3) == "samples 16 to 23"
+        assert batches.tokens_per_step == 64
 
     def test_text_of_one_window(self) -> None:
         batch = WindowBatches(store(9), 8, 3, 1, 0, VOCAB)[5]
@@ -104,14 +104,14 @@ class TestEvaluation:
         batches = list(WindowEvalBatches(store(count), 8, size, VOCAB))
         windows = (count - 1) // 8
         targets = torch.cat([batch.targets for batch in batches])
-        real = targets[targets != IGNORE]
+        real = targets[targets != IGNORE_INDEX]
         assert real.tolist() == list(range(1, windows * 8 + 1))
         assert sum(batch.target_count for batch in batches) == windows * 8
 
     def test_a_short_last_batch_is_filled_with_rows_without_loss(self) -> None:
         last = list(WindowEvalBatches(store(49), 8, 4, VOCAB))[-1]  # six windows: four, then two
         assert last.inputs.shape == last.targets.shape == (4, 8)
-        assert (last.targets[2:] == IGNORE).all()
+        assert (last.targets[2:] == IGNORE_INDEX).all()
         assert (last.target_count, last.token_count) == (16, 16)
 
     @pytest.mark.parametrize("limit", [1, 2, 3, 10, 11])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmtrain.config.schema import DataSection
 from llmtrain.data.base import PreparedData
-from llmtrain.data.batches import IGNORE, Batch, EvalBatches
+from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches
 from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.data.make_batches import make_batches, make_eval_batches
 from llmtrain.data.store.example_store import ExampleStore
@@ -84,7 +84,7 @@ def rows_in(batch: Batch) -> list[tuple[str, str]]:
             text = bytes(inputs[start:end].tolist()).rstrip(b"\0").decode()
             loss = targets[start:end]
             if text:
-                found.append((text, bytes(loss[loss != IGNORE].tolist()).decode()))
+                found.append((text, bytes(loss[loss != IGNORE_INDEX].tolist()).decode()))
     return found
 
 
@@ -143,7 +143,7 @@ class TestEveryRowOnce:
         *_, last = epoch(train)
         assert last.inputs.shape == (2, BLOCK if packing else 16)
         assert (last.target_count, last.token_count) == (0, 0)
-        assert (last.targets == IGNORE).all()
+        assert (last.targets == IGNORE_INDEX).all()
         assert (last.inputs == 0).all()
         assert last.first_sample == 6
 
@@ -151,7 +151,7 @@ class TestEveryRowOnce:
     def test_tokens_in_the_mean_step(self, packing: bool) -> None:
         train = train_batches(store_of(*some_rows(50)), packing=packing)
         tokens = sum(batch.token_count for batch in epoch(train))
-        assert train.tokens_in_step == pytest.approx(tokens / train.steps_in(1))
+        assert train.tokens_per_step == pytest.approx(tokens / train.steps_in(1))
 
 
 class TestPosition:
@@ -187,11 +187,11 @@ class TestPosition:
         second = [row for n in (2, 3) for row in rows_in(train[n])]
         lines = ", ".join(str(int(text[:3]) + 1) for text, _ in second[:3])
         assert len(second) > 3
-        assert train.samples_of_step(2) == f"samples 4 to 7 (train.jsonl lines {lines}, ...)"
+        assert train.describe_samples(2) == f"samples 4 to 7 (train.jsonl lines {lines}, ...)"
 
     def test_a_step_of_one_row_names_it(self) -> None:
         train = train_batches(store_of(("p", "a")), size=2, micro=2)
-        assert train.samples_of_step(1) == "samples 0 to 3 (train.jsonl line 1)"
+        assert train.describe_samples(1) == "samples 0 to 3 (train.jsonl line 1)"
 
 
 RECORDED = {
@@ -217,7 +217,7 @@ class TestPacked:
         assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 2, 3]]
         assert bytes(batch.inputs[0].tolist()) == b"ppaaqb\0\0\0\0"
         a, b = ord("a"), ord("b")
-        assert batch.targets.tolist() == [[IGNORE, a, a, a, b, b] + [IGNORE] * 4]
+        assert batch.targets.tolist() == [[IGNORE_INDEX, a, a, a, b, b] + [IGNORE_INDEX] * 4]
         assert (batch.token_count, batch.target_count) == (6, 5)
 
     def test_a_model_that_cannot(self) -> None:
@@ -388,4 +388,4 @@ def test_text_becomes_windows() -> None:
     assert isinstance(train, WindowBatches)
     assert isinstance(val, WindowEvalBatches)
     assert len(val) == 2
-    assert train.tokens_in_step == 48
+    assert train.tokens_per_step == 48

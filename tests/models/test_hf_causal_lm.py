@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from llmtrain.config.schema import DataSection, LoraSection, ModelSection
 from llmtrain.data.base import PreparedData
-from llmtrain.data.batches import IGNORE, Batch
+from llmtrain.data.batches import IGNORE_INDEX, Batch
 from llmtrain.data.make_batches import make_batches
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.tokenizers.hf import HFTokenizer
@@ -76,8 +76,8 @@ def some_batch(rows: int = 3, length: int = 20) -> tuple[torch.Tensor, torch.Ten
     """Inputs and targets; some targets carry no loss."""
     ids = torch.randint(3, 300, (rows, length + 1), generator=torch.Generator().manual_seed(3))
     targets = ids[:, 1:].clone()
-    targets[0, :7] = IGNORE
-    targets[1] = IGNORE
+    targets[0, :7] = IGNORE_INDEX
+    targets[1] = IGNORE_INDEX
     return ids[:, :-1], targets
 
 
@@ -91,8 +91,8 @@ def test_loss_and_gradients_of_full_fine_tuning_are_those_of_transformers(shape:
     loss = ours(inputs, targets)
     # transformers shifts the labels itself and takes the mean.
     ids = torch.cat([inputs, torch.zeros(3, 1, dtype=torch.long)], 1)
-    labels = torch.cat([torch.full((3, 1), IGNORE), targets], 1)
-    count = int((targets != IGNORE).sum())
+    labels = torch.cat([torch.full((3, 1), IGNORE_INDEX), targets], 1)
+    count = int((targets != IGNORE_INDEX).sum())
     wanted = theirs(ids, labels=labels).loss * count
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
     loss.backward()
@@ -191,7 +191,7 @@ def packed_rows(batch: Batch) -> list[tuple[int, int, int]]:
     for sequence, positions in enumerate(batch.positions.tolist()):
         starts = [i for i, position in enumerate(positions) if position == 0]
         for start, end in zip(starts, [*starts[1:], len(positions)], strict=True):
-            if (batch.targets[sequence, start:end] != IGNORE).any():
+            if (batch.targets[sequence, start:end] != IGNORE_INDEX).any():
                 found.append((sequence, start, end))
     return found
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from llmtrain.models import losses as linear_loss
-from llmtrain.models.losses import IGNORE, linear_cross_entropy
+from llmtrain.models.losses import IGNORE_INDEX, linear_cross_entropy
 
 VOCAB, WIDTH = 37, 12
 
@@ -36,16 +36,18 @@ def some(bias: bool = True, ignored: str = "none", seed: int = 0) -> tuple[Any, 
     offset = torch.randn(VOCAB, generator=generator).requires_grad_() if bias else None
     targets = torch.randint(0, VOCAB, (3, 6), generator=generator)
     if ignored == "some":
-        targets[0, :4] = IGNORE
-        targets[2, 5] = IGNORE
+        targets[0, :4] = IGNORE_INDEX
+        targets[2, 5] = IGNORE_INDEX
     elif ignored == "all":
-        targets[:] = IGNORE
+        targets[:] = IGNORE_INDEX
     return hidden, weight, offset, targets
 
 
 def plain(hidden: torch.Tensor, weight: torch.Tensor, bias: Any, targets: torch.Tensor) -> torch.Tensor:
     logits = F.linear(hidden, weight, bias)
-    return F.cross_entropy(logits.reshape(-1, VOCAB).float(), targets.reshape(-1), reduction="sum", ignore_index=IGNORE)
+    return F.cross_entropy(
+        logits.reshape(-1, VOCAB).float(), targets.reshape(-1), reduction="sum", ignore_index=IGNORE_INDEX
+    )
 
 
 def gradients(loss: torch.Tensor, *leaves: Any) -> list[torch.Tensor]:
@@ -73,15 +75,15 @@ def test_ignored_positions_get_no_gradient(chunks: int) -> None:
     hidden, weight, offset, targets = some(ignored="some")
     (grad,) = gradients(linear_cross_entropy(hidden, weight, offset, targets), hidden)
     of_position = grad.abs().sum(-1)
-    assert (of_position[targets == IGNORE] == 0).all()
-    assert (of_position[targets != IGNORE] > 0).all()
+    assert (of_position[targets == IGNORE_INDEX] == 0).all()
+    assert (of_position[targets != IGNORE_INDEX] > 0).all()
 
 
 def test_a_chunk_itself_leaves_ignored_targets_out() -> None:
     """On a GPU they are not taken out beforehand."""
     hidden, weight, offset, targets = some(ignored="some")
     logits = F.linear(hidden, weight, offset).reshape(-1, VOCAB).detach().requires_grad_()
-    wanted = F.cross_entropy(logits, targets.reshape(-1), reduction="sum", ignore_index=IGNORE)
+    wanted = F.cross_entropy(logits, targets.reshape(-1), reduction="sum", ignore_index=IGNORE_INDEX)
     loss, grad = linear_loss._chunk(logits.detach(), targets.reshape(-1), True)
     torch.testing.assert_close(loss, wanted.detach(), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(grad, torch.autograd.grad(wanted, logits)[0], rtol=1e-5, atol=1e-6)

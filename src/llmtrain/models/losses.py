@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-IGNORE = -100
+IGNORE_INDEX = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits held at once: 64 MB of float32 stay near a CPU's caches; a GPU wants large matrix products."""
 
@@ -16,10 +16,10 @@ CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE."""
+    """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX."""
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     if hidden.device.type == "cpu":  # prompts carry no loss: their logits need not be computed
-        kept = (targets != IGNORE).nonzero().squeeze(1)
+        kept = (targets != IGNORE_INDEX).nonzero().squeeze(1)
         if len(kept) < len(targets):
             hidden, targets = hidden[kept], targets[kept]
     if torch.is_autocast_enabled(hidden.device.type):
@@ -74,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 def _chunk(logits: torch.Tensor, targets: torch.Tensor, wants_grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the loss over a chunk, and its gradient by the logits, in their dtype."""
-    counts = targets != IGNORE
+    counts = targets != IGNORE_INDEX
     index = targets.where(counts, 0).unsqueeze(1)
     logits32 = logits.float()
     norm = logits32.logsumexp(1, keepdim=True)

@@ -63,7 +63,7 @@ class Trainer:
         except torch.OutOfMemoryError as problem:
             raise TrainingFailed(
                 f"Out of GPU memory in step {self.progress.step + 1} "
-                f"({self.train_batches.samples_of_step(self.progress.step + 1)}): "
+                f"({self.train_batches.describe_samples(self.progress.step + 1)}): "
                 f"{str(problem).partition('. Of the')[0]}.",
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
                 reason="gpu_memory",
@@ -159,7 +159,7 @@ class Trainer:
                 what = "loss" if not math.isfinite(loss) else "gradient"
                 value = loss if what == "loss" else grad_norm
                 raise TrainingFailed(
-                    f"The {what} of step {step} is {value}; it saw {self.train_batches.samples_of_step(step)}.",
+                    f"The {what} of step {step} is {value}; it saw {self.train_batches.describe_samples(step)}.",
                     remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
                     "--allow-config-change, or look at those samples.",
                     reason="not_finite",

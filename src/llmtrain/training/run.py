@@ -351,7 +351,7 @@ def _train(
     progress = world.control.all_or_none(lambda: restore(resumption, store, parts.module, optimizer, world))
     world.control.on_rank0(lambda: describe_start(as_given, run, parts, world, generation, progress.step))
     parameters, trained = parameter_count(parts.module), trainable_count(parts.module)
-    tokens_per_step = round(parts.train_batches.tokens_in_step)
+    tokens_per_step = round(parts.train_batches.tokens_per_step)
     of_them = f" ({trained:,} of them trained, {trained / parameters:.2%})" if trained < parameters else ""
     log(
         "TRAIN",
@@ -616,7 +616,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         "train_tokens": len(parts.prepared.train),
         "val_tokens": len(parts.prepared.val),
         "eval_batches": len(parts.eval_batches),
-        "tokens_per_step": round(parts.train_batches.tokens_in_step),
+        "tokens_per_step": round(parts.train_batches.tokens_per_step),
         "steps": config.trainer.steps,
         "epochs": round(config.trainer.steps / parts.train_batches.steps_in(1), 3),
         "loss": loss,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from llmtrain.data.batches import IGNORE, Batch, EvalBatches, TrainBatches, check_vocabulary, spread
+from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
 from llmtrain.data.examples.packing import Bins, Indexes, one_each, pack
 from llmtrain.data.examples.selection import Selection
 from llmtrain.data.sampler import derive_seed, permute
@@ -49,7 +49,7 @@ class Samples:
         """These samples; NO_SAMPLE is one without loss."""
         width = self._width(samples)
         inputs = np.zeros((len(samples), width), dtype=np.int64)
-        targets = np.full((len(samples), width), IGNORE, dtype=np.int64)
+        targets = np.full((len(samples), width), IGNORE_INDEX, dtype=np.int64)
         positions = np.zeros((len(samples), width), dtype=np.int64) if self.packed else None
         token_count = highest = 0
         for index, sample in enumerate(samples):
@@ -62,7 +62,7 @@ class Samples:
                 inputs[index, at : at + length] = ids[:-1]
                 is_target = self.store.answers[start + 1 : start + length + 1] != 0
                 targets[index, at : at + length] = (
-                    ids[1:] if self.train_on_prompt else np.where(is_target, ids[1:].astype(np.int64), IGNORE)
+                    ids[1:] if self.train_on_prompt else np.where(is_target, ids[1:].astype(np.int64), IGNORE_INDEX)
                 )
                 if positions is not None:
                     positions[index, at : at + length] = np.arange(length)
@@ -74,7 +74,7 @@ class Samples:
         return Batch(
             torch.from_numpy(inputs),
             torch.from_numpy(targets),
-            int((targets != IGNORE).sum()),
+            int((targets != IGNORE_INDEX).sum()),
             first_sample,
             token_count,
             None if positions is None else torch.from_numpy(positions),
@@ -105,16 +105,16 @@ class ExampleBatches(TrainBatches):
         return step // self.steps_in_epoch
 
     @property
-    def tokens_in_step(self) -> float:
+    def tokens_per_step(self) -> float:
         return float(self.samples.selection.lengths.sum() / self.steps_in_epoch)
 
     def __getitem__(self, number: int) -> Batch:
         return self.samples.batch(self._samples_of(number), number * self.size)
 
-    def samples_of_step(self, step: int) -> str:
+    def describe_samples(self, step: int) -> str:
         numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
         rows = self.samples.rows(np.concatenate([self._samples_of(number) for number in numbers]))
-        return f"{super().samples_of_step(step)} ({_places(self.samples.store, rows)})"
+        return f"{super().describe_samples(step)} ({_places(self.samples.store, rows)})"
 
     def _samples_of(self, number: int) -> Indexes:
         epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
@@ -144,7 +144,7 @@ class ExampleBatches(TrainBatches):
 
 
 class ExampleEvalBatches(EvalBatches):
-    """All rows in a fixed order, packed or by length; with a limit, evenly spread batches, always the same."""
+    """All rows in a fixed order, packed or by length; with a limit, evenly evenly_spaced batches, always the same."""
 
     def __init__(self, samples: Samples, micro_batch_size: int, limit: int | None = None) -> None:
         self.samples, self.size = samples, micro_batch_size
@@ -154,7 +154,7 @@ class ExampleEvalBatches(EvalBatches):
         self._order[:count] = (
             np.arange(count) if samples.packed else np.argsort(samples.selection.lengths, kind="stable")
         )
-        self._chosen = spread(batches, limit)
+        self._chosen = evenly_spaced(batches, limit)
 
     def __len__(self) -> int:
         return len(self._chosen)

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from llmtrain.data.batches import IGNORE, Batch, EvalBatches, TrainBatches, check_vocabulary, spread
+from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
 from llmtrain.data.sampler import Positions, WindowSampler
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.errors import DataError
@@ -32,12 +32,12 @@ class WindowBatches(TrainBatches):
         return step * self.size * self.micro_batches // self.sampler.windows
 
     @property
-    def tokens_in_step(self) -> float:
+    def tokens_per_step(self) -> float:
         return float(self.size * self.micro_batches * self.block_size)
 
 
 class WindowEvalBatches(EvalBatches):
-    """The validation text in order, as whole windows; with a limit, evenly spread ones, always the same."""
+    """The validation text in order, as whole windows; with a limit, evenly evenly_spaced ones, always the same."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class WindowEvalBatches(EvalBatches):
         check_length(store, block_size, "validation")
         self.store, self.block_size, self.size, self.vocab_size = store, block_size, micro_batch_size, vocab_size
         self._windows = (len(store) - 1) // block_size
-        self._chosen = spread(-(-self._windows // micro_batch_size), limit)
+        self._chosen = evenly_spaced(-(-self._windows // micro_batch_size), limit)
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -86,5 +86,5 @@ def _pad(batch: Batch, rows: int) -> Batch:
         return batch
     width = batch.inputs.shape[1]
     inputs = torch.cat([batch.inputs, batch.inputs.new_zeros(missing, width)])
-    targets = torch.cat([batch.targets, batch.targets.new_full((missing, width), IGNORE)])
+    targets = torch.cat([batch.targets, batch.targets.new_full((missing, width), IGNORE_INDEX)])
     return batch._replace(inputs=inputs, targets=targets)
