@@ -1,4 +1,4 @@
-"""`dummy_text`: made-up sentences for smoke tests; a model learns them within a few steps."""
+"""`dummy_text`: random sentences for smoke tests; a model learns them within a few steps."""
 
 import random
 from collections.abc import Iterator

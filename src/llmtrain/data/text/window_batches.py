@@ -1,4 +1,4 @@
-"""Batches of running text: windows of block_size, cut from a token store."""
+"""Batches of running text: windows of block_size tokens from a token store."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from llmtrain.errors import DataError
 
 
 class WindowBatches(TrainBatches):
-    """Windows run on over the border of epochs: a micro-batch may hold the last of one and the first of the next."""
+    """A micro-batch may contain the last windows of one epoch and the first of the next."""
 
     def __init__(
         self, store: TokenStore, block_size: int, micro_batch_size: int, micro_batches: int, seed: int, vocab_size: int
@@ -37,7 +37,7 @@ class WindowBatches(TrainBatches):
 
 
 class WindowEvalBatches(EvalBatches):
-    """The validation text in order, as whole windows; with a limit, evenly evenly_spaced ones, always the same."""
+    """The validation text in order, as whole windows; with a limit, evenly spaced batches of it."""
 
     def __init__(
         self,
@@ -64,24 +64,24 @@ class WindowEvalBatches(EvalBatches):
 
 def check_length(store: TokenStore, block_size: int, label: str, may_shrink: bool = True) -> None:
     if len(store) < block_size + 1:
-        shrink = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or give" if may_shrink else "Give"
+        lower = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or add" if may_shrink else "Add"
         raise DataError(
-            f"The {label} text has {len(store)} tokens, fewer than model.block_size {block_size} + 1.",
-            remedy=f"{shrink} more text.",
+            f"The {label} text has {len(store)} tokens; model.block_size {block_size} needs at least {block_size + 1}.",
+            remedy=f"{lower} more text.",
         )
 
 
 def _windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
-    rows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
-    check_vocabulary(int(rows.max()), vocab_size, store.path)
-    ids = torch.from_numpy(rows.astype(np.int64))
+    windows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
+    check_vocabulary(int(windows.max()), vocab_size, store.path)
+    ids = torch.from_numpy(windows.astype(np.int64))
     count = len(starts) * block_size
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), count, first, count)
 
 
-def _pad(batch: Batch, rows: int) -> Batch:
-    """Fill a short last batch with rows that carry no loss: every batch then has one shape (compiled once)."""
-    missing = rows - len(batch.inputs)
+def _pad(batch: Batch, size: int) -> Batch:
+    """Fill a short last batch with samples without loss: one shape for all batches, so the model compiles once."""
+    missing = size - len(batch.inputs)
     if not missing:
         return batch
     width = batch.inputs.shape[1]

@@ -1,4 +1,4 @@
-"""The chat template of a tokenizer directory: how a conversation is written for the model."""
+"""The chat template of a tokenizer directory: how a conversation is written as text."""
 
 import hashlib
 from functools import lru_cache
@@ -12,29 +12,29 @@ from llmtrain.logs import warn
 
 Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
-# Besides tokenizer.json: what decides how a conversation is written and which ids begin and end a text.
+# Files that, with tokenizer.json, determine the text of a conversation and its special tokens.
 TEMPLATE_FILES = ("tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json", "added_tokens.json")
-# Llama's templates write today's date unless they are given one. The same rows must give the same tokens on any day,
-# so it is always the one that these templates fall back to.
+# Llama's templates insert today's date unless one is passed. The same examples must give the same tokens on any day,
+# so pass the date that these templates use as their default.
 DATE = "26 Jul 2024"
 
 
-def has_chat_template(folder: Path | None) -> bool:
-    if folder is None:
+def has_chat_template(tokenizer_dir: Path | None) -> bool:
+    if tokenizer_dir is None:
         return False
-    settings = read_json(folder / "tokenizer_config.json")
-    return (folder / "chat_template.jinja").is_file() or (
-        isinstance(settings, dict) and bool(settings.get("chat_template"))
+    tokenizer_config = read_json(tokenizer_dir / "tokenizer_config.json")
+    return (tokenizer_dir / "chat_template.jinja").is_file() or (
+        isinstance(tokenizer_config, dict) and bool(tokenizer_config.get("chat_template"))
     )
 
 
-def template_identity(folder: Path | None) -> str | None:
-    """What decides the text of a conversation, and the special tokens around it."""
-    if folder is None:
+def template_identity(tokenizer_dir: Path | None) -> str | None:
+    """Hash of what determines the text of a conversation and its special tokens; None for a built-in tokenizer."""
+    if tokenizer_dir is None:
         return None
     digest = hashlib.sha256()
     for name in TEMPLATE_FILES:
-        path = folder / name
+        path = tokenizer_dir / name
         if path.is_file():
             content = path.read_bytes()
             digest.update(f"{name} {len(content)} ".encode() + content)
@@ -42,39 +42,39 @@ def template_identity(folder: Path | None) -> str | None:
 
 
 class ChatTemplate:
-    def __init__(self, folder: Path) -> None:
-        self._tokenizer = _load(folder, template_identity(folder))
+    def __init__(self, tokenizer_dir: Path) -> None:
+        self._tokenizer = _load(tokenizer_dir, template_identity(tokenizer_dir))
 
-    def render(self, messages: list[Message], for_answer: bool) -> str:
-        """The conversation as text; `for_answer`: up to where the assistant begins to speak."""
+    def render(self, messages: list[Message], add_generation_prompt: bool) -> str:
+        """The conversation as text; with add_generation_prompt, up to where the next answer begins."""
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=for_answer, date_string=DATE
+                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, date_string=DATE
                 )
             )
-        except Exception as problem:  # a template is a program: it may raise anything
-            raise BadExample(f"the chat template refuses the conversation: {_one_line(problem)}") from None
+        except Exception as problem:  # a template is code and can raise anything
+            raise BadExample(f"the chat template rejects the conversation: {_one_line(problem)}") from None
 
 
 @lru_cache(maxsize=2)
-def _load(folder: Path, identity: str | None) -> Any:  # noqa: ARG001 (a template that was changed is read again)
+def _load(tokenizer_dir: Path, identity: str | None) -> Any:  # noqa: ARG001 (a changed template is loaded again)
     try:
         from transformers import AutoTokenizer
     except ImportError:
         raise UsageError(
-            "A chat template needs transformers, which is not installed.", remedy="pip install 'llmtrain[hf]'"
+            "A chat template requires transformers, which is not installed.", remedy="pip install 'llmtrain[hf]'"
         ) from None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(tokenizer_dir), local_files_only=True, trust_remote_code=False)
     except Exception as problem:
         raise DataError(
-            f"The tokenizer in {folder} cannot be opened by transformers: {_one_line(problem)}.",
-            remedy="Name a directory that save_pretrained of a tokenizer wrote.",
+            f"transformers cannot load the tokenizer in {tokenizer_dir}: {_one_line(problem)}.",
+            remedy="Use a directory written by save_pretrained of a tokenizer.",
         ) from None
     template = str(tokenizer.chat_template)
     if "strftime_now" in template and "date_string" not in template:
-        warn("DATA", f"the chat template in {folder} writes today's date: on another day the same rows differ")
+        warn("DATA", f"the chat template in {tokenizer_dir} inserts today's date: tokens will differ on another day")
     return tokenizer
 
 

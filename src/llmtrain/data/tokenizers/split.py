@@ -1,24 +1,24 @@
-"""Cutting long text without changing its tokens."""
+"""Splitting long text without changing its tokens."""
 
 import re
 
-# Before a single space between two words, or after a single line break between two lines: GPT-2's way of splitting
-# text, and those made after it, never join anything across these, so cutting there gives the ids of the whole.
-_SAFE_CUT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
-# Words, and whatever white space is more than the one space in front of the next word.
+# Before a single space between two words, or after a single line break between two lines: pre-tokenizers like GPT-2's
+# never join anything across these, so the ids of the parts are the ids of the whole.
+_SPLIT_POINT = re.compile(r"(?<=\S)(?= \S)|(?<=\S\n)(?=\S)")
+# A word with the space before it, and any further white space.
 _WORDS = re.compile(r"\s*\S+(?:(?! \S)\s+\S+)*(?:\s+\Z)?|\s+")
-_NEARBY = 4096
+_TAIL = 4096
 
 
-def last_cut(text: str) -> int:
-    """The last place where the text may be cut; 0 where there is none."""
-    for start in (max(0, len(text) - _NEARBY), 0):
-        cuts = [match.start() for match in _SAFE_CUT.finditer(text, start)]
-        if cuts:
-            return cuts[-1]
+def last_split_point(text: str) -> int:
+    """The last index at which the text can be split; 0 if there is none."""
+    for start in (max(0, len(text) - _TAIL), 0):
+        points = [match.start() for match in _SPLIT_POINT.finditer(text, start)]
+        if points:
+            return points[-1]
     return 0
 
 
 def split_words(text: str) -> list[str]:
-    """The text cut at every place where it may be cut before a space: mostly single words, so few are new."""
+    """The text split before every single space: mostly single words, most of which occur often."""
     return _WORDS.findall(text)
