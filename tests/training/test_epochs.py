@@ -211,7 +211,7 @@ def all_rows(config: Config) -> Counter[tuple[int, ...]]:
     batches = build_components(config, World(device=torch.device("cpu"))).train_batches
     assert isinstance(batches, ExampleBatches)
     store, selection = batches.samples.store, batches.samples.selection
-    starts = [int(store.spans[row, 0]) for row in selection.rows]
+    starts = [int(store.spans[row, 0]) for row in selection.examples]
     return Counter(
         tuple(store.tokens[start : start + int(length) + 1].tolist())
         for start, length in zip(starts, selection.lengths, strict=True)
