@@ -78,14 +78,14 @@ def softly_capped(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("make", "is_plain"), [(make_model, True), (softly_capped, False)])
-def test_whether_the_loss_may_be_taken_in_parts_is_tried(tmp_path: Path, make: Any, is_plain: bool) -> None:
+@pytest.mark.parametrize(("make", "has_linear_head"), [(make_model, True), (softly_capped, False)])
+def test_whether_the_loss_may_be_taken_in_parts_is_tried(tmp_path: Path, make: Any, has_linear_head: bool) -> None:
     section = ModelSection(name="hf_causal_lm", path=str(make(tmp_path / "m")), block_size=16)
     adapter = HFCausalLMAdapter(section, 0)
     module = adapter.build()
-    adapter.examine(module)
+    adapter.probe(module)
     assert isinstance(module, CausalLM)
-    assert module.is_plain is is_plain
+    assert module.has_linear_head is has_linear_head
     tokens = torch.arange(12).view(2, 6)
     targets = tokens.roll(-1, 1)
     whole = torch.nn.functional.cross_entropy(module.eval()(tokens).flatten(0, 1), targets.flatten(), reduction="sum")

@@ -87,7 +87,7 @@ def evaluate_files(
     if block_size > loaded.adapter.context_length():
         raise UsageError(f"--block-size {block_size} is beyond the model's {loaded.adapter.context_length()} tokens.")
     store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
-    if data.packing and not loaded.adapter.keeps_rows_apart(loaded.module):
+    if data.packing and not loaded.adapter.separates_packed_examples(loaded.module):
         data = data.model_copy(update={"packing": False})
     batches = make_eval_batches(
         store,
@@ -116,12 +116,12 @@ def evaluate_files(
 @contextmanager
 def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
     """What the model was before it was tuned: the same without its adapters, or read anew; None where there is none."""
-    from llmtrain.models.hf.causal_lm import is_adapted, set_adapters
+    from llmtrain.models.hf.causal_lm import enable_adapters, has_adapter
 
-    if is_adapted(loaded.module):
-        set_adapters(loaded.module, False)
+    if has_adapter(loaded.module):
+        enable_adapters(loaded.module, False)
         yield loaded.module
-        set_adapters(loaded.module, True)
+        enable_adapters(loaded.module, True)
     else:
         yield _read_base(loaded) if loaded.base_sha256 else None
 
@@ -134,7 +134,7 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
         if base_sha256(config, adapter) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} is not the base model of this run any more.")
         module = adapter.build().to(loaded.device)
-        adapter.examine(module)
+        adapter.probe(module)
         return module
     except (LlmtrainError, OSError) as problem:
         warn("EVAL", f"the base model is left out: {getattr(problem, 'what', problem)}")
@@ -212,7 +212,7 @@ def _fill_folder(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _write_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, card_of: Path | None) -> None:
-    companion = None if merge else loaded.adapter.companion(loaded.module)
+    companion = None if merge else loaded.adapter.checkpoint_extras(loaded.module)
     if companion:
         companion(folder)
         for path in (folder / ADAPTER).iterdir():

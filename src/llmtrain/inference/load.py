@@ -83,7 +83,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     config = _as_used(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)
     module = _fill(adapter, config, chosen, state.get("base_sha256")).to(device).eval()
-    adapter.examine(module)
+    adapter.probe(module)
     return LoadedModel(
         label=run.run_id,
         step=chosen.step,
@@ -151,7 +151,7 @@ def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> 
 def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
     from llmtrain.models.hf.files import read_weights
-    from llmtrain.models.hf.lora import ADAPTER_CONFIG, ORIGIN, is_adapter, load_adapter
+    from llmtrain.models.hf.lora import ADAPTER_CONFIG, BASE_RECORD, is_adapter, load_adapter
 
     base = source.model
     if source.adapter:
@@ -163,18 +163,18 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         raise DataError(f"{source.adapter} does not say what model it belongs to.", remedy="Give it with --model.")
     document = {"model": {"name": "hf_causal_lm", "path": base}, "data": {"name": "instruct_jsonl", "train_file": "-"}}
     config = build_config(Document("--model", document))
-    folder_of_tokenizer = HFCausalLMAdapter.own_tokenizer(config.model)
+    folder_of_tokenizer = HFCausalLMAdapter.default_tokenizer(config.model)
     tokenizer = load_tokenizer(folder_of_tokenizer)
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
     config = config.with_values("model", block_size=adapter.context_length())
     adapter.config = config.model
-    model = read_weights(adapter.folder, adapter.hf_config, config.model)
+    model = read_weights(adapter.directory, adapter.hf_config, config.model)
     if source.adapter:
         folder = Path(source.adapter).expanduser()
-        _check_base(adapter, config, (read_json(folder / ORIGIN) or {}).get("base_sha256"))
+        _check_base(adapter, config, (read_json(folder / BASE_RECORD) or {}).get("base_sha256"))
         model = load_adapter(model, folder)
     module = CausalLM(model).to(device).eval()
-    adapter.examine(module)
+    adapter.probe(module)
     return LoadedModel(
         label=str(source.adapter or base),
         step=None,

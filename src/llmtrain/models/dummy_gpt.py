@@ -1,4 +1,4 @@
-"""`dummy_gpt`: predicts a token from the one before it. Everything around a model can be tried with it in seconds."""
+"""`dummy_gpt`: predicts a token from the previous one. Trains in seconds, for smoke tests."""
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ class DummyGPT(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.head = nn.Linear(config.d_model, vocab_size)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
         logits: torch.Tensor = self.head(F.dropout(self.embedding(tokens), self.dropout, self.training))
         return logits
 
@@ -24,7 +24,10 @@ class DummyGPT(nn.Module):
 class DummyGPTAdapter(ModelAdapter):
     def build(self) -> nn.Module:
         if self.config.init != "random":
-            raise UsageError("dummy_gpt starts from nothing but random weights.", remedy="Set model.init to random.")
+            raise UsageError(
+                f"model.init must be random for dummy_gpt, got '{self.config.init}'.",
+                remedy="Set model.init to random.",
+            )
         return DummyGPT(self.config, self.vocab_size)
 
     def flops_per_token(self, module: nn.Module) -> float:

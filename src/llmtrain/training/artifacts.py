@@ -25,7 +25,7 @@ from llmtrain.distributed.world import World
 from llmtrain.files import is_there, read_json, write_atomic, write_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, WriteInto
-from llmtrain.models.hf.lora import ADAPTER, ORIGIN
+from llmtrain.models.hf.lora import ADAPTER, BASE_RECORD
 from llmtrain.redact import redact_values
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST
@@ -106,7 +106,7 @@ class Outputs:
 
     def with_checkpoint(self, progress: TrainState, epoch: int | None) -> tuple[WriteInto | None, Callable[[], None]]:
         """What to write into the checkpoint of this moment, and what to do once it is complete."""
-        write_weights = self.adapter.companion(self.module)
+        write_weights = self.adapter.checkpoint_extras(self.module)
         now = asdict(progress)  # a background save writes it later
 
         def write(folder: Path) -> None:
@@ -179,7 +179,7 @@ class Outputs:
 
     def _is_marked(self, target: Path) -> bool:
         if target == self.run.adapter:
-            mark = target / ORIGIN
+            mark = target / BASE_RECORD
         else:
             mark = target / MANIFEST if target == self.run.best else target / "rank-0" / MANIFEST
         return not target.is_symlink() and mark.is_file()
@@ -194,7 +194,7 @@ class Outputs:
 
 
 def write_origin(folder: Path, base_sha256: str | None) -> None:
-    (folder / ORIGIN).write_text(json.dumps({"base_sha256": base_sha256}) + "\n", encoding="utf-8")
+    (folder / BASE_RECORD).write_text(json.dumps({"base_sha256": base_sha256}) + "\n", encoding="utf-8")
 
 
 def write_card(

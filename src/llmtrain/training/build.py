@@ -74,8 +74,8 @@ def build_components(config: Config, world: World) -> Components:
     first = train_batches[0]  # a damaged token store shows now
     module = build_module(config, adapter, world)
     with autocast_for(config, world)():
-        adapter.examine(module)
-        keeps_apart = first.positions is None or adapter.keeps_rows_apart(module)
+        adapter.probe(module)
+        keeps_apart = first.positions is None or adapter.separates_packed_examples(module)
     if not keeps_apart:
         raise UsageError(
             "data.packing is true, but this model's architecture lets packed rows see each other.",
@@ -113,7 +113,7 @@ def base_sha256(config: Config, adapter: ModelAdapter) -> str | None:
 def build_data(config: Config) -> DataModule:
     """The dataset. Where no tokenizer is named it gets the model's own; the config that is recorded stays as it is."""
     kind = registry.resolve("model.name", config.model.name, registry.MODELS)
-    tokenizer = config.data.tokenizer or kind.own_tokenizer(config.model)
+    tokenizer = config.data.tokenizer or kind.default_tokenizer(config.model)
     data: DataModule = registry.resolve("data.name", config.data.name, registry.DATA)(
         config.data.model_copy(update={"tokenizer": tokenizer}), config.run.seed
     )
@@ -211,7 +211,7 @@ def wrap(config: Config, world: World, parts: Components) -> tuple[ParallelModel
     if is_sharded and config.trainer.optimizer == "adafactor":  # in a world of one process, too
         raise adafactor_with_fsdp()
     if config.trainer.compile:
-        loss = parts.adapter.compiled(parts.module, by_block=is_sharded)
+        loss = parts.adapter.compiled_loss(parts.module, by_block=is_sharded)
     wrapped = parallelize(
         parts.module,
         parts.adapter.blocks,

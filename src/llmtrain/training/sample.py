@@ -80,7 +80,7 @@ def sample_text(
 ) -> str:
     """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text.
     `prefix`: ids in front of the prompt's."""
-    ends = adapter.end_ids() | ({tokenizer.end_of_text} if tokenizer.end_of_text is not None else set())
+    ends = adapter.stop_token_ids() | ({tokenizer.end_of_text} if tokenizer.end_of_text is not None else set())
     given = [*prefix, *prompt_ids(tokenizer, prompt)]
     if len(given) > block_size:
         warn("TRAIN", f"the prompt has {len(given):,} tokens; the model looks at the last {block_size:,}")

@@ -28,5 +28,7 @@ class GPTAdapter(ModelAdapter):
         weights = parameter_count(module) - c.block_size * c.d_model  # positions are looked up, not multiplied
         return 6.0 * weights + 12.0 * c.n_layers * c.d_model * c.block_size
 
-    def export(self, module: nn.Module, folder: Path, end_of_text: int | None = None, dtype: str = "float32") -> None:
-        write_gpt2(folder, self.config, self.vocab_size, module.state_dict(), end_of_text, dtype)
+    def export(
+        self, module: nn.Module, directory: Path, end_of_text: int | None = None, dtype: str = "float32"
+    ) -> None:
+        write_gpt2(directory, self.config, self.vocab_size, module.state_dict(), end_of_text, dtype)
