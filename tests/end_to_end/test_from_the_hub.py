@@ -85,7 +85,7 @@ def test_the_job_fetches_model_and_data(kube: Kube, kind: str, reference: str) -
     before = len(asked(kube))
     kube.llmtrain(*kube.launch_words(kind, run, config="there.yaml"), "--detach")
     kube.llmtrain("status", run, "--watch")
-    for pod in kube.objects("pods", "-l", f"llmtrain/run={run}"):
+    for pod in kube.objects("pods", "-l", f"llmtrain.dev/run={run}"):
         [prefetch] = pod["status"]["initContainerStatuses"]
         assert (prefetch["name"], prefetch["state"]["terminated"]["exitCode"]) == ("prefetch", 0)
         # Only the container that asks the hub has the token.
@@ -97,7 +97,7 @@ def test_the_job_fetches_model_and_data(kube: Kube, kind: str, reference: str) -
     assert rows
     assert [row["path"] for row in rows if not row["is_allowed"]] == []
     assert {"model.safetensors", "train.jsonl"} <= {row["path"].rpartition("/")[2] for row in rows}
-    [policy] = kube.objects("networkpolicies", "-l", f"llmtrain/run={run}")
+    [policy] = kube.objects("networkpolicies", "-l", f"llmtrain.dev/run={run}")
     ports = [row["port"] for rule in policy["spec"]["egress"] for row in rule.get("ports", [])]
     assert PORT in ports
     kube.llmtrain("delete", run)

@@ -83,7 +83,7 @@ def lost_pod(kube: Kube) -> Iterator[str]:
     """A pod of the run, on a machine that is not there: what `recover` gives up. The cluster itself does so, too, but
     not within a minute."""
     name = f"{RUN}-lost"
-    meta = {"name": name, "labels": {"app": "llmtrain", "llmtrain/run": RUN}}
+    meta = {"name": name, "labels": {"app": "llmtrain", "llmtrain.dev/run": RUN}}
     container = {"name": "trainer", "image": kube.image, "securityContext": CONTAINER_SECURITY}
     spec = {"nodeName": "gone", "containers": [container], "securityContext": POD_SECURITY}
     kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
@@ -233,7 +233,7 @@ class TestOneWhoHasTheRightsOfTheGuide:
         member.llmtrain(*words, "--detach")
         assert member.llmtrain("status", run, "--json").json["state"] == "pending"
         member.llmtrain("delete", run, "--data", "--yes")
-        assert kube.objects(f"{OBJECTS},poddisruptionbudgets", "-l", f"llmtrain/run={run}") == []
+        assert kube.objects(f"{OBJECTS},poddisruptionbudgets", "-l", f"llmtrain.dev/run={run}") == []
 
     @pytest.mark.parametrize("command", LATE)
     def test_all_rights_but_one(self, kube: Kube, tmp_path: Path, command: str) -> None:
@@ -255,4 +255,4 @@ class TestOneWhoHasTheRightsOfTheGuide:
         assert (status["state"], status["pods"]) == ("stopped", [])
         assert "[SAVE]" in member.llmtrain("logs", RUN).out  # from the volume, by a pod that reads it
         member.llmtrain("delete", RUN)
-        assert kube.objects(OBJECTS, "-l", f"llmtrain/run={RUN}") == []
+        assert kube.objects(OBJECTS, "-l", f"llmtrain.dev/run={RUN}") == []

@@ -264,9 +264,9 @@ class TestObjects:
         def names(namespace: str | None, labels: dict[str, str | None] | None, **more: Any) -> list[str]:
             return [row["metadata"]["name"] for row in cluster.find("v1", "Pod", namespace, labels, **more)]
 
-        assert names("team", {"app": "llmtrain", "llmtrain/run": "one"}) == ["a"]
-        assert names("team", {"app": "llmtrain", "llmtrain/run": None}) == ["a", "b"]
-        assert names(None, {"app": "llmtrain", "llmtrain/run": "one"}) == ["a", "d"]
+        assert names("team", {"app": "llmtrain", "llmtrain.dev/run": "one"}) == ["a"]
+        assert names("team", {"app": "llmtrain", "llmtrain.dev/run": None}) == ["a", "b"]
+        assert names(None, {"app": "llmtrain", "llmtrain.dev/run": "one"}) == ["a", "d"]
         assert names("team", None) == ["a", "b", "c", "e"]
         assert names("team", None, fields={"metadata.name": "c"}) == ["c"]
         assert names("nowhere", None) == []

@@ -20,9 +20,10 @@ from llmtrain.config.load import load_config
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.api_errors import AlreadyThere, Missing
 from llmtrain.kubernetes.client import PLURALS, Cluster
+from llmtrain.kubernetes.labels import READER_LABEL
 from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import READER_LABEL, JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, Work, plan_job
 from llmtrain.launch.record import Record, find_record
 
 KINDS = sorted(registry.LAUNCHERS)
@@ -830,7 +831,7 @@ class TestStopAndDelete:
         record = launch(kube, plan)
         add_pods(kube, plan, "demo-0", "demo-1")
         add_pods(kube, make_plan(), "x")
-        kube.change("Pod", "x", {"metadata": {"labels": {"llmtrain/run": "demo-2"}}})
+        kube.change("Pod", "x", {"metadata": {"labels": {"llmtrain.dev/run": "demo-2"}}})
         others["pods", "team", "x"] = kube.objects["pods", "team", "x"]
         *around, job = [key_of(m) for m in render(plan) if m["kind"] not in ("ConfigMap", "PersistentVolumeClaim")]
         seen = []

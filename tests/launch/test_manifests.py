@@ -11,7 +11,7 @@ from llmtrain.cli import load_command
 from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config, load_config
 from llmtrain.config.schema import DistributedSection
-from llmtrain.distributed.node_info import Given
+from llmtrain.distributed.node_info import NodeOptions
 from llmtrain.distributed.process_info import find_node_info
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
@@ -185,7 +185,7 @@ class TestEveryKind:
         verb = load_command("node")
         options = verb.make_context("node", list(plan.command[4:])).params
         assert (options["config"], options["grace_sec"]) == ("/config/train.yaml", 600)
-        given = Given(**{name: options[name] for name in Given.__dataclass_fields__})
+        given = NodeOptions(**{name: options[name] for name in NodeOptions.__dataclass_fields__})
         place = find_node_info(PLATFORM[kind], given, HOSTNAME[kind], DistributedSection())
         assert (place.node_rank, place.nodes, place.world_size) == (3, 4, 8)
         assert (place.master_addr, place.master_port) == (plan.master_addr, 29500)

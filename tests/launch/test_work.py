@@ -11,9 +11,10 @@ from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.errors import UsageError
 from llmtrain.hub.needs import HubNeeds, hub_needs
+from llmtrain.kubernetes.labels import belongs_to_run
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
-from llmtrain.launch.record import is_ours, list_records, read_record
+from llmtrain.launch.record import list_records, read_record
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
@@ -624,8 +625,14 @@ class TestRecords:
 
     def test_whose_an_object_is(self) -> None:
         good = render(make("indexed_job"))[0]
-        assert is_ours(good, "demo")
-        assert not is_ours(good, "demo-2")
-        for labels in (None, {}, {"app": "llmtrain"}, {"llmtrain/run": "demo"}, {"app": "x", "llmtrain/run": "demo"}):
-            assert not is_ours({"metadata": {"labels": labels}}, "demo")
-        assert not is_ours({"metadata": {}}, "demo")
+        assert belongs_to_run(good, "demo")
+        assert not belongs_to_run(good, "demo-2")
+        for labels in (
+            None,
+            {},
+            {"app": "llmtrain"},
+            {"llmtrain.dev/run": "demo"},
+            {"app": "x", "llmtrain.dev/run": "demo"},
+        ):
+            assert not belongs_to_run({"metadata": {"labels": labels}}, "demo")
+        assert not belongs_to_run({"metadata": {}}, "demo")

@@ -117,13 +117,12 @@ def _is_for_git(file: Path) -> bool:
 
 
 def _put(cluster: "Cluster", namespace: str, name: str, key: str, token: str) -> str:
-    from llmtrain.launch.plan import APP_LABEL
-    from llmtrain.launch.record import has_labels
+    from llmtrain.kubernetes.labels import APP_LABEL, COMMON_LABELS, has_labels
 
     data = {key: _encoded(token)}
     found = cluster.get("v1", "Secret", name, namespace)
     if found is None:
-        labels = dict(APP_LABEL)
+        labels = dict(COMMON_LABELS)
         meta = {"name": name, "namespace": namespace, "labels": labels}
         cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "data": data})
         return "made"

@@ -8,15 +8,21 @@ from functools import partial
 from llmtrain.env import WEBHOOK
 from llmtrain.errors import UsageError
 from llmtrain.kubernetes.client import Cluster
+from llmtrain.kubernetes.labels import (
+    AFTER_ANNOTATION,
+    COMMON_LABELS,
+    GUARD_LABELS,
+    INSTALLED_ANNOTATION,
+    LOGS_ANNOTATION,
+    has_labels,
+)
 from llmtrain.launch.lifecycle import find_object, undoing
-from llmtrain.launch.plan import APP_LABEL, Manifest
+from llmtrain.launch.plan import Manifest
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
-from llmtrain.launch.record import has_labels
 
 NAME = "llmtrain-guard"
-LABELS = {**APP_LABEL, "llmtrain/guard": "true"}
+LABELS = {**COMMON_LABELS, **GUARD_LABELS}
 WATCHING = "/tmp/watching"  # there once the guard has seen the pods
-AFTER_NOTE, LOGS_NOTE, INSTALLED_NOTE = "llmtrain/after-sec", "llmtrain/with-logs", "llmtrain/installed-at"
 MOVES_SEC = 10  # after its own machine was lost; Kubernetes' default is five minutes
 
 
@@ -98,19 +104,19 @@ def _deployment(plan: GuardPlan) -> Manifest:
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
     # Whatever has changed, also what the Secret holds: the pod is made anew.
-    notes = {**NO_SIDECAR, INSTALLED_NOTE: plan.installed_at}
+    notes = {**NO_SIDECAR, INSTALLED_ANNOTATION: plan.installed_at}
     template = {"metadata": {"labels": {**LABELS, **NO_SIDECAR}, "annotations": notes}, "spec": pod}
     spec = {
         "replicas": 1,
         "strategy": {"type": "Recreate"},  # two would tell everything twice
         "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": LABELS},
+        "selector": {"matchLabels": GUARD_LABELS},
         "template": template,
     }
     made = _object(plan, "apps/v1", "Deployment", spec=spec)
     made["metadata"] = {
         **made["metadata"],
-        "annotations": {AFTER_NOTE: f"{plan.after_sec:g}", LOGS_NOTE: str(plan.with_logs).lower()},
+        "annotations": {AFTER_ANNOTATION: f"{plan.after_sec:g}", LOGS_ANNOTATION: str(plan.with_logs).lower()},
     }
     return made
 
@@ -146,7 +152,7 @@ def install(cluster: Cluster, plan: GuardPlan) -> str:
     manifests = render_guard(plan)
     there = [find_object(cluster, manifest) for manifest in manifests]
     for found in there:
-        if found is not None and not has_labels(found, LABELS):
+        if found is not None and not has_labels(found, GUARD_LABELS):
             raise UsageError(
                 f"{found['kind']} {NAME} in namespace {plan.namespace} is there already, and llmtrain did not make it.",
                 remedy="Nothing was changed. Remove it if it is yours.",
@@ -174,4 +180,4 @@ def remove(cluster: Cluster, namespace: str) -> bool:
 
 def _remove(cluster: Cluster, namespace: str, api_version: str, kind: str) -> bool:
     found = cluster.get(api_version, kind, NAME, namespace)
-    return found is not None and has_labels(found, LABELS) and cluster.delete(api_version, kind, NAME, namespace)
+    return found is not None and has_labels(found, GUARD_LABELS) and cluster.delete(api_version, kind, NAME, namespace)

@@ -19,20 +19,21 @@ from llmtrain.config.launch import SINGLE_NODE_MODES
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.api_errors import AlreadyThere, Missing, NotAllowed
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.kubernetes.server_clock import seconds_since, server_now
-from llmtrain.launch.manifests import LAUNCH_NOTE, render
-from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
-from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
-from llmtrain.launch.record import (
+from llmtrain.kubernetes.labels import (
+    APP_LABEL,
     ATTEMPT,
     DELETED_AT,
     ENDED_AS,
+    LAUNCH_ANNOTATION,
+    READER_LABEL,
     STOPPED_AT,
-    Record,
-    is_ours,
-    is_same_launch,
-    read_record,
+    belongs_to_run,
 )
+from llmtrain.kubernetes.server_clock import seconds_since, server_now
+from llmtrain.launch.manifests import render
+from llmtrain.launch.plan import JobPlan, Manifest, config_map_name
+from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
+from llmtrain.launch.record import Record, is_same_launch, read_record
 from llmtrain.launch.volumes import check_volumes
 
 KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
@@ -80,7 +81,7 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
         index: there for index, each in enumerate(render(plan)) if (there := find_object(cluster, each)) is not None
     }
     for there in found.values():
-        is_kept = keep_data and there["kind"] == "PersistentVolumeClaim" and is_ours(there, plan.run_id)
+        is_kept = keep_data and there["kind"] == "PersistentVolumeClaim" and belongs_to_run(there, plan.run_id)
         if not is_kept or _is_leaving(there):
             raise _taken(cluster, there, plan)
     if found:  # to the run on these volumes this is another launch than any before
@@ -101,13 +102,13 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | N
             f"Run '{record.run_id}' is being deleted with its data, since {record.deleted_at}.",
             remedy=f"Finish that: llmtrain delete {record.run_id} --data{cluster.place(record.namespace)}",
         )
-    plan = replace(plan, number=record.number + 1, nonce=record.nonce)
+    plan = replace(plan, number=record.number + 1, nonce=record.nonce, run_label=record.run_label)
     manifests = render(plan)
     _check_claims(cluster, plan)
     check_volumes(cluster, plan, record.config.launch)
     for manifest in manifests:
         found = find_object(cluster, manifest)
-        if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
+        if found is not None and not belongs_to_run(found, plan.run_id) and not _is_made_for(found, plan.run_id):
             raise _taken(cluster, found, plan)
         if found is None or manifest["kind"] not in KEPT:
             cluster.check_right("create", manifest)
@@ -133,7 +134,7 @@ def _uid(found: Object) -> str:
 def _find_same(cluster: Cluster, record: Record) -> Object:
     """The ConfigMap of a run, refused where it is of another launch by now. That it was stopped meanwhile is fine."""
     found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
-    if found is None or not is_ours(found, record.run_id) or not is_same_launch(found, record):
+    if found is None or not belongs_to_run(found, record.run_id) or not is_same_launch(found, record):
         raise _changed(cluster, record)
     return found
 
@@ -226,7 +227,7 @@ def _find_settled(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object
     deadline = time.monotonic() + LEAVE_SEC
     while True:
         found = find_object(cluster, manifest)
-        if found is None or (is_ours(found, plan.run_id) and not _is_leaving(found)):
+        if found is None or (belongs_to_run(found, plan.run_id) and not _is_leaving(found)):
             return found
         if not _is_leaving(found) and not _is_made_for(found, plan.run_id):
             raise _taken(cluster, found, plan)
@@ -341,7 +342,7 @@ def _wait_for_pods(cluster: Cluster, record: Record, waiting: Waiting | None) ->
     deadline = time.monotonic() + grace + OVERDUE_SEC
     while True:
         try:
-            pods = cluster.find("v1", "Pod", record.namespace, record.labels)
+            pods = cluster.find("v1", "Pod", record.namespace, record.selector)
             _find_same(cluster, record)  # else they may be the pods of a later launch
         except ClusterError:
             if time.monotonic() > deadline:
@@ -369,7 +370,7 @@ def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str, uid: str | N
         found = find_object(cluster, manifest)
     except Missing:  # its operator was removed, and all of its objects with it
         return
-    if found is None or not is_ours(found, run_id) or uid not in (None, found["metadata"].get("uid")):
+    if found is None or not belongs_to_run(found, run_id) or uid not in (None, found["metadata"].get("uid")):
         return
     meta, uid = manifest["metadata"], found["metadata"].get("uid")
     try:
@@ -401,7 +402,7 @@ def take_back(cluster: Cluster, plan: JobPlan) -> list[str]:
     """Remove every object that a launch made. A volume stays if an earlier launch made it, or if a pod has run: there
     may be data on it. Returns the claims that stay."""
     kept = []
-    pods = cluster.find("v1", "Pod", plan.namespace, dict(plan.labels))
+    pods = cluster.find("v1", "Pod", plan.namespace, dict(plan.selector))
     has_run = any(
         "running" in each.get("state", {}) or "terminated" in each.get("state", {}) or each.get("restartCount")
         for pod in pods
@@ -411,7 +412,7 @@ def take_back(cluster: Cluster, plan: JobPlan) -> list[str]:
         if manifest["kind"] == "PersistentVolumeClaim":
             found = find_object(cluster, manifest)
             notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
-            if has_run or notes.get(LAUNCH_NOTE) != plan.launch_id:
+            if has_run or notes.get(LAUNCH_ANNOTATION) != plan.launch_id:
                 kept += [manifest["metadata"]["name"]] if found else []
                 continue
         _delete_ours(cluster, manifest, plan.run_id)
@@ -447,7 +448,7 @@ def _check_claims(cluster: Cluster, plan: JobPlan) -> None:
 def _taken(cluster: Cluster, found: Object, plan: JobPlan) -> UsageError:
     place = cluster.place(plan.namespace)
     kind, name = found["kind"], found["metadata"]["name"]
-    if not is_ours(found, plan.run_id):
+    if not belongs_to_run(found, plan.run_id):
         return UsageError(
             f"{kind} {name} in namespace {plan.namespace} exists already, and is not of this run.",
             remedy="Nothing was changed. Launch under another --name, or remove that object if it is yours.",

@@ -7,13 +7,13 @@ from typing import Any
 
 import yaml
 
+from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, LAUNCH_ANNOTATION
 from llmtrain.launch.manifest_comments import with_comments
 from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_kind
 from llmtrain.launch.pod import without_empty
 
 # Conditions of a Job, which a TrainJob has too.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
-IMAGE_NOTE, LAUNCH_NOTE = "llmtrain/image", "llmtrain/launch"
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
@@ -42,7 +42,7 @@ def headless_service(plan: JobPlan) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": plan.labels,
+            "selector": plan.selector,
             "ports": [{"name": "rendezvous", "port": plan.launch.master_port}],
         },
     }
@@ -95,7 +95,7 @@ def _claims(plan: JobPlan) -> list[Manifest]:
             "kind": "PersistentVolumeClaim",
             # A volume may outlive its run: with the image it can still be read, and it is known who made it.
             "metadata": metadata(plan, plan.claim(name))
-            | {"annotations": {IMAGE_NOTE: plan.launch.image, LAUNCH_NOTE: plan.launch_id}},
+            | {"annotations": {IMAGE_ANNOTATION: plan.launch.image, LAUNCH_ANNOTATION: plan.launch_id}},
             "spec": without_empty(
                 {
                     "accessModes": [volume.access_mode or default],
@@ -113,7 +113,7 @@ def _network_policy(plan: JobPlan) -> list[Manifest]:
     """Ranks talk on ports that the system picks, so pods of the run may reach each other on all."""
     if not plan.launch.network_policy:
         return []
-    peers = [{"podSelector": {"matchLabels": plan.labels}}]
+    peers = [{"podSelector": {"matchLabels": plan.selector}}]
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     egress: list[Manifest] = [{"to": peers}, {"ports": dns}]
     if plan.ports_outside:
@@ -124,7 +124,7 @@ def _network_policy(plan: JobPlan) -> list[Manifest]:
             "kind": "NetworkPolicy",
             "metadata": metadata(plan),
             "spec": {
-                "podSelector": {"matchLabels": plan.labels},
+                "podSelector": {"matchLabels": plan.selector},
                 "policyTypes": ["Ingress", "Egress"],
                 "ingress": [{"from": peers}],
                 "egress": egress,
@@ -142,7 +142,7 @@ def _disruption_budget(plan: JobPlan) -> list[Manifest]:
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": metadata(plan),
-            "spec": {"minAvailable": plan.min_nodes, "selector": {"matchLabels": plan.labels}},
+            "spec": {"minAvailable": plan.min_nodes, "selector": {"matchLabels": plan.selector}},
         }
     ]
 

@@ -17,6 +17,7 @@ from llmtrain.errors import UsageError
 from llmtrain.hub.find import looks_like_path
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
+from llmtrain.kubernetes.labels import COMMON_LABELS, RUN_LABEL, run_selector
 from llmtrain.launch.pod_scripts import script_command
 from llmtrain.redact import has_secret, secrets_in
 from llmtrain.runs.directory import new_run_id
@@ -29,9 +30,6 @@ CONFIG_DIR = "/config"
 CONFIG_FILE = "train.yaml"
 JOB_FILE = "job.json"
 DEFAULT_NAMESPACE = "default"
-APP_LABEL = {"app": "llmtrain"}
-RUN_LABEL = "llmtrain/run"
-READER_LABEL = "llmtrain/reader"  # of a pod that only reads a run's volume, and is none of its nodes
 HTTPS_PORT = 443
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 # Variables that lead libraries elsewhere than usual.
@@ -75,6 +73,8 @@ class JobPlan:
     """Which launch of the run this is: 1, and one more each time it is resumed."""
     nonce: str = ""
     """Tells launches of the same name apart when the record of an earlier one was deleted and its data kept."""
+    run_label: str = RUN_LABEL
+    """Key of the label that carries the run id: that of the run's first launch (see kubernetes/labels.py)."""
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -88,8 +88,13 @@ class JobPlan:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Of every object; and what a run's pods are found by."""
-        return {**APP_LABEL, RUN_LABEL: self.run_id}
+        """Labels of every object of the run."""
+        return {**COMMON_LABELS, self.run_label: self.run_id}
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """Labels that select the pods of the run."""
+        return run_selector(self.run_id, self.run_label)
 
     @property
     def service(self) -> str:
@@ -149,6 +154,7 @@ def plan_job(
     number: int = 1,
     nonce: str = "",
     *,
+    run_label: str = RUN_LABEL,
     is_launched: bool = False,
 ) -> JobPlan:
     """Pure, but for the run id that is made where none is given. The same config gives the same plan. `is_launched`: it
@@ -184,6 +190,7 @@ def plan_job(
         work=work,
         number=number,
         nonce=nonce,
+        run_label=run_label,
         warnings=_warnings(resolved, work),
     )
 

@@ -211,6 +211,6 @@ def _spread(plan: JobPlan) -> list[Manifest]:
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": plan.labels},
+            "labelSelector": {"matchLabels": plan.selector},
         }
     ]

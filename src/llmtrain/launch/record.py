@@ -14,11 +14,21 @@ from llmtrain.config.section import Section
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Object
-from llmtrain.launch.plan import (
+from llmtrain.kubernetes.labels import (
     APP_LABEL,
+    ATTEMPT,
+    DELETED_AT,
+    ENDED_AS,
+    RUN_LABEL,
+    STOPPED_AT,
+    belongs_to_run,
+    run_id_of,
+    run_label_of,
+    run_selector,
+)
+from llmtrain.launch.plan import (
     CONFIG_FILE,
     JOB_FILE,
-    RUN_LABEL,
     JobPlan,
     Kind,
     Work,
@@ -26,10 +36,6 @@ from llmtrain.launch.plan import (
     find_kind,
     plan_job,
 )
-
-# Annotations: when somebody stopped the run, what it had come to by itself before, and when its data began to go.
-STOPPED_AT, ENDED_AS, DELETED_AT = "llmtrain/stopped-at", "llmtrain/ended-as", "llmtrain/deleted-at"
-ATTEMPT = "llmtrain/attempt"  # which resume or delete has the run: known even if the answer to its change is lost
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Record:
     uid: str = ""
     """Of its ConfigMap: another run of the same name has another."""
     deleted_at: str | None = None
+    run_label: str = RUN_LABEL
+    """Key of the label that carries its run id: runs of the first version have another."""
     attempt: str | None = field(default=None, compare=False)
 
     @property
@@ -59,14 +67,14 @@ class Record:
         return find_kind(self.config.launch)
 
     @property
-    def labels(self) -> dict[str, str | None]:
-        """Of all its objects."""
-        return {**APP_LABEL, RUN_LABEL: self.run_id}
+    def selector(self) -> dict[str, str | None]:
+        """Labels that select its pods."""
+        return {**run_selector(self.run_id, self.run_label)}
 
     @property
     def plan(self) -> JobPlan:
         """The plan it was launched by."""
-        return plan_job(self.config, self.work, self.number, self.nonce, is_launched=True)
+        return plan_job(self.config, self.work, self.number, self.nonce, run_label=self.run_label, is_launched=True)
 
     @property
     def runs_claim(self) -> str:
@@ -98,7 +106,7 @@ _JOB_FILE = TypeAdapter(_JobFile)
 def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
     """The record of a run, or an error that names the runs there are."""
     found = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace)
-    if found is not None and is_ours(found, run_id):
+    if found is not None and belongs_to_run(found, run_id):
         return read_record(found, cluster.place(namespace))
     known = [record.run_id for record in all_records(cluster, namespace)]
     raise UsageError(
@@ -117,13 +125,15 @@ def list_records(cluster: Cluster, namespace: str | None) -> list[Record]:
 def all_records(cluster: Cluster, namespace: str | None) -> list[Record | UnreadableRecord]:
     """The same with those that cannot be read in their place."""
     records: list[Record | UnreadableRecord] = []
-    for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None}):
-        meta = config_map["metadata"]
+    for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL}):
+        meta, run_id = config_map["metadata"], run_id_of(config_map)
+        if run_id is None:
+            continue
         try:
             records.append(read_record(config_map))
         except LlmtrainError as problem:
-            run_id, at = meta["labels"][RUN_LABEL], meta.get("creationTimestamp", "")
-            records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), at))
+            launched_at = meta.get("creationTimestamp", "")
+            records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), launched_at))
     return sorted(records, key=lambda record: (record.launched_at, record.run_id))
 
 
@@ -131,12 +141,13 @@ def read_record(config_map: Object, place: str = "") -> Record:
     """The record in a ConfigMap. Whoever may write one in the namespace decides what is in it: nothing is taken for
     granted. `place`: options that lead to the namespace, for commands in remedies."""
     meta, data = config_map["metadata"], config_map.get("data") or {}
-    run_id, notes = meta["labels"][RUN_LABEL], meta.get("annotations") or {}
+    run_id, run_label = run_id_of(config_map) or "", run_label_of(config_map) or RUN_LABEL
+    notes = meta.get("annotations") or {}
     where = f"ConfigMap {meta['name']} in namespace {meta['namespace']}"
     kinds = ",".join(["all,configmap,networkpolicy,poddisruptionbudget", *_operator_kinds(data)])
     remedy = (
         "If another version of llmtrain wrote it, use that one. To remove the run by hand: kubectl delete "
-        f"{kinds} -l {RUN_LABEL}={run_id}{place or ' -n ' + meta['namespace']}"
+        f"{kinds} -l {run_label}={run_id}{place or ' -n ' + meta['namespace']}"
     )
     missing = [name for name in (CONFIG_FILE, JOB_FILE) if name not in data]
     if missing or meta["name"] != config_map_name(run_id):
@@ -175,6 +186,7 @@ def read_record(config_map: Object, place: str = "") -> Record:
         unknown=tuple(unknown),
         uid=str(meta.get("uid", "")),
         deleted_at=notes.get(DELETED_AT),
+        run_label=run_label,
         attempt=notes.get(ATTEMPT),
     )
 
@@ -252,13 +264,3 @@ def _known(values: dict[str, Any], fields: Mapping[str, Any], path: str, unknown
             value = _known(value, inner, f"{path}{name}.", unknown)
         kept[name] = value
     return kept
-
-
-def is_ours(found: Object, run_id: str) -> bool:
-    """Whether an object belongs to this run, and not to somebody else who uses the same name."""
-    return has_labels(found, {**APP_LABEL, RUN_LABEL: run_id})
-
-
-def has_labels(found: Object, wanted: Mapping[str, str]) -> bool:
-    labels = found["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in wanted.items())

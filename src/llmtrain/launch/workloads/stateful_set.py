@@ -38,7 +38,7 @@ class StatefulSet:
                 "replicas": plan.nodes,
                 "serviceName": plan.service,
                 "podManagementPolicy": "Parallel",  # else pod 1 waits for pod 0, which waits for pod 1
-                "selector": {"matchLabels": plan.labels},
+                "selector": {"matchLabels": plan.selector},
                 "template": pod_template(plan, "Always", env),
             },
         }

@@ -8,7 +8,7 @@ from typing import Any
 from llmtrain.env import READER_SCRIPT
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL
+from llmtrain.kubernetes.labels import APP_LABEL, COMMON_LABELS, READER_LABEL
 from llmtrain.launch.pod import NO_SIDECAR, container_security, pod_security, without_empty
 from llmtrain.launch.pod_scripts import script_command, script_text
 from llmtrain.launch.record import Record
@@ -62,7 +62,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": record.runs_claim}}],
     }
-    labels = {**APP_LABEL, READER_LABEL: record.run_id, **NO_SIDECAR}
+    labels = {**COMMON_LABELS, READER_LABEL: record.run_id, **NO_SIDECAR}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -73,7 +73,7 @@ def reader_manifest(record: Record, name: str) -> Object:
 
 def _beside(record: Record) -> Object:
     """A ReadWriteOnce volume can only be mounted where the run's pods have it."""
-    chosen = {"matchLabels": {RUN_LABEL: record.run_id}}
+    chosen = {"matchLabels": {record.run_label: record.run_id}}
     return {"weight": 100, "podAffinityTerm": {"labelSelector": chosen, "topologyKey": "kubernetes.io/hostname"}}
 
 

@@ -21,15 +21,14 @@ from llmtrain.distributed.worker_exit import NO_RESTART_CODES
 from llmtrain.env import EXIT_CODES
 from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
+from llmtrain.kubernetes.labels import APP_LABEL, NOTIFIED, run_id_of
 from llmtrain.kubernetes.server_clock import server_now
-from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
 from llmtrain.logs import log, warn
 from llmtrain.operate.guard.recover import find_lost, recover
 from llmtrain.operate.status.lost_nodes import node_is_not_ready
 from llmtrain.operate.status.pods import INDEX_LABELS, ROLE_LABEL, worst_code
 from llmtrain.operate.status.progress import read_progress
 
-TOLD_NOTE = "llmtrain/guard-told"
 # Between two tries of a Job lie six minutes at most: a run without any pod for longer does not come back.
 GIVEN_UP_SEC = 420.0
 POST_SEC = 10.0
@@ -82,8 +81,9 @@ class Guard:
 
     def _runs(self) -> dict[str, list[Object]]:
         found: dict[str, list[Object]] = defaultdict(list)
-        for pod in self._cluster.find("v1", "Pod", self._namespace, {**APP_LABEL, RUN_LABEL: None}):
-            found[pod["metadata"]["labels"][RUN_LABEL]].append(pod)
+        for pod in self._cluster.find("v1", "Pod", self._namespace, {**APP_LABEL}):
+            if (run := run_id_of(pod)) is not None:
+                found[run].append(pod)
         return found
 
     def _recover(self, run: str, pods: list[Object]) -> None:
@@ -143,14 +143,14 @@ class Guard:
             self._outbox.pop(0)
 
     def _is_told(self, pod: Object) -> bool:
-        return TOLD_NOTE in (pod["metadata"].get("annotations") or {}) or pod["metadata"].get("uid") in self._told
+        return NOTIFIED in (pod["metadata"].get("annotations") or {}) or pod["metadata"].get("uid") in self._told
 
     def _mark(self, pods: Iterable[Object], end: End) -> None:
         """On the pods, for whoever comes after us; and in mind, should that be refused."""
         for meta in (pod["metadata"] for pod in pods):
             self._told.add(meta.get("uid", ""))
             try:
-                self._cluster.note_on_pod(meta["name"], self._namespace, meta.get("uid", ""), {TOLD_NOTE: end.event})
+                self._cluster.note_on_pod(meta["name"], self._namespace, meta.get("uid", ""), {NOTIFIED: end.event})
             except LlmtrainError as problem:
                 if not self._cannot_mark:
                     warn(

@@ -10,8 +10,8 @@ from typing import Any
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.kubernetes.api_errors import Missing, one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Labels, Object
-from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
-from llmtrain.launch.record import Record, UnreadableRecord, all_records, is_ours
+from llmtrain.kubernetes.labels import APP_LABEL, belongs_to_run, run_id_of
+from llmtrain.launch.record import Record, UnreadableRecord, all_records
 from llmtrain.operate.status.events import find_events
 from llmtrain.operate.status.pods import PodStatus, pod_statuses, strange_pods, worst_code
 from llmtrain.operate.status.progress import RunProgress, read_progress
@@ -29,7 +29,7 @@ from llmtrain.operate.status.state import (
 TAIL_LINES = 400  # of rank 0's log: enough to hold a step, whatever else it says
 IDLE_LINES = 5  # of a pod that waits: the mark is its last line
 AT_ONCE = 16  # logs that are asked for at the same time
-_ALL_RUNS: Labels = {**APP_LABEL, RUN_LABEL: None}
+_ALL_RUNS: Labels = {**APP_LABEL}
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def objects_of(cluster: Cluster, record: Record) -> Iterator[None]:
         said = one_line(f"{type(problem).__name__}: {problem}")
         raise UsageError(
             f"The objects of run '{record.run_id}' in namespace {record.namespace} cannot be understood ({said}).",
-            remedy=f"Look at them: kubectl get all,{PLURALS[record.kind.kind]} -o yaml -l {RUN_LABEL}={record.run_id}"
-            f"{cluster.place(record.namespace)}",
+            remedy=f"Look at them: kubectl get all,{PLURALS[record.kind.kind]} -o yaml "
+            f"-l {record.run_label}={record.run_id}{cluster.place(record.namespace)}",
         ) from problem
 
 
 def _run_status(cluster: Cluster, record: Record, with_log: bool, with_usage: bool) -> RunStatus:
     job, pods = find_job(cluster, record), find_pods(cluster, record)
-    usage = cluster.usage(record.namespace, record.labels) if with_usage and pods else None
+    usage = cluster.usage(record.namespace, record.selector) if with_usage and pods else None
     statuses = pod_statuses(record, pods, usage)
     unseen: list[str] = [strange] if (strange := strange_pods(record, pods)) else []
     progress = rank_zero_progress(cluster, record, statuses, unseen) if with_log else None
@@ -113,7 +113,8 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
         return [_unreadable(each) for each in found if isinstance(each, UnreadableRecord)]
     pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in cluster.find("v1", "Pod", namespace, _ALL_RUNS):
-        pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][RUN_LABEL]].append(pod)
+        if (run_id := run_id_of(pod)) is not None:
+            pods[pod["metadata"]["namespace"], run_id].append(pod)
     unseen: dict[str, str] = {}
     jobs = _all_jobs(cluster, namespace, records, unseen)
 
@@ -221,11 +222,11 @@ def find_job(cluster: Cluster, record: Record) -> Object | None:
         job = cluster.get(record.kind.api_version, record.kind.kind, record.run_id, record.namespace)
     except Missing:  # its operator was removed, and its jobs with it
         return None
-    return job if job is not None and is_ours(job, record.run_id) else None
+    return job if job is not None and belongs_to_run(job, record.run_id) else None
 
 
 def find_pods(cluster: Cluster, record: Record) -> list[Object]:
-    return cluster.find("v1", "Pod", record.namespace, record.labels)
+    return cluster.find("v1", "Pod", record.namespace, record.selector)
 
 
 def look_at_queue(cluster: Cluster, record: Record, job: Object | None, pods: list[PodStatus]) -> QueueState:
@@ -312,7 +313,7 @@ def _all_jobs(
             continue
         for job in jobs:
             meta = job["metadata"]
-            if meta["name"] == meta["labels"][RUN_LABEL]:  # Jobs inside a JobSet carry the label too
+            if meta["name"] == run_id_of(job):  # Jobs inside a JobSet carry the label too
                 found[kind, meta["namespace"], meta["name"]] = job
     return {_key(r): found[k] for r in records if (k := (r.kind.kind, *_key(r))) in found}
 

@@ -107,7 +107,7 @@ def look(cluster: Cluster, record: Record) -> Snapshot:
     """Everything but heartbeats, which cost a pod."""
     hidden: list[str] = []
     job, raw = find_job(cluster, record), find_pods(cluster, record)
-    statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.labels) if raw else None)
+    statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.selector) if raw else None)
     progress = rank_zero_progress(cluster, record, statuses)
     events = _events(cluster, record, hidden)
     queue = look_at_queue(cluster, record, job, statuses)
