@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain.config.load import list_presets, load_config
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 NAMES = {
     "example",
@@ -26,7 +26,7 @@ NAMES = {
     "lora_llama_1b",
     "k8s_gpu_4x1",
     "k8s_gpu_64x8",
-    *(f"k8s_{kind}" for kind in LAUNCHERS),
+    *(f"k8s_{kind}" for kind in WORKLOADS),
 }
 
 

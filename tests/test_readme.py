@@ -13,7 +13,7 @@ import yaml
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import plan_job
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 from tiny_llama import make_model, make_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,7 +78,7 @@ def test_the_tour_shows_every_verb():
 
 
 def test_every_kind_has_a_page_that_the_guide_and_the_readme_link_to():
-    for kind in LAUNCHERS:
+    for kind in WORKLOADS:
         assert (ROOT / "docs" / "kinds" / f"{kind}.md").is_file(), kind
         assert f"](kinds/{kind}.md)" in (ROOT / "docs" / "kubernetes.md").read_text(), kind
         assert f"](docs/kinds/{kind}.md)" in (ROOT / "README.md").read_text(), kind
@@ -90,7 +90,7 @@ def test_every_link_between_pages_leads_somewhere():
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("kind", LAUNCHERS)
+@pytest.mark.parametrize("kind", WORKLOADS)
 def test_the_manifest_on_a_page_is_the_one_that_is_rendered(kind):
     """What a page shows is abridged: all that it says must be so, lists and commands up to their `...`."""
     page = (ROOT / "docs" / "kinds" / f"{kind}.md").read_text()

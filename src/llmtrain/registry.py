@@ -30,7 +30,7 @@ TRACKERS = {
     "tensorboard": "llmtrain.tracking.tensorboard:TensorboardTracker",
 }
 
-LAUNCHERS = {
+WORKLOADS = {
     "indexed_job": "llmtrain.launch.workloads.indexed_job:IndexedJob",
     "stateful_set": "llmtrain.launch.workloads.stateful_set:StatefulSet",
     "pytorch_job": "llmtrain.launch.workloads.pytorch_job:PyTorchJob",

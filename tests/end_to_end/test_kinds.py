@@ -10,9 +10,9 @@ import pytest
 from breaking import wait_for
 from kube import Kube, finished_hash, load_image
 
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
-KINDS = sorted(LAUNCHERS)
+KINDS = sorted(WORKLOADS)
 EVERYTHING = "services,jobs,statefulsets,networkpolicies,pytorchjobs,trainjobs,trainingruntimes,jobsets"
 
 

@@ -12,13 +12,13 @@ import yaml
 from kube import ROOT, Done, Kube
 
 from llmtrain.launch.pod import CONTAINER_SECURITY, POD_SECURITY
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 RUN = "shared-run"
 SECRET = ["secret", "hf-token", "--from-env-file", ".env"]
 OBJECTS = "configmaps,services,jobs,networkpolicies,persistentvolumeclaims,secrets,pods"
 # The others take as long again, and bring no other rights than those to their own objects.
-KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind != "indexed_job" else kind for kind in sorted(LAUNCHERS)]
+KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind != "indexed_job" else kind for kind in sorted(WORKLOADS)]
 READER = [
     {"apiGroups": [""], "resources": ["pods", "configmaps", "events"], "verbs": ["get", "list"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list"]},

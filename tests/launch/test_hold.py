@@ -27,7 +27,7 @@ from llmtrain.launch.record import find_record
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 HOLD = ("launch", "--hold", "--config", "ddp_smoke", "--name", "demo", "--image", "me/train:1", "--nodes", "2")
 SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ from llmtrain.launch.manifest_comments import OBJECTS, with_comments
 from llmtrain.launch.manifests import dump_manifests, render
 from llmtrain.launch.plan import Work, plan_job
 
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 OPTIONS = "--name demo --image registry.example.com/llmtrain:0.1.0 --namespace research --dry-run"
 FILES = {kind: f"llmtrain launch --config k8s_{kind} {OPTIONS}" for kind in KINDS}
 FILES["pytorch_job_master"] = f"{FILES['pytorch_job']} --set launch.pytorch_master=true"

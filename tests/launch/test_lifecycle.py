@@ -26,7 +26,7 @@ from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, Work, plan_job
 from llmtrain.launch.record import Record, find_record
 
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 OBJECTS = 6  # of an indexed_job with a disruption budget: config, claim, policy, budget, Service, Job
 Object = dict[str, Any]
 Verdict = tuple[int, str] | None

@@ -17,7 +17,7 @@ from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
 from llmtrain.launch.plan import JobPlan, Work, plan_job
 
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 BASE = ["launch.name=demo", "trainer.grad_accum_steps=64"]
 Manifests = list[dict[str, Any]]
 

@@ -13,12 +13,12 @@ from llmtrain.errors import UsageError
 from llmtrain.hub.needs import HubNeeds, hub_needs
 from llmtrain.kubernetes.labels import belongs_to_run
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
+from llmtrain.launch.plan import JobPlan, Work, find_workload, plan_job
 from llmtrain.launch.record import list_records, read_record
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 INDEX = {
     "indexed_job": "JOB_COMPLETION_INDEX",
     "job_set": "JOB_COMPLETION_INDEX",
@@ -140,7 +140,7 @@ class TestEveryKind:
         sets = ("launch.nodes=2", f"launch.pytorch_master={str(has_master).lower()}")
         plan = make(kind, *sets, work=Work("command", OWN, "torchrun"))
         (container,) = pod(plan)["containers"]
-        name = find_kind(plan.launch).index_variable(plan.launch)
+        name = find_workload(plan.launch).index_variable(plan.launch)
         is_with_master = kind == "pytorch_job" and has_master
         by_platform = BY_PLATFORM["pytorch_job with master" if is_with_master else kind]
         assert name in set(env(container)) | by_platform
@@ -186,7 +186,7 @@ class TestEveryKind:
         assert (record.launched_at, record.stopped_at) == ("2026-01-01T00:00:00Z", None)
         assert record.plan == plan
         assert render(record.plan) == manifests
-        assert record.kind is find_kind(plan.launch)
+        assert record.workload is find_workload(plan.launch)
         assert record.runs_claim == plan.claim("runs")
         assert record.labels == plan.labels
 

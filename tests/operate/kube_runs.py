@@ -8,7 +8,7 @@ from kube_server import KubeServer, now
 from llmtrain.config.load import load_config
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
+from llmtrain.launch.plan import JobPlan, Work, find_workload, plan_job
 from llmtrain.launch.record import Record, find_record
 
 Object = dict[str, Any]
@@ -58,7 +58,7 @@ class FakeRun:
 
     @property
     def kind(self) -> str:
-        return find_kind(self.plan.launch).kind
+        return find_workload(self.plan.launch).kind
 
     def pod(self, index: int, state: Object | None = None, role: str = "worker", **more: Any) -> str:
         """A new pod of a node; it runs unless told otherwise. Of one that replaces another, the time is later."""

@@ -20,7 +20,7 @@ from llmtrain.operate.fetch.reader_pod import reader_manifest
 from llmtrain.operate.guard.watch import Guard
 from llmtrain.operate.status.run_status import all_status, run_status
 
-WORKLOADS = sorted(registry.LAUNCHERS)
+WORKLOADS = sorted(registry.WORKLOADS)
 OLD_LABELS = {"app": "llmtrain", FIRST_VERSION_RUN_LABEL: "old"}
 Object = dict[str, Any]
 

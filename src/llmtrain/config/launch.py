@@ -223,7 +223,7 @@ class LaunchSection(Section):
         return {name: volume for name, volume in given.items() if volume.claim or volume.size}
 
     def problems(self) -> Iterator[Problem]:
-        problem = registry.check_name("launch.kind", self.kind, registry.LAUNCHERS)
+        problem = registry.check_name("launch.kind", self.kind, registry.WORKLOADS)
         if problem:
             yield ("kind",), problem
         fewest, most = self.node_range

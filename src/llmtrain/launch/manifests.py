@@ -9,7 +9,7 @@ import yaml
 
 from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, LAUNCH_ANNOTATION
 from llmtrain.launch.manifest_comments import with_comments
-from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_kind
+from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_workload
 from llmtrain.launch.pod import without_empty
 
 # Conditions of a Job, which a TrainJob has too.
@@ -20,7 +20,7 @@ QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/prior
 def render(plan: JobPlan) -> list[Manifest]:
     """All manifests of a run, in the order in which they are applied."""
     shared = [_config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
-    return [*shared, *find_kind(plan.launch).render(plan)]
+    return [*shared, *find_workload(plan.launch).render(plan)]
 
 
 def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | None = None) -> Manifest:

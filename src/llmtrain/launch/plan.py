@@ -119,8 +119,8 @@ def config_map_name(run_id: str) -> str:
     return f"{run_id}-config"
 
 
-class Kind(Protocol):
-    """A way to run pods: one module in kinds/, one row in registry.LAUNCHERS."""
+class Workload(Protocol):
+    """A way to run pods: one module in workloads/, one row in registry.WORKLOADS."""
 
     api_version: str
     kind: str
@@ -143,9 +143,9 @@ class Kind(Protocol):
         """The job, after what it needs first."""
 
 
-def find_kind(launch: LaunchSection) -> Kind:
-    kind: Kind = registry.resolve("launch.kind", launch.kind, registry.LAUNCHERS)
-    return kind
+def find_workload(launch: LaunchSection) -> Workload:
+    workload: Workload = registry.resolve("launch.kind", launch.kind, registry.WORKLOADS)
+    return workload
 
 
 def plan_job(
@@ -160,7 +160,7 @@ def plan_job(
     """Pure, but for the run id that is made where none is given. The same config gives the same plan. `is_launched`: it
     is on the cluster already, where refusing it for a secret would only be in the way of removing it."""
     launch = config.launch
-    kind = find_kind(launch)
+    workload = find_workload(launch)
     run_id = launch.name or config.output.run_id or new_run_id(config.run.name)
     if launch.name and config.output.run_id not in (None, launch.name):
         raise UsageError(
@@ -168,7 +168,7 @@ def plan_job(
             remedy="Give one of them, or both the same.",
         )
     min_nodes, nodes = launch.node_range
-    master_addr = kind.master_addr(run_id, launch)
+    master_addr = workload.master_addr(run_id, launch)
     _check(config, work, master_addr)
     if not is_launched:
         _check_secrets(config, work)
@@ -180,7 +180,7 @@ def plan_job(
         min_nodes=min_nodes,
         nodes=nodes,
         processes_per_node=launch.processes_per_node,
-        container=kind.container,
+        container=workload.container,
         master_addr=master_addr,
         config_text=dump_config(resolved),
         command=_command(config, work, run_id, master_addr, launch_id(number, nonce)),
@@ -232,7 +232,7 @@ def _torchrun(config: Config, own: list[str], run_id: str, master_addr: str) -> 
     """Which node it is, Kubernetes puts in: the value of $(NAME)."""
     launch = config.launch
     at = f"{master_addr}:{launch.master_port}"
-    index = find_kind(launch).index_variable(launch)
+    index = find_workload(launch).index_variable(launch)
     fewest, most = launch.node_range
     meeting = (
         ["--rdzv-backend=c10d", f"--rdzv-endpoint={at}", f"--rdzv-id={run_id}"]

@@ -30,10 +30,10 @@ from llmtrain.launch.plan import (
     CONFIG_FILE,
     JOB_FILE,
     JobPlan,
-    Kind,
     Work,
+    Workload,
     config_map_name,
-    find_kind,
+    find_workload,
     plan_job,
 )
 
@@ -63,8 +63,8 @@ class Record:
     attempt: str | None = field(default=None, compare=False)
 
     @property
-    def kind(self) -> Kind:
-        return find_kind(self.config.launch)
+    def workload(self) -> Workload:
+        return find_workload(self.config.launch)
 
     @property
     def selector(self) -> dict[str, str | None]:

@@ -122,13 +122,13 @@ def age_of(stamp: str) -> float:
 
 
 def _of_pod(record: Record, index: int, pod: Object) -> Iterable[ContainerExit]:
-    row = current_container(pod, record.kind.container)
-    state, last, _ = container_state(pod, record.kind.container)
+    row = current_container(pod, record.workload.container)
+    state, last, _ = container_state(pod, record.workload.container)
     status, disruption = pod.get("status") or {}, find_condition(pod, "DisruptionTarget") or {}
     base = ContainerExit(
         pod=pod["metadata"]["name"],
         index=index,
-        container=row.get("name", record.kind.container),
+        container=row.get("name", record.workload.container),
         code=0,
         pod_reason=status.get("reason") or "",
         pod_message=status.get("message") or "",

@@ -113,14 +113,14 @@ def _pod_status(
     record: Record, index: int, own: list[Object], usage: dict[str, dict[str, dict[str, str]]]
 ) -> PodStatus:
     pod, name = own[-1], own[-1]["metadata"]["name"]
-    state, last, restarts = container_state(pod, record.kind.container)
+    state, last, restarts = container_state(pod, record.workload.container)
     before = [_exit_code(record, older) for older in own[:-1]]
     last_code = last.get("terminated", {}).get("exitCode")
     final = final_code(record, pod)
     reason, message = _reason(pod, state)
     count = record.config.launch.processes_per_node
     first = index * count
-    used = usage.get(name, {}).get(record.kind.container, {})
+    used = usage.get(name, {}).get(record.workload.container, {})
     return PodStatus(
         name=name,
         index=index,
@@ -166,7 +166,7 @@ def _has_ended(pod: Object) -> bool:
 
 
 def _exit_code(record: Record, pod: Object) -> int | None:
-    state, _, _ = container_state(pod, record.kind.container)
+    state, _, _ = container_state(pod, record.workload.container)
     code = state.get("terminated", {}).get("exitCode")
     return None if code is None else our_code(record, code)
 
@@ -175,7 +175,7 @@ def final_code(record: Record, pod: Object) -> int | None:
     """The code with which the main process of a StatefulSet pod ended for good; None while it runs."""
     if record.config.launch.kind != "stateful_set" or record.work.launcher != "llmtrain":
         return None
-    state, last, _ = container_state(pod, record.kind.container)
+    state, last, _ = container_state(pod, record.workload.container)
     codes = (ended.get("exitCode") for ended in (state.get("terminated"), last.get("terminated")) if ended)
     return next((code for code in codes if code in FOR_GOOD), None)
 

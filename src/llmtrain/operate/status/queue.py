@@ -77,5 +77,5 @@ def _is_of(record: Record, job: Object, workload: Object) -> bool:
     if any(owner.get("uid") == job["metadata"]["uid"] for owner in owners):
         return True
     # Of a StatefulSet its pods are the owners.
-    wanted = rf"{record.kind.kind.lower()}-{re.escape(record.run_id)}-[0-9a-f]{{5}}"
+    wanted = rf"{record.workload.kind.lower()}-{re.escape(record.run_id)}-[0-9a-f]{{5}}"
     return record.config.launch.kind == "stateful_set" and re.fullmatch(wanted, meta["name"]) is not None

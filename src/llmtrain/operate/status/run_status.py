@@ -86,7 +86,7 @@ def objects_of(cluster: Cluster, record: Record) -> Iterator[None]:
         said = one_line(f"{type(problem).__name__}: {problem}")
         raise UsageError(
             f"The objects of run '{record.run_id}' in namespace {record.namespace} cannot be understood ({said}).",
-            remedy=f"Look at them: kubectl get all,{PLURALS[record.kind.kind]} -o yaml "
+            remedy=f"Look at them: kubectl get all,{PLURALS[record.workload.kind]} -o yaml "
             f"-l {record.run_label}={record.run_id}{cluster.place(record.namespace)}",
         ) from problem
 
@@ -149,7 +149,7 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
         queue, place = look_at_queue(cluster, record, each.job, each.pods), cluster.place(record.namespace)
         status = make_status(record, Seen(each.job, each.pods, progress, idle, events, queue, place))
         status = replace(status, unseen=strange_pods(record, pods[_key(record)]))
-        why = unseen.get(record.kind.kind)
+        why = unseen.get(record.workload.kind)
         return replace(status, state="unknown", why_short=why) if why else status
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -219,7 +219,7 @@ def make_status(record: Record, seen: Seen) -> RunStatus:
 
 def find_job(cluster: Cluster, record: Record) -> Object | None:
     try:
-        job = cluster.get(record.kind.api_version, record.kind.kind, record.run_id, record.namespace)
+        job = cluster.get(record.workload.api_version, record.workload.kind, record.run_id, record.namespace)
     except Missing:  # its operator was removed, and its jobs with it
         return None
     return job if job is not None and belongs_to_run(job, record.run_id) else None
@@ -290,7 +290,7 @@ def _tail(
     unseen: list[str] | None = None,
 ) -> Iterable[str] | None:
     try:
-        return list(cluster.log(pod, record.namespace, record.kind.container, tail=count, previous=previous))
+        return list(cluster.log(pod, record.namespace, record.workload.container, tail=count, previous=previous))
     except LlmtrainError as problem:  # no right to it, or its machine does not answer
         if unseen is not None:
             unseen.append(problem.what)
@@ -301,7 +301,7 @@ def _all_jobs(
     cluster: Cluster, namespace: str | None, records: list[Record], unseen: dict[str, str]
 ) -> dict[tuple[str, str], Object]:
     """Jobs by run. Kinds that we may not look at are put into `unseen`, with the reason."""
-    kinds = {(record.kind.api_version, record.kind.kind) for record in records}
+    kinds = {(record.workload.api_version, record.workload.kind) for record in records}
     found = {}
     for api_version, kind in sorted(kinds):
         try:
@@ -315,7 +315,7 @@ def _all_jobs(
             meta = job["metadata"]
             if meta["name"] == run_id_of(job):  # Jobs inside a JobSet carry the label too
                 found[kind, meta["namespace"], meta["name"]] = job
-    return {_key(r): found[k] for r in records if (k := (r.kind.kind, *_key(r))) in found}
+    return {_key(r): found[k] for r in records if (k := (r.workload.kind, *_key(r))) in found}
 
 
 def _is_going(record: Record, seen: Seen) -> bool:

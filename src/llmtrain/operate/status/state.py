@@ -97,7 +97,7 @@ def _nodes_text(record: Record) -> str:
 def job_state(job: Object, record: Record) -> str:
     """`finished`, `failed`, `suspended` or `active`, by the job's own conditions."""
     true = {row["type"] for row in job.get("status", {}).get("conditions") or [] if row.get("status") == "True"}
-    states = [state for condition, state in record.kind.states.items() if condition in true]
+    states = [state for condition, state in record.workload.states.items() if condition in true]
     return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
 
 
@@ -192,7 +192,7 @@ def _explain_silent(run: str, silent: list[PodStatus]) -> str:
 def _explain_failure(record: Record, seen: Seen) -> str | None:
     code = find_exit_code("failed", seen)
     conditions = (seen.job or {}).get("status", {}).get("conditions") or []
-    failed: Object = next((row for row in conditions if record.kind.states.get(row["type"]) == "failed"), {})
+    failed: Object = next((row for row in conditions if record.workload.states.get(row["type"]) == "failed"), {})
     limits = {"DeadlineExceeded": "launch.active_deadline_sec is over", "BackoffLimitExceeded": "no restarts are left"}
     said = limits.get(failed.get("reason", ""))
     by_memory = next((pod.name for pod in seen.pods if pod.reason == "OOMKilled"), None)

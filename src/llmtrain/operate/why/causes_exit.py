@@ -209,7 +209,7 @@ def _still_hanging(snapshot: Snapshot, end: ContainerExit, indexes: list[int]) -
     ends it."""
     found = []
     for pod, raw in snapshot.pods:
-        running = container_state(raw, snapshot.record.kind.container)[0].get("running") or {}
+        running = container_state(raw, snapshot.record.workload.container)[0].get("running") or {}
         if snapshot.is_active and pod.index in indexes and pod.is_running and running.get("startedAt", "9") < end.at:
             found.append(pod)
     return found

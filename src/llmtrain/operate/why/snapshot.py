@@ -170,7 +170,7 @@ def _is_ours(record: Record, event: Object, claims: dict[str, str]) -> bool:
     return (
         is_about(record, event)
         or (about.get("kind") == "PersistentVolumeClaim" and name in claims.values())
-        or (about.get("kind") == "Workload" and name.startswith(f"{record.kind.kind.lower()}-{record.run_id}-"))
+        or (about.get("kind") == "Workload" and name.startswith(f"{record.workload.kind.lower()}-{record.run_id}-"))
     )
 
 
