@@ -21,9 +21,10 @@ from llmtrain.env import HOLD_SCRIPT
 from llmtrain.errors import UsageError
 from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import HELD_COMMAND, JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
 from llmtrain.launch.pod_scripts import hold as held_pod
 from llmtrain.launch.record import find_record
+from llmtrain.launch.work import HELD_COMMAND, Work
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
@@ -76,7 +77,7 @@ class TestEveryKind:
         """What will run is not known: neither the batch nor the model is looked at, and the hub may be asked."""
         sets = ("launch.nodes=3", "distributed.strategy=none", "distributed.reproducible_reduce=false")
         plan = make(kind, *sets, "model.name=hf_causal_lm", "model.path=somebody/tiny", "trainer.grad_accum_steps=1")
-        assert (plan.nodes, plan.ports_outside, plan.warnings) == (3, [443], [])
+        assert (plan.nodes, plan.egress_ports, plan.warnings) == (3, [443], [])
 
     def test_model_and_data_of_the_config_are_fetched_first(self, kind: str) -> None:
         """By the init container that a training launch has. A person may fetch another model by hand after that."""

@@ -23,8 +23,9 @@ from llmtrain.kubernetes.client import PLURALS, Cluster
 from llmtrain.kubernetes.labels import READER_LABEL
 from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
 from llmtrain.launch.record import Record, find_record
+from llmtrain.launch.work import Work
 
 KINDS = sorted(registry.WORKLOADS)
 OBJECTS = 6  # of an indexed_job with a disruption budget: config, claim, policy, budget, Service, Job

@@ -15,7 +15,8 @@ from llmtrain.distributed.node_info import NodeOptions
 from llmtrain.distributed.process_info import find_node_info
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
+from llmtrain.launch.work import Work
 
 KINDS = sorted(registry.WORKLOADS)
 BASE = ["launch.name=demo", "trainer.grad_accum_steps=64"]
@@ -288,7 +289,7 @@ class TestNetworkPolicy:
         (["launch.nodes=3"], "reproducible_reduce"),
         (["launch.nodes=2:4"], "there are 3 processes"),
         (["launch.nodes=2", "distributed.strategy=none", "distributed.reproducible_reduce=false"], "strategy is none"),
-        (["output.run_id=other"], "named as its run"),
+        (["output.run_id=other"], "output.run_id is other"),
         (["launch.env={WORLD_SIZE: 4}"], "WORLD_SIZE"),
         (["mlflow.tracking_uri=https://me:secret@mlflow.example.com"], "credentials"),
     ],

@@ -21,7 +21,8 @@ from llmtrain.commands.lint import command
 from llmtrain.config.load import load_config
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import Work, plan_job
+from llmtrain.launch.plan import plan_job
+from llmtrain.launch.work import Work
 from llmtrain.lint.check_manifests import RULES, ManifestFinding, lint
 from llmtrain.lint.source import Sources, objects_of, read_sources
 from llmtrain.lint.yaml_nodes import NotAManifest, parse

@@ -7,8 +7,8 @@ from kube_runs import STEP, ended, launch, running, waiting
 
 from kube_server import KubeServer
 from llmtrain.distributed.exit_codes import IDLE_MARK, pytorchjob_code
-from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
+from llmtrain.launch.work import Work
 from llmtrain.operate.status.pods import worst_code
 from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.status.tables import run_text, runs_table

@@ -44,8 +44,8 @@ from llmtrain.errors import (
     UsageError,
 )
 from llmtrain.kubernetes.client import PLURALS
-from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
+from llmtrain.launch.work import Work
 from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.why import causes, run_reports
 from llmtrain.operate.why import explain as why_module

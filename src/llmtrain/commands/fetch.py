@@ -91,8 +91,8 @@ def _find(cluster: "Cluster", run: str, namespace: str, claim: str | None, image
 def _made_up(run: str, namespace: str, claim: str, image: str | None) -> "Record":
     from llmtrain.config.document import Document
     from llmtrain.config.load import build_config
-    from llmtrain.launch.plan import Work
     from llmtrain.launch.record import Record
+    from llmtrain.launch.work import Work
 
     launch: dict[str, Any] = {"name": run, "namespace": namespace, "runs_volume": {"claim": claim}}
     launch |= {"image": image} if image else {}

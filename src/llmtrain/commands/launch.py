@@ -23,7 +23,8 @@ from llmtrain.errors import UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.launch.plan import JobPlan, Work
+    from llmtrain.launch.plan import JobPlan
+    from llmtrain.launch.work import Work
 
 KindOption = Annotated[str | None, typer.Option(help="Short for launch.kind.", show_default=False)]
 NodesOption = Annotated[str | None, typer.Option(help="Short for launch.nodes: N or MIN:MAX.", show_default=False)]
@@ -138,7 +139,7 @@ def warn_of(plan: "JobPlan") -> None:
 
 
 def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, launcher: str) -> "Work":
-    from llmtrain.launch.plan import Work
+    from llmtrain.launch.work import Work
 
     if sum((bool(own_command), doctor, smoke, hold)) > 1:
         raise UsageError("Give one of: a command, --doctor, --smoke, --hold.")

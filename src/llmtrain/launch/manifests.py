@@ -9,8 +9,9 @@ import yaml
 
 from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, LAUNCH_ANNOTATION
 from llmtrain.launch.manifest_comments import with_comments
-from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_workload
+from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, find_workload
 from llmtrain.launch.pod import without_empty
+from llmtrain.launch.work import CONFIG_FILE
 
 # Conditions of a Job, which a TrainJob has too.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
@@ -116,8 +117,8 @@ def _network_policy(plan: JobPlan) -> list[Manifest]:
     peers = [{"podSelector": {"matchLabels": plan.selector}}]
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     egress: list[Manifest] = [{"to": peers}, {"ports": dns}]
-    if plan.ports_outside:
-        egress.append({"ports": [{"protocol": "TCP", "port": port} for port in plan.ports_outside]})
+    if plan.egress_ports:
+        egress.append({"ports": [{"protocol": "TCP", "port": port} for port in plan.egress_ports]})
     return [
         {
             "apiVersion": "networking.k8s.io/v1",

@@ -5,8 +5,9 @@ from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
 from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
-from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, WORK_DIR, JobPlan, Manifest
+from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod_scripts import script_text
+from llmtrain.launch.work import CONFIG_DIR, CONFIG_FILE, WORK_DIR
 
 USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
 GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report

@@ -26,16 +26,8 @@ from llmtrain.kubernetes.labels import (
     run_label_of,
     run_selector,
 )
-from llmtrain.launch.plan import (
-    CONFIG_FILE,
-    JOB_FILE,
-    JobPlan,
-    Work,
-    Workload,
-    config_map_name,
-    find_workload,
-    plan_job,
-)
+from llmtrain.launch.plan import JOB_FILE, JobPlan, Workload, config_map_name, find_workload, plan_job
+from llmtrain.launch.work import CONFIG_FILE, Work
 
 
 @dataclass(frozen=True)

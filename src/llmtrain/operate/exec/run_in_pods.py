@@ -17,8 +17,8 @@ from pathlib import Path
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.kubernetes.exec import STDERR, PodProcess
-from llmtrain.launch.plan import HELD_COMMAND, WORK_DIR
 from llmtrain.launch.record import Record
+from llmtrain.launch.work import HELD_COMMAND, WORK_DIR
 from llmtrain.operate.status.pods import PodStatus, pod_statuses
 from llmtrain.operate.status.run_status import find_pods
 
