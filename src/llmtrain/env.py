@@ -3,6 +3,10 @@
 What the platform or torchrun sets (RANK, PET_*, JOB_COMPLETION_INDEX, ...) is read in distributed/env.py.
 """
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 DEBUG = "LLMTRAIN_DEBUG"
 DIST_TIMEOUT = "LLMTRAIN_DIST_TIMEOUT"
 EXIT_CODES = "LLMTRAIN_EXIT_CODES"
@@ -50,3 +54,18 @@ VARIABLES = {
         TERMINATION_LOG: "Path of the termination message (in pods `/dev/termination-log`).",
     },
 }
+
+
+@contextmanager
+def scoped_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process inside the block, and restore them afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

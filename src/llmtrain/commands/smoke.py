@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
-from llmtrain.commands.processes import options, place_here, run_processes, worker_command
+from llmtrain.commands.processes import forwarded_options, local_node, run_processes, worker_command
 
 
 def command(
@@ -33,8 +33,8 @@ def command(
         words = [
             part for name, value in {**sizes, "lr": lr, "seed": seed}.items() for part in (f"--{name}", str(value))
         ]
-        words = worker_command("smoke", *words, *options(config, set_ or [], json_))
-        run_processes(place_here(processes), words, loaded.distributed)
+        words = worker_command("smoke", *words, *forwarded_options(config, set_ or [], json_))
+        run_processes(local_node(processes), words, loaded.distributed)
         return
     from llmtrain.training.shutdown import StopFlag
 

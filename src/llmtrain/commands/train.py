@@ -18,7 +18,13 @@ from llmtrain.commands.options import (
     shorthands,
     show,
 )
-from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
+from llmtrain.commands.processes import (
+    diagnosed_join_errors,
+    forwarded_options,
+    local_node,
+    run_processes,
+    worker_command,
+)
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
 from llmtrain.logs import is_debugging
@@ -70,7 +76,7 @@ def command(
         else:
             if is_debugging():
                 _diagnose(loaded)
-            with explaining(loaded):
+            with diagnosed_join_errors(loaded):
                 result = run.run_training(loaded, resume, allow_config_change, stop)
             if result is not None:  # ranks other than 0 have nothing to show
                 _show(json_, result)
@@ -93,14 +99,14 @@ def _train_here(
 
     setup_logging(loaded.logging)
     micro_batches_in_step(loaded, processes)
-    words = ["train", *options(config, overrides, json_)]
+    words = ["train", *forwarded_options(config, overrides, json_)]
     if resume is None:
         run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
         words += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
     else:
         words += ["--resume", resume]
     words += ["--allow-config-change"] if allow_config_change else []
-    run_processes(place_here(processes), worker_command(*words), loaded.distributed, max_restarts)
+    run_processes(local_node(processes), worker_command(*words), loaded.distributed, max_restarts)
 
 
 def _diagnose(config: "Config") -> None:

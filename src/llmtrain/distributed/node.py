@@ -45,7 +45,7 @@ def run_node(job: NodeJob) -> None:
     """Run the node's processes to their end. Raises the error that stands for them all when one did not finish."""
     place = job.place
     backend = pick_rendezvous(place, job.max_restarts)
-    with ending_while_joining() as joining:
+    with exit_on_signal_while_joining() as joining:
         # Which of the nodes of an elastic job is the master may be for torch to find out: then nobody waits here.
         if place.nodes > 1 and place.node_rank and not backend.startswith("etcd"):
             host, port = meeting_point(place)
@@ -75,7 +75,7 @@ def meeting_point(place: NodeInfo) -> tuple[str, int]:
 
 
 @contextmanager
-def ending_while_joining() -> Iterator[JoinState]:
+def exit_on_signal_while_joining() -> Iterator[JoinState]:
     """While nodes wait for each other there is nothing to save: a signal ends the process at once, with 75. The
     kernel's end of Python's signal handling writes to a pipe, which a thread reads even while the main one waits."""
     state = JoinState()
