@@ -25,7 +25,7 @@ LAYERS = (
     ("content_hash", "findings"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
-    ("env",),
+    ("env", "text"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 TORCH_PACKAGES = {"models", "data", "distributed", "checkpoint", "training", "inference"}

@@ -30,7 +30,7 @@ from llmtrain.checkpoint.state import Tensors, TrainState
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.errors import CheckpointError
 from llmtrain.fault_injection import inject_fault
-from llmtrain.files import RESERVE_BYTES, fsync_dir, open_text, write_atomic, write_synced
+from llmtrain.files import RESERVE_BYTES, file_sha256, fsync_dir, open_text, write_atomic, write_synced
 from llmtrain.logs import log, warn
 from llmtrain.runs.manifest import MANIFEST, POINTERS, is_entry, is_whole, manifest_text, step_of
 
@@ -67,7 +67,7 @@ class Checkpoint:
             if file.is_symlink() or not file.is_file():
                 raise CheckpointError(f"{file} is missing.")
             try:
-                whole = file.stat().st_size == wanted["bytes"] and _sha256(file) == wanted["sha256"]
+                whole = file.stat().st_size == wanted["bytes"] and file_sha256(file) == wanted["sha256"]
             except OSError as problem:
                 raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}.") from None
             if not whole:
@@ -401,9 +401,4 @@ def _replace(new: Path, path: Path, step: int) -> None:
 def _describe(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:  # safetensors does not sync what it writes
         os.fsync(file.fileno())
-    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}

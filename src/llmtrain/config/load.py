@@ -17,6 +17,7 @@ from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, su
 from llmtrain.config.upgrade import upgrade_v1
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
+from llmtrain.text import one_line
 
 DEFAULT_PRESET = "gpt_stdlib"
 SHOWN_LENGTH = 200
@@ -109,7 +110,7 @@ def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:
     try:
         return key.strip(), parse_value(value)
     except (yaml.YAMLError, ValueError) as problem:
-        problems.append(f"--set {text}: not a YAML value: {' '.join(str(problem).split())}")
+        problems.append(f"--set {text}: not a YAML value: {one_line(problem)}")
         return None
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from llmtrain.config.schema import DataSection
 from llmtrain.data.types import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
+from llmtrain.text import one_line
 
 
 def load_split(config: DataSection, split: Split) -> Any:
@@ -82,7 +83,7 @@ def _as_error(config: DataSection, problem: Exception) -> LlmtrainError:
     from llmtrain.hub.errors import explain_hub_error
 
     cause = problem.__cause__ or problem
-    message = " ".join(str(cause).split())[:300]
+    message = one_line(cause, 300)
     if config.files:
         return DataError(f"The datasets library cannot read data.files: {message}.")
     if isinstance(problem, ConnectionError) or "offline" in message.lower() or "connect" in message.lower():

@@ -24,6 +24,7 @@ from llmtrain.distributed.worker_exit import JoinState, overall
 from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
 from llmtrain.runs.exit_report import ExitReport
+from llmtrain.text import one_line
 
 if TYPE_CHECKING:
     from llmtrain.distributed.agent import NodeAgent
@@ -222,7 +223,7 @@ def _is_etcds(problem: Exception) -> bool:
 
 def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
     place = job.place
-    what = " ".join(str(problem).split())[:300]
+    what = one_line(problem, 300)
     host, port = meeting_point(place)
     remedy = (
         "Check that the etcd server is reachable from every node and serves the v2 API (etcd --enable-v2, up to 3.5)."

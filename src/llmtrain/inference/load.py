@@ -19,6 +19,7 @@ from llmtrain.files import read_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.text import one_line
 from llmtrain.training.build import GPU_ATTENTION, as_computed, base_sha256, build_adapter
 
 
@@ -125,9 +126,7 @@ def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorde
     try:
         missing, unexpected = module.load_state_dict(stored, strict=False)
     except RuntimeError as problem:
-        raise CheckpointError(
-            f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}"
-        ) from None
+        raise CheckpointError(f"{checkpoint.path} holds another model: {one_line(problem, 300)}") from None
     own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
     wrong = [*(name for name in missing if name in own), *unexpected]
     if wrong:

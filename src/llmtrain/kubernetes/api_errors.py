@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llmtrain.config.launch import LaunchSection
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.redact import redact
+from llmtrain.redact import redacted_line
 
 # Who brings kinds that are not part of Kubernetes.
 OPERATORS = {
@@ -165,7 +165,7 @@ def quota(said: str) -> str:
 
 
 def one_line(problem: object) -> str:
-    return redact(" ".join(str(problem).split()))[:500]
+    return redacted_line(problem, 500)
 
 
 def _message(body: str) -> str:

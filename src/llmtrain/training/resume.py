@@ -20,6 +20,7 @@ from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.generations import has_saved
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.runs.summary import config_values, read_meta
+from llmtrain.text import one_line
 
 TrainResult = dict[str, Any]
 _OF_RESULT: tuple[tuple[Any, tuple[str, ...]], ...] = (
@@ -266,7 +267,7 @@ def restore(
         progress = checkpoint.progress()
     except (RuntimeError, KeyError, ValueError, TypeError) as problem:
         raise CheckpointError(
-            f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}",
+            f"{checkpoint.path} holds another model: {one_line(problem, 300)}",
             remedy="Use the config the run was made with.",
         ) from None
     if world.is_first:

@@ -19,12 +19,12 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from llmtrain.content_hash import file_sha256, stamp
+from llmtrain.content_hash import stamp
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer
 from llmtrain.data.types import SPLITS, Split
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import fsync_dir, is_full, is_there, read_json, write_json
+from llmtrain.files import file_sha256, fsync_dir, is_full, is_there, read_json, write_json
 from llmtrain.logs import log, warn
 
 FORMAT_VERSION = 2

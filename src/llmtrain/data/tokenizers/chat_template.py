@@ -9,6 +9,7 @@ from llmtrain.data.types import BadExample
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import warn
+from llmtrain.text import one_line
 
 Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
@@ -79,4 +80,4 @@ def _load(tokenizer_dir: Path, identity: str | None) -> Any:  # noqa: ARG001 (a 
 
 
 def _one_line(problem: Exception) -> str:
-    return (" ".join(str(problem).split()) or type(problem).__name__)[:300].rstrip(".")
+    return (one_line(problem) or type(problem).__name__)[:300].rstrip(".")

@@ -8,6 +8,7 @@ from llmtrain.errors import DataError
 from llmtrain.models.base import ModelAdapter, parameter_count
 from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
 from llmtrain.models.gpt.model import GPT
+from llmtrain.text import one_line
 
 
 class GPTAdapter(ModelAdapter):
@@ -18,7 +19,7 @@ class GPTAdapter(ModelAdapter):
             try:
                 module.load_state_dict(state)
             except RuntimeError as problem:
-                message = " ".join(str(problem).split())[:300]
+                message = one_line(problem, 300)
                 raise DataError(f"model.init {self.config.init} does not have all weights: {message}") from None
         return module
 

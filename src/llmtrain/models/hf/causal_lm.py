@@ -31,6 +31,7 @@ from llmtrain.models.base import (
 )
 from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
 from llmtrain.models.hf.lora import ADAPTER, add_lora, is_adapter_weight, lora_layers, save_adapter
+from llmtrain.text import one_line
 
 MAX_CONTEXT = 4096  # tokens in the KV cache during generation
 CONFIG_FILES = ("config.json", "generation_config.json")
@@ -210,7 +211,7 @@ class HFCausalLMAdapter(ModelAdapter):
                 full = float(module(tokens, targets))
             except (NotImplementedError, RuntimeError, ValueError) as problem:
                 raise UsageError(
-                    f"The model does not run on this machine: {' '.join(str(problem).split())[:200]}",
+                    f"The model does not run on this machine: {one_line(problem, 200)}",
                     remedy="Set model.attention to sdpa or eager.",
                 ) from None
             module.has_linear_head = True
@@ -296,7 +297,7 @@ class HFCausalLMAdapter(ModelAdapter):
         except SafetensorError as problem:
             raise OSError(str(problem)) from None
         except ValueError as problem:
-            raise DataError(f"transformers cannot save the model: {' '.join(str(problem).split())[:300]}") from None
+            raise DataError(f"transformers cannot save the model: {one_line(problem, 300)}") from None
 
 
 def find_directory(config: ModelSection) -> Path:

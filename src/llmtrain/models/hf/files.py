@@ -8,6 +8,7 @@ import torch
 
 from llmtrain.config.schema import ModelSection
 from llmtrain.errors import DataError, UsageError
+from llmtrain.text import one_line
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
 _WEIGHT_FILES = "model.safetensors, or model.safetensors.index.json and its shards"
@@ -113,4 +114,4 @@ def _quantization_options() -> dict[str, Any]:
 
 
 def _one_line(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+    return f"{type(problem).__name__}: {one_line(problem, 300)}"

@@ -14,6 +14,7 @@ from torch import nn
 
 from llmtrain.config.schema import LoraSection
 from llmtrain.errors import DataError, UsageError
+from llmtrain.text import one_line
 
 ADAPTER = "adapter"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -162,7 +163,7 @@ def load_adapter(model: nn.Module, directory: Path) -> nn.Module:
         expected = get_peft_model_state_dict(adapted)
         mismatched = [n for n in expected.keys() | tensors.keys() if _shape(expected, n) != _shape(tensors, n)]
     except Exception as problem:  # peft raises many types: unknown methods, missing layers
-        mismatched = [f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"]
+        mismatched = [f"{type(problem).__name__}: {one_line(problem, 200)}"]
     if mismatched:
         raise DataError(
             f"The adapter in {directory} does not fit this base model: {sorted(mismatched)[0]}"

@@ -12,6 +12,7 @@ from llmtrain.kubernetes.labels import APP_LABEL, COMMON_LABELS, READER_LABEL
 from llmtrain.launch.pod import NO_SIDECAR, container_security, pod_security, without_empty
 from llmtrain.launch.pod_scripts import script_command, script_text
 from llmtrain.launch.record import Record
+from llmtrain.text import one_line
 
 CONTAINER = "reader"
 START_SEC = 120.0
@@ -117,7 +118,7 @@ def _check_hopeless(pod: Object, record: Record) -> None:
     """What waiting does not mend."""
     image = record.config.launch.image
     state = _state(pod)
-    reason, said = state.get("reason", ""), " ".join(str(state.get("message", "")).split())[:300]
+    reason, said = state.get("reason", ""), one_line(state.get("message", ""), 300)
     if reason in NOT_PULLED:
         raise UsageError(
             f"The reader pod's image {image} cannot be pulled ({reason}): {said}",
