@@ -27,7 +27,7 @@ READER = [
 
 def rights_of_the_guide() -> list[dict[str, Any]]:
     """The Role that docs/kubernetes.md tells people to ask for."""
-    section = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8").partition("\n## Rights\n")[2]
+    section = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8").partition("\n## RBAC\n")[2]
     role = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
     assert role["kind"] == "Role"
     rules: list[dict[str, Any]] = role["rules"]
