@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from llmtrain.checkpoint.saver import Saver
-from llmtrain.checkpoint.store import CheckpointStore
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import ModelSection
 from llmtrain.distributed.world import World
@@ -45,7 +46,8 @@ def main() -> None:
             found["torch.save"].append(time.perf_counter() - started)
             for name, saver in savers.items():
                 started = time.perf_counter()
-                saver.save(step, module, optimizer, {}, None)
+                tensors = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
+                saver.save(CheckpointRequest(step, tensors, {}))
                 found[name].append(time.perf_counter() - started)
                 saver.finish()
     base = statistics.median(found["torch.save"][1:])

@@ -15,8 +15,10 @@ import rank_harness as ranks
 import torch
 from torch import nn
 
+from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.saver import Saver
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.runs.lock import NullLock
@@ -36,6 +38,11 @@ def model() -> tuple[nn.Module, torch.optim.Optimizer]:
     module(torch.ones(3)).sum().backward()
     optimizer.step()
     return module, optimizer
+
+
+def request(step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> CheckpointRequest:
+    tensors = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
+    return CheckpointRequest(step, tensors, state)
 
 
 class GatedStore(CheckpointStore):
@@ -65,7 +72,7 @@ def test_it_writes_a_whole_checkpoint_and_points_to_it(tmp_path: Path, in_backgr
     saver = saver_of(store, in_background)
     module, optimizer = model()
     for step in (1, 2, 3, 4):
-        saver.save(step, module, optimizer, evaluated(step, loss=float(step)))
+        saver.save(request(step, module, optimizer, evaluated(step, loss=float(step))))
         saver.finish()
         store.at(step).verify()
     assert store.steps() == [1, 3, 4], "the two newest and the best"
@@ -81,7 +88,7 @@ def test_the_loop_goes_on_while_it_is_written_and_does_not_disturb_it(tmp_path: 
     module, optimizer = model()
     wanted = module.weight.detach().clone()
     averages = optimizer.state[module.weight]["exp_avg"].clone()
-    saver.save(1, module, optimizer, STATE)
+    saver.save(request(1, module, optimizer, STATE))
     module(torch.full((3,), 5.0)).sum().backward()
     optimizer.step()
     assert not torch.equal(module.weight, wanted)
@@ -95,11 +102,11 @@ def test_the_loop_goes_on_while_it_is_written_and_does_not_disturb_it(tmp_path: 
 def test_its_copies_are_made_once(tmp_path: Path) -> None:
     saver = saver_of(CheckpointStore(tmp_path), in_background=True)
     module, optimizer = model()
-    saver.save(1, module, optimizer, STATE)
+    saver.save(request(1, module, optimizer, STATE))
     saver.finish()
     before = {name: tensor.data_ptr() for name, tensor in saver._copies.items()}
     assert len(before) == 2 + 2 * 3  # weight and bias; step and two averages each
-    saver.save(2, module, optimizer, STATE)
+    saver.save(request(2, module, optimizer, STATE))
     saver.finish()
     assert {name: tensor.data_ptr() for name, tensor in saver._copies.items()} == before
 
@@ -109,12 +116,12 @@ def test_a_failure_is_raised_by_finish_once(tmp_path: Path, in_background: bool)
     store = GatedStore(tmp_path, problem=OSError(errno.ENOSPC, "full"))
     saver = saver_of(store, in_background)
     module, optimizer = model()
-    saver.save(1, module, optimizer, evaluated(1, 1.0))
+    saver.save(request(1, module, optimizer, evaluated(1, 1.0)))
     with pytest.raises(OSError, match="full"):
         saver.finish()
     saver.finish()
     store.problem = None
-    saver.save(1, module, optimizer, evaluated(1, 1.0))
+    saver.save(request(1, module, optimizer, evaluated(1, 1.0)))
     saver.finish()
     store.at(1).verify()
 
@@ -128,7 +135,7 @@ def test_best_is_the_best_that_is_there(tmp_path: Path) -> None:
     for step, loss in losses.items():
         store.problem = OSError(errno.ENOSPC, "full") if step == 2 else None
         state = evaluated(step, loss) if loss is not None else evaluated(step - 1, losses[step - 1])
-        saver.save(step, module, optimizer, state)
+        saver.save(request(step, module, optimizer, state))
         with contextlib.suppress(OSError):
             saver.finish()
         wanted = 1 if step < 4 else 4
@@ -141,7 +148,7 @@ def test_a_step_saved_again_after_its_evaluation_counts(tmp_path: Path) -> None:
     saver = saver_of(store, in_background=False)
     module, optimizer = model()
     for step, state in ((1, evaluated(1, 3.0)), (2, evaluated(1, 3.0)), (2, evaluated(2, 2.0))):
-        saver.save(step, module, optimizer, state)
+        saver.save(request(step, module, optimizer, state))
         saver.finish()
     assert store.pointed("best") == store.at(2)
 
@@ -229,9 +236,9 @@ def test_the_final_save_is_awaited(make: Callable[..., Config]) -> None:
     def slow() -> None:
         before = CheckpointStore.save
 
-        def late(self: CheckpointStore, step: int, *arguments: Any) -> None:
-            time.sleep(0.5 if step == 8 else 0.0)
-            before(self, step, *arguments)
+        def late(self: CheckpointStore, request: CheckpointRequest, *arguments: Any) -> None:
+            time.sleep(0.5 if request.step == 8 else 0.0)
+            before(self, request, *arguments)
 
         CheckpointStore.save = late  # type: ignore[method-assign]
 

@@ -17,11 +17,22 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from llmtrain.checkpoint import store as checkpoint_module
-from llmtrain.checkpoint.shards import _is_covered, deal, file_name, merge, overlap, read_into, read_whole, shard
+from llmtrain.checkpoint.checkpoint import INDEX, Checkpoint
+from llmtrain.checkpoint.shards import (
+    _is_covered,
+    assign_owners,
+    file_name,
+    merge_indexes,
+    overlap,
+    read_full,
+    read_into,
+    shard,
+)
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
-from llmtrain.checkpoint.store import INDEX, MANIFEST, Checkpoint, CheckpointStore
+from llmtrain.checkpoint.store import MANIFEST, CheckpointRequest, CheckpointStore
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.errors import CheckpointError
+from llmtrain.runs.lock import NullLock
 from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import run as run_module
 
@@ -57,8 +68,8 @@ def test_overlap_is_what_both_hold(pair: tuple[Any, Any]) -> None:
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 6))
 def test_dealing_is_balanced_and_the_same_everywhere(sizes: list[int], ranks_: int) -> None:
     tensors = [(f"t{number}", torch.empty(size)) for number, size in enumerate(sizes)]
-    owners = deal(tensors, ranks_)
-    assert deal(tensors[::-1], ranks_) == owners, "the order of asking does not matter"
+    owners = assign_owners(tensors, ranks_)
+    assert assign_owners(tensors[::-1], ranks_) == owners, "the order of asking does not matter"
     assert owners.keys() == {name for name, _ in tensors}
     load = [sum(t.numel() for name, t in tensors if owners[name] == rank) for rank in range(ranks_)]
     assert max(load) - min(load) <= max(sizes, default=0) + len(sizes), "nobody has more than one tensor too many"
@@ -75,7 +86,7 @@ def test_merge_keeps_every_piece() -> None:
         {"model": (f"f{rank}", {"w": {**entry, "piece": {"offset": [2 * rank, 0], "shape": [2, 2]}}})}
         for rank in range(2)
     ]
-    assert merge(parts)["model"]["w"] == {
+    assert merge_indexes(parts)["model"]["w"] == {
         **entry,
         "pieces": [
             {"file": "f0", "offset": [0, 0], "shape": [2, 2]},
@@ -151,9 +162,9 @@ def test_any_split_reads_any_other(tmp_path_factory: pytest.TempPathFactory, cas
             save_file(mine.tensors, folder / file_name("model", rank, writers))
         parts.append({"model": (file_name("model", rank, writers), mine.entries)})
     assert written == sum(tensor.numel() for tensor in whole.values()), "nothing is written twice, nothing left out"
-    entries = json.loads(json.dumps(merge(parts)))["model"]
+    entries = json.loads(json.dumps(merge_indexes(parts)))["model"]
 
-    together = read_whole(folder, entries)
+    together = read_full(folder, entries)
     for name, tensor in whole.items():
         assert together[name].dtype == tensor.dtype
         assert torch.equal(together[name], tensor), name
@@ -177,7 +188,7 @@ def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     tensors = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.tensor(1.0)}
     mine = shard("model", tensors, 0, 1)
     save_file(mine.tensors, tmp_path / "model.safetensors")
-    return tmp_path, merge([{"model": ("model.safetensors", mine.entries)}])["model"]
+    return tmp_path, merge_indexes([{"model": ("model.safetensors", mine.entries)}])["model"]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +208,10 @@ def test_a_file_that_is_not_there_or_not_one(stored: tuple[Path, dict[str, Any]]
     folder, entries = stored
     (folder / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_whole(folder, entries)
+        read_full(folder, entries)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_whole(folder, entries)
+        read_full(folder, entries)
 
 
 # An index made by somebody else: the hashes fit, the content is not to be trusted.
@@ -210,9 +221,10 @@ def test_a_file_that_is_not_there_or_not_one(stored: tuple[Path, dict[str, Any]]
 def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
     """A checkpoint whose index was changed and whose manifest was made to fit."""
     store = CheckpointStore(tmp_path / "checkpoints")
-    groups = [shard(group, {"a": torch.arange(6.0).reshape(3, 2)}, 0, 1) for group in ("model", "optimizer")]
+    tensors = {group: {"a": torch.arange(6.0).reshape(3, 2)} for group in ("model", "optimizer")}
+    shards = [shard(group, named, 0, 1) for group, named in tensors.items()]
     state = {"progress": {"step": 1}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
-    store.save(1, groups, state, "me", lambda: None, ControlGroup())
+    store.save(CheckpointRequest(1, tensors, state), shards, NullLock("owner"), ControlGroup())
     checkpoint = store.at(1)
     save_file({"a": torch.full((3, 2), 666.0)}, tmp_path / "outside.safetensors")
     save_file({"a": torch.full((3, 2), 666.0)}, checkpoint.path / "unlisted.safetensors")
@@ -222,7 +234,7 @@ def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
         change(index["model"]["a"])
         (checkpoint.path / INDEX).write_text(json.dumps(index))
         files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
-        files[INDEX] = checkpoint_module._describe(checkpoint.path / INDEX)
+        files[INDEX] = checkpoint_module.manifest_entry(checkpoint.path / INDEX)
         (checkpoint.path / MANIFEST).write_text(manifest_text(files))
         return checkpoint
 
@@ -327,7 +339,7 @@ def test_pieces_that_fill_a_tensor_in_any_order_are_accepted(tmp_path: Path) -> 
     for number, ((top, left), (height, width)) in enumerate(boxes):
         save_file({"a": whole[top : top + height, left : left + width].clone()}, tmp_path / f"{number}.safetensors")
         listed.append({"file": f"{number}.safetensors", "offset": [top, left], "shape": [height, width]})
-    found = read_whole(tmp_path, {"a": {"dtype": "float32", "shape": [4, 6], "pieces": listed}})
+    found = read_full(tmp_path, {"a": {"dtype": "float32", "shape": [4, 6], "pieces": listed}})
     assert torch.equal(found["a"], whole)
 
 
@@ -338,7 +350,7 @@ def test_every_split_of_our_own_makes_sense(case: Any) -> None:
     for rank in range(writers):
         held = {n: Rows(t, *stretches[n][0][rank]) if n in stretches else t for n, t in whole.items()}
         parts.append({"model": (f"file-{rank}", shard("model", held, rank, writers).entries)})  # type: ignore[arg-type]
-    assert all(_is_covered(entry) for entry in merge(parts)["model"].values())
+    assert all(_is_covered(entry) for entry in merge_indexes(parts)["model"].values())
 
 
 def test_many_pieces_are_checked_soon() -> None:
@@ -442,9 +454,9 @@ def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
     )
 
     def shrink() -> None:
-        from llmtrain.training import build as assemble
+        from llmtrain.training import build as build_module
 
-        before = assemble.build_module
+        before = build_module.build_module
 
         def build(*arguments: Any) -> Any:
             module = before(*arguments)
@@ -453,7 +465,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
             module.forward = lambda ids: forward(ids) + module.extra.sum() * 0
             return module
 
-        assemble.build_module = build
+        build_module.build_module = build
 
     ended = ranks.train_ranks(config, 4, before=shrink)
     result = ranks.values(ended)[0]

@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 import fork_server
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training import build as assemble
-from llmtrain.training import run as run_module
+from llmtrain.training import build, eval_prompts
 from llmtrain.training.run import run_training
 
 RUN_ID = "tiny"
@@ -96,6 +96,8 @@ class Ended:
     output: str
     """Standard output and error together."""
     result: dict[str, Any] | None
+    error: dict[str, Any]
+    """LlmtrainError.as_dict; empty if it raised none."""
     seconds: float
 
 
@@ -123,11 +125,12 @@ class Child:
         code = self.process.exitcode
         if code is None:
             return None
-        result = self.folder / "result.json"
+        result, error = self.folder / "result.json", self.folder / "error.json"
         return Ended(
             code,
             self.output(),
             json.loads(result.read_text()) if code == 0 and result.exists() else None,
+            json.loads(error.read_text()) if error.exists() else {},
             time.monotonic() - self.started,
         )
 
@@ -258,8 +261,8 @@ def run_world(config: Config, size: int, resume: str | None = None, **options: A
 
 def emulate_bf16() -> None:
     """In a process: bf16 also on a CPU that has no instructions for it, slowly and without torch's warnings."""
-    if not assemble.has_bf16(torch.device("cpu")):
-        assemble.has_bf16 = lambda _: True
+    if not build.has_bf16(torch.device("cpu")):
+        build.has_bf16 = lambda _: True
         torch.backends.mkldnn.set_flags(_enabled=False)
 
 
@@ -303,7 +306,7 @@ def _child(
     for name in ("LLMTRAIN_FAULT", "LLMTRAIN_NODE", "TORCHELASTIC_RESTART_COUNT"):
         os.environ.pop(name, None)
     os.environ.update(env, **({"LLMTRAIN_FAULT": fault} if fault else {}))
-    run_module.SAMPLE_TOKENS = 4  # half of the time of a run this small, and nobody reads the sample
+    eval_prompts.SAMPLE_TOKENS = 4  # the sample would take half of the time of a run this small
     try:
         if before:
             before()
@@ -314,6 +317,7 @@ def _child(
         return 0
     except LlmtrainError as error:
         print(f"error: {error}", file=sys.stderr)
+        (folder / "error.json").write_text(json.dumps(error.as_dict()))
         return error.exit_code
     except BaseException:
         traceback.print_exc()

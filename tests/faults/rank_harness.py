@@ -26,7 +26,7 @@ import fork_server
 from llmtrain.config.schema import Config, DistributedSection, RunSection
 from llmtrain.distributed.world import World, join_world
 from llmtrain.errors import LlmtrainError
-from llmtrain.training import run as run_module
+from llmtrain.training import eval_prompts
 from llmtrain.training.run import run_training
 
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -152,7 +152,7 @@ def train_ranks(
     """A run with so many ranks. The value of rank 0 is the run's result; with `after`, every rank's is what it says."""
 
     def body(_: int) -> Any:
-        run_module.SAMPLE_TOKENS = 4  # a sharded model gathers its weights anew for every token
+        eval_prompts.SAMPLE_TOKENS = 4  # a sharded model gathers its weights for every token
         if before:
             before()
         result = run_training(config, resume, allow_config_change)

@@ -15,7 +15,8 @@ import torch
 from fault_harness import RUN_ID, STEPS, Outcome
 
 from llmtrain.checkpoint import store as checkpoint_module
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
 from llmtrain.runs.directory import find_run, new_run
@@ -287,7 +288,7 @@ class Payload:
 def seal(folder: Path) -> None:
     """A manifest that fits whatever the files are now: an attacker can compute hashes too."""
     names = sorted(path for path in folder.iterdir() if path.name != "manifest.json")
-    files = {path.name: checkpoint_module._describe(path) for path in names}
+    files = {path.name: checkpoint_module.manifest_entry(path) for path in names}
     (folder / "manifest.json").write_text(manifest_text(files))
 
 

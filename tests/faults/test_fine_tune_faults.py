@@ -288,9 +288,9 @@ def signal_in_answer(number: int, which: signal.Signals) -> Before:
     """A signal in the middle of the so manieth answer of the run: two an evaluation."""
 
     def before() -> None:
-        from llmtrain.training import artifacts as outputs
+        from llmtrain.training import eval_prompts
 
-        real, calls = outputs.sample_text, []
+        real, calls = eval_prompts.sample_text, []
 
         def answering(adapter: Any, module: Any, *arguments: Any, **options: Any) -> str:
             calls.append(None)
@@ -298,7 +298,7 @@ def signal_in_answer(number: int, which: signal.Signals) -> Before:
                 module.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), which))
             return real(adapter, module, *arguments, **options)
 
-        outputs.sample_text = answering  # type: ignore[assignment]
+        eval_prompts.sample_text = answering  # type: ignore[assignment]
 
     return before
 
@@ -322,17 +322,17 @@ def test_sigkill_between_an_epochs_evaluation_and_its_save(config: Config, golde
     """The epoch's line and answers are there already, and are made again."""
 
     def killed_once_answers_are_kept() -> None:
-        from llmtrain.training.artifacts import Outputs
+        from llmtrain.training.eval_prompts import EvalPrompts
 
-        keep = Outputs.keep_answers
+        keep = EvalPrompts.save
 
-        def keep_and_die(self: Outputs, step: int, answers: Any) -> Path:
+        def keep_and_die(self: EvalPrompts, step: int, answers: Any) -> Path:
             path = keep(self, step, answers)
             if step == STEPS_IN_EPOCH:
                 os.kill(os.getpid(), signal.SIGKILL)
             return path
 
-        Outputs.keep_answers = keep_and_die  # type: ignore[method-assign]
+        EvalPrompts.save = keep_and_die  # type: ignore[method-assign]
 
     (ended,) = train(config, before=killed_once_answers_are_kept)
     assert ended.code == -9, ended.output

@@ -19,8 +19,8 @@ def test_nan_stops_with_the_step_and_its_samples(
     config = make_config(trainer__log_every_steps=log_every)
     ended = harness.run(config, fault=f"loss:{k}:0:nan")
     assert ended.code == 65, ended.output
-    assert f"The loss of step {k} is nan" in ended.output
-    assert f"it saw samples {(k - 1) * 4} to {k * 4 - 1}" in ended.output
+    assert ended.error["reason"] == "not_finite"
+    assert f"samples {(k - 1) * 4} to {k * 4 - 1}" in ended.error["what"]
     assert all(step < k for step in harness.steps_saved(root))
     assert not (root / RUN_ID / "finished.json").exists()
     assert "NaN" not in (root / RUN_ID / "metrics.jsonl").read_text()
@@ -37,14 +37,14 @@ def test_nan_while_told_to_stop_is_not_saved(make_config: Callable[..., Config],
 
         from llmtrain.training import step as step_module
 
-        fault = step_module.fault
+        fault = step_module.inject_fault
 
         def both(point: str, step: int) -> str | None:
             if (point, step) == ("loss", 5):
                 os.kill(os.getpid(), signal.SIGTERM)
             return fault(point, step)
 
-        step_module.fault = both
+        step_module.inject_fault = both
 
     ended = harness.run(make_config(trainer__log_every_steps=100), fault="loss:5:0:nan", before=be_told_too)
     assert ended.code == 65, ended.output
@@ -58,7 +58,7 @@ def test_parameters_that_are_not_numbers_are_never_saved(make_config: Callable[.
     def spoil_a_gradient() -> None:
         from llmtrain.training import step as step_module
 
-        fault = step_module.fault
+        fault = step_module.inject_fault
 
         def spoil(point: str, step: int) -> str | None:
             if (point, step) == ("after_backward", 6):
@@ -69,7 +69,7 @@ def test_parameters_that_are_not_numbers_are_never_saved(make_config: Callable[.
                         thing.weight.grad[0, 0] = float("inf")
             return fault(point, step)
 
-        step_module.fault = spoil
+        step_module.inject_fault = spoil
 
     ended = harness.run(make_config(trainer__eval_every_steps=None), before=spoil_a_gradient)
     assert ended.code == 65, ended.output

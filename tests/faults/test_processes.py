@@ -144,7 +144,7 @@ CRASHING = """
 import sys
 import llmtrain.training.run as run
 def crash(*_): raise RuntimeError("a bug")
-run.write_sample = crash
+run.build_result = crash
 from llmtrain.cli import main
 main(["train", "--config", sys.argv[1]])
 """

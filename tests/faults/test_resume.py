@@ -117,15 +117,15 @@ def test_sigterm_at_start_up(config: Config, golden: Outcome) -> None:
         import os
         import signal
 
-        from llmtrain.training import build as assemble
+        from llmtrain.training import build
 
-        build = assemble.build_module
+        build_module = build.build_module
 
         def build_and_be_told(*arguments: object) -> object:
             os.kill(os.getpid(), signal.SIGTERM)
-            return build(*arguments)
+            return build_module(*arguments)
 
-        assemble.build_module = build_and_be_told
+        build.build_module = build_and_be_told
 
     ended = harness.run(config, before=stop_while_the_model_is_built)
     assert ended.code == 75, ended.output

@@ -193,9 +193,9 @@ def test_no_rank_says_finished_before_the_run_is(
     """A platform never starts a pod again that ended with 0, so the others would wait for it in vain."""
 
     def fail_at_the_marker(rank: int) -> None:
-        from llmtrain.training import run
+        from llmtrain.training import result
 
-        write_json = run.write_json
+        write_json = result.write_json
 
         def fail(path: Path, value: object) -> None:
             if path.name == "finished.json" and rank == 0:
@@ -204,7 +204,7 @@ def test_no_rank_says_finished_before_the_run_is(
                 raise OSError(errno.ENOSPC, "No space left on device")
             write_json(path, value)
 
-        run.write_json = fail
+        result.write_json = fail
 
     ends = harness.run_world(world_config, 2, before=fail_at_the_marker)
     assert not (root / RUN_ID / "finished.json").exists()

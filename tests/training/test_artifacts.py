@@ -26,11 +26,13 @@ from test_fine_tune_faults import (
     val_losses,
 )
 
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint import artifacts
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.manifest import manifest_text
-from llmtrain.training import artifacts as outputs_module
+from llmtrain.training import eval_prompts
 from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf
@@ -128,7 +130,7 @@ def test_without_hard_links(make: MakeConfig, laid_out: tuple[Config, dict[str, 
         def link(*_: object, **__: object) -> None:
             raise OSError(errno.EPERM, "Operation not permitted")
 
-        outputs_module.os.link = link  # type: ignore[assignment]
+        artifacts.os.link = link  # type: ignore[assignment]
 
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_links)
@@ -187,12 +189,12 @@ def late_saves(killed_after: int | None = None) -> Callable[[], None]:
     def before() -> None:
         save, step_of, done = CheckpointStore.save, Stepper.train_step, [0]
 
-        def late(self: CheckpointStore, step: int, *arguments: Any, **options: Any) -> None:
-            deadline = time.monotonic() + 1.0  # nothing comes after the last save
-            while done[0] <= step and time.monotonic() < deadline:
+        def late(self: CheckpointStore, request: CheckpointRequest, *arguments: Any) -> None:
+            deadline = time.monotonic() + 1.0  # no step follows the last save
+            while done[0] <= request.step and time.monotonic() < deadline:
                 time.sleep(0.005)
             time.sleep(0.05)
-            save(self, step, *arguments, **options)
+            save(self, request, *arguments)
 
         def stepping(self: Stepper, step: int, *arguments: Any) -> Any:
             if step == killed_after:
@@ -350,9 +352,9 @@ def fails_with(number: int, what: str) -> Callable[[], None]:
             raise problem
 
         if what == "folders":
-            outputs_module.replace_folder = fail  # type: ignore[assignment]
+            artifacts.write_directory = fail  # type: ignore[assignment]
         else:
-            outputs_module.write_json = fail  # type: ignore[assignment]
+            eval_prompts.write_json = fail  # type: ignore[assignment]
 
     return before
 
@@ -386,14 +388,14 @@ def test_a_later_save_makes_up_for_it(make: MakeConfig, laid_out: tuple[Config, 
     """No space while the first epoch ends, space again afterwards."""
 
     def no_space_for_a_while() -> None:
-        real = outputs_module.replace_folder
+        real = artifacts.write_directory
 
         def replace(target: Path, fill: Any) -> None:
             if not (target.parent / "checkpoints" / "step_6").exists():
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(target, fill)
 
-        outputs_module.replace_folder = replace
+        artifacts.write_directory = replace
 
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_space_for_a_while)

@@ -179,8 +179,8 @@ def note_rows(folder: Path) -> Callable[[], None]:
     def before() -> None:
         real = Stepper.train_step
 
-        def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int) -> Any:
-            result = real(self, step, lr, batches, first_micro)
+        def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int, counts: Any) -> Any:
+            result = real(self, step, lr, batches, first_micro, counts)
             with (folder / f"{os.getpid()}.jsonl").open("a") as file:
                 for batch in batches:
                     file.write(json.dumps([step, batch.first_sample, rows_of(batch)]) + "\n")

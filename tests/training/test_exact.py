@@ -9,7 +9,7 @@ import pytest
 import torch
 from fault_harness import RUN_ID
 
-from llmtrain.checkpoint.store import Checkpoint
+from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.runs.metrics import read_metrics
 
@@ -108,9 +108,9 @@ def test_bf16_trains(make_config: MakeConfig) -> None:
 
 def test_bf16_computes_in_float32_where_the_cpu_has_none(make_config: MakeConfig) -> None:
     def without() -> None:
-        from llmtrain.training import build as assemble
+        from llmtrain.training import build
 
-        assemble.has_bf16 = lambda _: False
+        build.has_bf16 = lambda _: False
 
     config = make_config(trainer__precision="bf16")
     ended = harness.run(config, before=without)

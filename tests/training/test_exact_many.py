@@ -40,9 +40,10 @@ def watch() -> None:
     """In a rank: note what every step read and what it made."""
     before = Stepper.train_step
 
-    def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int) -> Any:
-        result = before(self, step, lr, batches, first_micro)
-        digest = state_sha256(model_tensors(self.module), optimizer_tensors(self.module, self.optimizer))
+    def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int, counts: Any) -> Any:
+        result = before(self, step, lr, batches, first_micro, counts)
+        module = self.model.module
+        digest = state_sha256(model_tensors(module), optimizer_tensors(module, self.optimizer))
         weighty = [batch for batch in batches if batch.target_count]
         samples = [(batch.first_sample, tuple(batch.inputs.reshape(-1).tolist())) for batch in weighty]
         _steps.append({"step": step, "samples": samples, "hash": digest, "passes": len(batches)})
@@ -236,5 +237,5 @@ def test_ranks_with_other_data_are_refused(make: MakeConfig, tmp_path: Path) -> 
 
     ended = ranks.start_ranks(2, body).wait()
     assert [end.code for end in ended] == [64, 64], "\n".join(end.output for end in ended)
-    assert all("data of rank 1 is not that of rank 0" in end.output for end in ended)
+    assert all(end.error and end.error[0] == "UsageError" and "data of rank 1" in end.error[1] for end in ended)
     assert not (Path(config.output.root_dir) / harness.RUN_ID).exists()

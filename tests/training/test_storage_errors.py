@@ -7,7 +7,7 @@ import pytest
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
-from llmtrain.training.run import explain_storage
+from llmtrain.training.storage_errors import explain_storage_errors
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from llmtrain.training.run import explain_storage
     [(errno.ENOSPC, 65), (errno.EDQUOT, 65), (errno.EROFS, 65), (errno.EISDIR, 65), (errno.EIO, 1), (errno.ESTALE, 1)],
 )
 def test_storage_error_has_the_code_of_its_remedy(number: int, code: int) -> None:
-    with pytest.raises(LlmtrainError) as caught, explain_storage(Config()):
+    with pytest.raises(LlmtrainError) as caught, explain_storage_errors(Config()):
         raise OSError(number, os.strerror(number), "/runs/demo/metrics.jsonl")
     assert caught.value.exit_code == code
     assert "/runs/demo/metrics.jsonl" in caught.value.what
@@ -23,5 +23,5 @@ def test_storage_error_has_the_code_of_its_remedy(number: int, code: int) -> Non
 
 
 def test_errors_of_the_network_are_not_of_the_storage() -> None:
-    with pytest.raises(ConnectionResetError), explain_storage(Config()):
+    with pytest.raises(ConnectionResetError), explain_storage_errors(Config()):
         raise ConnectionResetError(errno.ECONNRESET, "reset")

@@ -105,9 +105,9 @@ class ModelAdapter(ABC):
 
         return following
 
-    def companion(self, module: nn.Module) -> WriteInto | None:  # noqa: ARG002
-        """What a checkpoint holds besides: a function that writes it into the checkpoint's directory. All ranks call
-        this at once, rank 0 then writes, perhaps in the background."""
+    def extra_checkpoint_files(self, module: nn.Module) -> WriteInto | None:  # noqa: ARG002
+        """A function that writes additional files into a checkpoint directory; None if there are none. Every rank must
+        call this; rank 0 then writes, perhaps in the background."""
         return None
 
     @abstractmethod

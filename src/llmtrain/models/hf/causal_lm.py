@@ -252,7 +252,7 @@ class HFCausalLMAdapter(ModelAdapter):
 
         return following
 
-    def companion(self, module: nn.Module) -> WriteInto | None:
+    def extra_checkpoint_files(self, module: nn.Module) -> WriteInto | None:
         if not is_adapted(module):
             return None
         adapted: Any = module.model
