@@ -10,6 +10,7 @@ import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ class Tokenizer(ABC):
 
     def sha256(self) -> str:
         """Over what the ids mean. Two tokenizers may give two texts the same ids."""
+        return self._sha256
+
+    @cached_property  # hashes the whole vocabulary
+    def _sha256(self) -> str:
         facts = [self.kind, self.vocab_size, self.end_of_text, self._description(), self._vocabulary()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
