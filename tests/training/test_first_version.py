@@ -15,7 +15,7 @@ EXPECTED = json.loads((RECORDED / "expected.json").read_text())
 
 
 @pytest.mark.parametrize("run", sorted(EXPECTED["runs"]))
-def test_a_run_of_the_first_version_resumes_to_the_same_bits(run: str, cli: Cli, workdir: Path) -> None:
+def test_run_of_the_first_version_resumes_exactly(run: str, cli: Cli, workdir: Path) -> None:
     if run in ("lora", "packed"):
         pytest.importorskip("peft", reason="needs the hf extra")
     shutil.copytree(RECORDED, workdir, dirs_exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where the number of CPU threads comes from, and that a run keeps it: sums depend on it."""
+"""The source of the number of CPU threads, and that a run keeps it: rounding depends on it."""
 
 import os
 from collections.abc import Callable
@@ -24,14 +24,14 @@ def _no_number_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(config: Config, resume: str | None = None, **env: str) -> tuple[int, str]:
-    """Threads of a run that finished, and where its log says they came from."""
+    """Threads of a finished run, and their source in its log."""
     ended = harness.run(config, resume, env=env)
     assert ended.result, ended.output
     (line,) = [line for line in ended.output.splitlines() if "CPU threads: " in line]
     return ended.result["threads"], line.rpartition("(")[2].rstrip(")")
 
 
-def test_the_config_comes_first(make_config: MakeConfig) -> None:
+def test_run_threads_takes_precedence(make_config: MakeConfig) -> None:
     assert trained(make_config(run__threads=1), OMP_NUM_THREADS="2") == (1, "run.threads")
 
 
@@ -39,7 +39,7 @@ def test_omp_num_threads_is_the_default(make_config: MakeConfig) -> None:
     assert trained(make_config(run__threads=None), OMP_NUM_THREADS="3") == (3, "OMP_NUM_THREADS")
 
 
-def test_a_number_that_cannot_be_used_is_told(make_config: MakeConfig) -> None:
+def test_invalid_omp_num_threads_warns(make_config: MakeConfig) -> None:
     ended = harness.run(make_config(run__threads=None), env={"OMP_NUM_THREADS": "many"})
     assert ended.result, ended.output
     assert ended.result["threads"] == usable_cores()
@@ -47,15 +47,15 @@ def test_a_number_that_cannot_be_used_is_told(make_config: MakeConfig) -> None:
     assert "warning" in warning
 
 
-def test_else_the_cores(make_config: MakeConfig) -> None:
+def test_default_is_the_share_of_cores(make_config: MakeConfig) -> None:
     threads, source = trained(make_config(run__threads=None))
     assert threads == usable_cores()
     assert source.startswith("cores: ")
 
 
 @pytest.mark.parametrize("fault", ["after_optimizer:3:0:term", "forward:1:0:kill"])
-def test_a_resumed_run_keeps_its_number(make_config: MakeConfig, fault: str) -> None:
-    """Over what torchrun or `node` sets by itself; also when there is no checkpoint yet."""
+def test_resumed_run_keeps_its_number_of_threads(make_config: MakeConfig, fault: str) -> None:
+    """Even if torchrun or `node` sets another number, and before the first checkpoint."""
     config = make_config(run__threads=None)
     assert harness.run(config, fault=fault, env={"OMP_NUM_THREADS": "2"}).code in (75, -9)
     threads, source = trained(config, RUN_ID, OMP_NUM_THREADS="1", **{SHARED_CORES: "1"})
@@ -66,15 +66,15 @@ def test_a_resumed_run_keeps_its_number(make_config: MakeConfig, fault: str) -> 
 @pytest.mark.parametrize(
     "run", ["null", "[1]", "abc", "{threads: -3}", "{threads: true}", "{threads: 99999999}", "\xff"]
 )
-def test_a_damaged_record_counts_for_nothing(tmp_path: Path, run: str) -> None:
+def test_damaged_record_is_ignored(tmp_path: Path, run: str) -> None:
     folder = RunDirectory(tmp_path / "runs" / RUN_ID)
     folder.path.mkdir(parents=True)
     folder.config.write_bytes(f"run: {run}\n".encode("latin-1"))
     assert recorded_threads(Resumption(folder, None, False)) is None
 
 
-def test_one_process_ends_as_two_with_the_same_number(tmp_path: Path, cache: Path) -> None:
-    """OMP_NUM_THREADS=1 and no word of threads in the config: what people do under torchrun."""
+def test_one_and_two_processes_with_equal_threads_are_bit_exact(tmp_path: Path, cache: Path) -> None:
+    """OMP_NUM_THREADS=1 without run.threads, as is common under torchrun."""
     hashes = set()
     for count in (1, 2):
         config = harness.world_config(tmp_path / str(count) / "runs", cache, run__threads=None)
@@ -102,19 +102,19 @@ def test_one_process_ends_as_two_with_the_same_number(tmp_path: Path, cache: Pat
         ({"OMP_NUM_THREADS": "\u0663"}, None),
     ],
 )
-def test_what_omp_num_threads_may_hold(environment: dict[str, str], threads: int | None) -> None:
+def test_valid_values_of_omp_num_threads(environment: dict[str, str], threads: int | None) -> None:
     assert omp_threads(environment) == threads
 
 
-def test_a_launcher_shares_the_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def left(**given: Any) -> tuple[str | None, str | None]:
+def test_launcher_divides_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def after_start(**variables: Any) -> tuple[str | None, str | None]:
         for name in ("OMP_NUM_THREADS", SHARED_CORES):
             monkeypatch.setenv(name, "")
             monkeypatch.delenv(name)
-        for name, value in given.items():
+        for name, value in variables.items():
             monkeypatch.setenv(name, value)
         share_cores(2)
         return os.environ.get("OMP_NUM_THREADS"), os.environ.get(SHARED_CORES)
 
-    assert left() == (str(max(1, usable_cores() // 2)), "1")
-    assert left(OMP_NUM_THREADS="7") == ("7", None), "the user's own number"
+    assert after_start() == (str(max(1, usable_cores() // 2)), "1")
+    assert after_start(OMP_NUM_THREADS="7") == ("7", None), "the user's own number"
