@@ -30,11 +30,11 @@ def command(
     setup_logging(loaded.logging)
     if processes:
         sizes = {"epochs": epochs, "batch": batch, "samples": samples, "features": features, "classes": classes}
-        words = [
+        arguments = [
             part for name, value in {**sizes, "lr": lr, "seed": seed}.items() for part in (f"--{name}", str(value))
         ]
-        words = worker_command("smoke", *words, *options(config, set_ or [], json_))
-        run_processes(place_here(processes), words, loaded.distributed)
+        command = worker_command("smoke", *arguments, *options(config, set_ or [], json_))
+        run_processes(place_here(processes), command, loaded.distributed)
         return
     from llmtrain.training.shutdown import StopFlag
 

@@ -180,8 +180,8 @@ def _dry_run_text(report: dict[str, Any]) -> str:
             f"model       {report['model']}, {report['parameters']:,} parameters"
             f"{_trained(report)}, on {report['device']}",
             f"data        {report['train_tokens']:,} training tokens, {report['val_tokens']:,} for validation",
-            f"a step      {report['tokens_per_step']:,} tokens; {report['steps']:,} steps read the data "
-            f"{report['epochs']} times",
+            f"step        {report['tokens_per_step']:,} tokens; {report['steps']:,} steps are "
+            f"{report['epochs']} epochs",
             f"first loss  {report['loss']:.4f}",
             f"memory      {report['state_bytes'] / 1e6:,.0f} MB for weights, gradients and optimizer; "
             f"{report['peak_memory_bytes'] / 1e6:,.0f} MB at the peak of this forward pass",
