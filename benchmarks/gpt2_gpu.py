@@ -1,4 +1,4 @@
-"""GPT-2 124M on one GPU: tokens/s, utilisation and memory of the preset gpt2_124m, compiled against eager, plain
+"""GPT-2 124M on one GPU: tokens/s, utilization and memory of the preset gpt2_124m, compiled against eager, plain
 against DDP and FSDP over nccl (a world of one process), and whether runs stopped half-way and resumed end in the same
 state.
 

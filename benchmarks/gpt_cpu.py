@@ -102,9 +102,12 @@ def compare(name: str, shape: Shape, rounds: int, steps: int, threads: int) -> f
         ratios = []
         for number in range(rounds):
             theirs = hugging_face(shape, batches, steps, folder)
-            mine = ours(config)
-            ratios.append(mine / theirs)
-            print(f"{name}, round {number + 1}: Hugging Face {theirs:,.0f} tokens/s, llmtrain {mine:,.0f}", flush=True)
+            llmtrain_rate = ours(config)
+            ratios.append(llmtrain_rate / theirs)
+            print(
+                f"{name}, round {number + 1}: Hugging Face {theirs:,.0f} tokens/s, llmtrain {llmtrain_rate:,.0f}",
+                flush=True,
+            )
     return statistics.median(ratios)
 
 

@@ -18,20 +18,20 @@ STEP = re.compile(r"\[TRAIN\] step ")
 EARLY = ["--config", "ddp_smoke", "--set", "trainer.log_every_steps=1"]
 
 
-def seconds_to_first_step(words: list[str], folder: str) -> float:
+def seconds_to_first_step(arguments: list[str], folder: str) -> float:
     began = time.monotonic()
-    command = [sys.executable, "-m", "llmtrain", *words]
+    command = [sys.executable, "-m", "llmtrain", *arguments]
     child = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert child.stdout is not None
-    found = None
+    seconds = None
     lines = []
     for line in child.stdout:
         lines.append(line)
-        if found is None and STEP.search(line):
-            found = time.monotonic() - began
-    if child.wait() or found is None:
-        sys.exit(f"{' '.join(words)}:\n{''.join(lines)}")
-    return found
+        if seconds is None and STEP.search(line):
+            seconds = time.monotonic() - began
+    if child.wait() or seconds is None:
+        sys.exit(f"{' '.join(arguments)}:\n{''.join(lines)}")
+    return seconds
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""LoRA through llmtrain and through peft with the Hugging Face Trainer: same model, rows, rank and threads, in turn.
+"""LoRA in llmtrain against peft with the Hugging Face Trainer: same model, examples, rank and threads, in turn.
 
     python benchmarks/lora.py --model DIR [--rows 48 --rounds 3 --data rows.jsonl]     a real model on two cores
     python benchmarks/lora.py --h200                                 Llama 1.2 B on a GPU, against figures seen there

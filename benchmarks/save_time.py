@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from llmtrain.checkpoint.saver import Saver
-from llmtrain.checkpoint.store import CheckpointStore
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import ModelSection
 from llmtrain.distributed.world import World
@@ -33,7 +34,7 @@ def main() -> None:
     optimizer = build_optimizer(module, load_config("gpt_smoke").trainer)
     module(torch.zeros(1, 8, dtype=torch.int64)).sum().backward()
     optimizer.step()
-    found: dict[str, list[float]] = {"torch.save": [], "blocking": [], "in the background": []}
+    seconds: dict[str, list[float]] = {"torch.save": [], "blocking": [], "in the background": []}
     with tempfile.TemporaryDirectory() as folder:
         stores = {name: CheckpointStore(Path(folder) / name) for name in ("blocking", "in the background")}
         savers = {
@@ -42,14 +43,15 @@ def main() -> None:
         for step in range(1, rounds + 2):  # the first makes the memory for copies
             started = time.perf_counter()
             torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, Path(folder) / "state.pt")
-            found["torch.save"].append(time.perf_counter() - started)
+            seconds["torch.save"].append(time.perf_counter() - started)
             for name, saver in savers.items():
                 started = time.perf_counter()
-                saver.save(step, module, optimizer, {}, None)
-                found[name].append(time.perf_counter() - started)
+                tensors = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
+                saver.save(CheckpointRequest(step, tensors, {}))
+                seconds[name].append(time.perf_counter() - started)
                 saver.finish()
-    base = statistics.median(found["torch.save"][1:])
-    for name, values in found.items():
+    base = statistics.median(seconds["torch.save"][1:])
+    for name, values in seconds.items():
         middle = statistics.median(values[1:])
         print(f"{name:20} {middle:7.3f} s  ratio {middle / base:5.2f}  (first time {values[0]:.3f} s)")
 

@@ -1,4 +1,4 @@
-"""Tokens a second of 2 processes with 1 thread each against 1 process with 1 thread, the same step, DDP and FSDP.
+"""Tokens per second of 2 processes with 1 thread each against 1 process with 1 thread, the same step, DDP and FSDP.
 
     python benchmarks/scaling.py [--rounds 3 --steps 12]
 
@@ -57,18 +57,18 @@ def main() -> None:
     parser.add_argument("--variant", choices=[*VARIANTS, LONE], action="append", help="beside 1 process; all of them")
     arguments = parser.parse_args()
     chosen = ["1 process", *arguments.variant] if arguments.variant else [*VARIANTS, LONE]
-    found: dict[str, list[float]] = {name: [] for name in chosen}
+    rates_by_name: dict[str, list[float]] = {name: [] for name in chosen}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(arguments.rounds):
-            for name in found:
+            for name in rates_by_name:
                 copies = 2 if name == LONE else 1
                 variant = VARIANTS["1 process" if name == LONE else name]
                 with ThreadPoolExecutor(copies) as pool:
                     each = [pool.submit(measure, Path(folder), arguments.steps, *variant) for _ in range(copies)]
-                    found[name].append(sum(rate.result() for rate in each))
-    base = statistics.median(found["1 process"])
+                    rates_by_name[name].append(sum(rate.result() for rate in each))
+    base = statistics.median(rates_by_name["1 process"])
     print(f"{'variant':40} {'tokens/s':>10} {'ratio':>6}")
-    for name, rates in found.items():
+    for name, rates in rates_by_name.items():
         rate = statistics.median(rates)
         print(f"{name:40} {rate:10,.0f} {rate / base:6.2f}")
 

@@ -27,10 +27,10 @@ def seconds_until(command: list[str], word: str) -> float:
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout
-        found = next((time.perf_counter() - started for line in process.stdout if word in line), None)
+        seconds = next((time.perf_counter() - started for line in process.stdout if word in line), None)
         process.stdout.read()
-    assert found is not None, command
-    return found
+    assert seconds is not None, command
+    return seconds
 
 
 def main() -> None:
@@ -55,11 +55,11 @@ def main() -> None:
             ),
             "llmtrain train --processes 2": ([sys.executable, "-m", "llmtrain", *ours], "[TRAIN] step 1/"),
         }
-        found: dict[str, list[float]] = {name: [] for name in commands}
+        times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
             for name, (command, word) in commands.items():
-                found[name].append(seconds_until(command, word))
-    middle = {name: statistics.median(values) for name, values in found.items()}
+                times[name].append(seconds_until(command, word))
+    middle = {name: statistics.median(values) for name, values in times.items()}
     for name, value in middle.items():
         print(f"{name:32} {value:6.2f} s")
     first, second = middle.values()

@@ -1,9 +1,9 @@
-"""Where a step's time goes: the share outside the model and the optimizer (data, logging, bookkeeping).
+"""The share of a step's time outside the model and the optimizer (data, logging, bookkeeping).
 
     python benchmarks/step_profile.py [--config gpt_stdlib] [--steps 200]
 
-Times the real loop of `llmtrain train` with its own parts wrapped: forward, backward, clipping and update are the
-work; everything else between two steps is overhead. Evaluation and saving are left out, as they are not the step.
+Times the loop of `llmtrain train`: forward, backward, clipping and update are the work; everything else between two
+steps is overhead. Evaluation and saving are not part of a step and are excluded.
 """
 
 import argparse
@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     arguments = parser.parse_args()
     spent = {"loop": 0.0, "work": 0.0}
-    _wrap(trainer.Trainer, "_train_step", "loop", spent)
+    for name in ("_next_batches", "_exchange", "_train_step"):
+        _wrap(trainer.Trainer, name, "loop", spent)
     _wrap(step.Stepper, "train_step", "work", spent)
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"output.root_dir={folder}", f"trainer.max_steps={arguments.steps}", "trainer.log_every_steps=1"]
@@ -32,7 +33,7 @@ def main() -> None:
         run_training(load_config(arguments.config, [*settings, "logging.level=WARNING"]))
     loop, work = spent["loop"], spent["work"]
     print(f"{arguments.steps} steps, every one logged: {loop:.2f} s in the loop, {work:.2f} s in model and optimizer")
-    print(f"ratio outside / loop: {(loop - work) / loop:.4f} ({(loop - work) / arguments.steps * 1e6:.0f} us a step)")
+    print(f"ratio outside / loop: {(loop - work) / loop:.4f} ({(loop - work) / arguments.steps * 1e6:.0f} us per step)")
 
 
 def _wrap(owner: Any, name: str, key: str, spent: dict[str, float]) -> None:

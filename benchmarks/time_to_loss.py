@@ -27,13 +27,13 @@ TARGET = 1.886
 
 
 def bare_loop(config: Config, steps: int) -> float:
-    """Seconds for the same steps with nothing around them."""
-    parts = build_components(config, World(device=torch.device("cpu")))
-    optimizer = torch.optim.AdamW(parts.module.parameters(), lr=config.trainer.lr, fused=True)
-    ready = [parts.train_batches[i] for i in range(steps)]
+    """Seconds for the same steps in a bare loop."""
+    components = build_components(config, World(device=torch.device("cpu")))
+    optimizer = torch.optim.AdamW(components.module.parameters(), lr=config.trainer.lr, fused=True)
+    ready = [components.train_batches[i] for i in range(steps)]
     started = time.perf_counter()
     for batch in ready:
-        loss = parts.adapter.loss(parts.module, batch.inputs, batch.targets) / batch.target_count
+        loss = components.adapter.loss(components.module, batch.inputs, batch.targets) / batch.target_count
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -58,8 +58,8 @@ def main() -> None:
     for row in rows:
         print(f"step {row['step']:5d}  val loss {row['val/loss']:.4f}")
     reached = next((row["step"] for row in rows if row["val/loss"] <= TARGET), None)
-    said = f"reached at step {reached}" if reached else "NOT reached"
-    print(f"target {TARGET} {said}; best {result['best_val_loss']:.4f}")
+    outcome = f"reached at step {reached}" if reached else "NOT reached"
+    print(f"target {TARGET} {outcome}; best {result['best_val_loss']:.4f}")
     print(f"training loop {result['seconds']:.1f} s for {result['steps']} steps")
     print(f"ratio to a bare loop of the same steps ({bare:.1f} s): {result['seconds'] / bare:.2f}")
 

@@ -21,7 +21,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "startup": ("--rounds", "1"),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
     "time_to_loss": ("--data", "{folder}/text.txt", "--steps", "2"),
-    "tokenise": ("--data", "{folder}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
+    "tokenize_speed": ("--data", "{folder}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
 ELSEWHERE = ("gpt2_gpu", "launch")
 """Need a GPU or a cluster: here they only say so."""

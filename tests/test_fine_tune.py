@@ -479,7 +479,7 @@ def test_eval_shows_base_and_tuned_side_by_side(place: Place, cli: Cli) -> None:
 
 
 def test_eval_leaves_the_adapter_on(place: Place) -> None:
-    from llmtrain.inference.inference import evaluate_files
+    from llmtrain.inference.evaluate import evaluate_files
     from llmtrain.inference.load import Source, load_model
 
     loaded = load_model(Source(run="lora", root=str(place.root)), "cpu")

@@ -35,11 +35,11 @@ def train(tmp_path: Path, cache: Path) -> Train:
         *sets: str, folder: str = "runs", resume: str | None = None, processes: int | None = None, **environ: str
     ) -> Done:
         overrides = [*TINY, f"data.cache_dir={cache}", f"output.root_dir={tmp_path / folder}", *sets]
-        words = ["train", *(word for text in overrides for word in ("--set", text)), "--json"]
-        words += ["--resume", resume] if resume else []
-        words += ["--processes", str(processes)] if processes else []
+        arguments = ["train", *(part for text in overrides for part in ("--set", text)), "--json"]
+        arguments += ["--resume", resume] if resume else []
+        arguments += ["--processes", str(processes)] if processes else []
         done = subprocess.run(
-            [sys.executable, "-m", "llmtrain", *words],
+            [sys.executable, "-m", "llmtrain", *arguments],
             env={**os.environ, **environ},
             cwd=tmp_path,
             capture_output=True,

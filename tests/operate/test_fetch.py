@@ -19,7 +19,8 @@ import typer
 from filelock import FileLock
 
 from llmtrain.checkpoint import store as checkpoint_module
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.cli import main
 from llmtrain.commands import fetch as fetch_command
 from llmtrain.errors import CheckpointError, ClusterError, DataError, LlmtrainError, UsageError

@@ -1,4 +1,4 @@
-"""The README.md beside an adapter or an exported model: where it comes from and how good it was."""
+"""The model card (README.md) of an adapter or an exported model: its origin, its losses and its config."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import yaml
 from llmtrain.config.schema import Config
 from llmtrain.redact import redact
 
-_DECISIVE = {
+_FIELDS = {
     "model": ("block_size", "dtype", "lora"),
     "data": ("packing", "train_on_prompt", "prompt_format"),
     "trainer": ("max_steps", "max_epochs", "micro_batch_size", "grad_accum_steps", "optimizer", "lr", "schedule"),
@@ -16,7 +16,7 @@ _DECISIVE = {
 
 
 def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool) -> str:
-    """From a run's config and its progress at the checkpoint the weights are from."""
+    """Markdown with a YAML header. `progress` is that of the checkpoint the weights come from."""
     base = config.model.path
     head = {
         **({"base_model": base} if base else {}),
@@ -48,7 +48,7 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         "## Config",
         "",
         "```yaml",
-        yaml.safe_dump(_decisive(config), sort_keys=False).strip(),
+        yaml.safe_dump(_config_excerpt(config), sort_keys=False).strip(),
         "```",
         *([] if config.run.notes is None else ["", config.run.notes]),
     ]
@@ -58,22 +58,22 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
 def _origin(config: Config, base_sha256: str | None) -> str:
     data = config.data
     source = data.train_file or data.dataset_name or ", ".join(data.files) or data.name
-    how = "Low-rank adapters (LoRA)" if config.model.lora else "All weights"
+    trained = "Low-rank adapters (LoRA)" if config.model.lora else "All weights"
     if not config.model.path:
         return f"A `{config.model.name}` model trained from scratch on `{source}` by llmtrain."
     sha = f" (SHA-256 of its files `{base_sha256}`)" if base_sha256 else ""
-    return f"{how} of `{config.model.path}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
+    return f"{trained} of `{config.model.path}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
 
 
 def _at(progress: dict[str, Any], name: str) -> str:
-    """Where a loss is not that of the weights beside the card."""
+    """A note for a loss that was measured at another step."""
     step = progress.get(name)
     return "" if step in (None, progress.get("step")) else f" (of step {step}, not of these weights)"
 
 
-def _decisive(config: Config) -> dict[str, Any]:
+def _config_excerpt(config: Config) -> dict[str, Any]:
     values = config.as_dict()
-    return {section: {name: values[section][name] for name in names} for section, names in _DECISIVE.items()}
+    return {section: {name: values[section][name] for name in names} for section, names in _FIELDS.items()}
 
 
 def _number(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Tokenising WikiText-2 into the token store against datasets.map with the same tokenizer on the same cores.
+"""Tokenizing WikiText-2 into the token store against datasets.map with the same tokenizer on the same cores.
 
-    python benchmarks/tokenise.py [--data ../shared/data/wikitext-2/train.txt --rounds 3 --tokenizer bpe]
+    python benchmarks/tokenize_speed.py [--data ../shared/data/wikitext-2/train.txt --rounds 3 --tokenizer bpe]
 
 Both start from the text files and end with token ids on disk, for GPT-2's tokens (tiktoken) and for a tokenizer of
 the tokenizers library; datasets.map is given both cores (num_proc=2) and batches of 1,000 rows. Set
@@ -85,8 +85,8 @@ def encode(tokenizer: Tokenizer, batch: dict[str, Any]) -> dict[str, Any]:
     """What people write for datasets.map, without anything it does not need."""
     if isinstance(tokenizer, GPT2Tokenizer):
         return {"ids": tokenizer._encoding.encode_ordinary_batch(batch["text"], num_threads=1)}
-    found = tokenizer._tokenizer.encode_batch_fast(batch["text"], add_special_tokens=False)
-    return {"ids": [encoding.ids for encoding in found]}
+    encodings = tokenizer._tokenizer.encode_batch_fast(batch["text"], add_special_tokens=False)
+    return {"ids": [encoding.ids for encoding in encodings]}
 
 
 if __name__ == "__main__":
