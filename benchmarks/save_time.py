@@ -16,7 +16,7 @@ import torch
 from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.load import load_config
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import ModelSection
 from llmtrain.distributed.world import World
 from llmtrain.models.gpt.model import GPT
 from llmtrain.runs.lock import NullLock

@@ -395,7 +395,7 @@ class TestTrain:
         assert whole.code == 0
 
     def test_tensorboard_and_bf16(self, train, workdir: Path) -> None:
-        done = train("output.run_id=mine", "logging.tensorboard=true", "trainer.precision=bf16")
+        done = train("output.run_id=mine", "tracking.tensorboard.enabled=true", "trainer.precision=bf16")
         assert done.code == 0, done.err
         assert "switched off" not in done.err
         assert list((workdir / "runs/mine/tensorboard").iterdir())

@@ -95,7 +95,7 @@ def test_the_manifest_on_a_page_is_the_one_that_is_rendered(kind):
     """What a page shows is abridged: all that it says must be so, lists and commands up to their `...`."""
     page = (ROOT / "docs" / "kinds" / f"{kind}.md").read_text()
     shown = list(yaml.safe_load_all(re.search(r"```yaml\n(.*?)```", page, re.S)[1]))
-    config = load_config(f"k8s_{kind}", ["launch.name=first"])
+    config = load_config(f"k8s_{kind}", ["output.run_id=first"])
     rendered = {manifest["kind"]: manifest for manifest in render(plan_job(config))}
     for manifest in shown:
         check_abridged(manifest, rendered[manifest["kind"]], manifest["kind"])

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from llmtrain import registry
-from llmtrain.config.schema import DataSection
+from llmtrain.config.schema import KINDS
 from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.errors import DataError, UsageError
 
@@ -18,7 +18,7 @@ VAL = [f"Val row {i}.\n" for i in range(5)]
 
 
 def module(name: str, seed: int = 1, **fields: Any) -> DataModule:
-    made: DataModule = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), seed)
+    made: DataModule = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), seed)
     return made
 
 

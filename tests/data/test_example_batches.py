@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import InstructJsonlSection, PythonStdlibSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE, Batch, EvalBatches
 from llmtrain.data.examples.batches import ExampleBatches
@@ -48,7 +48,7 @@ def batches(
     store: ExampleStore, size: int = 4, micro: int = 2, seed: int = 1, block: int = BLOCK, limit: int | None = None,
     vocab: int = VOCAB, can_pack: bool = True, **fields: Any
 ) -> tuple[ExampleBatches, EvalBatches]:  # fmt: skip
-    config = DataSection(name="instruct_jsonl", train_file="x", **fields)
+    config = InstructJsonlSection(train_file="x", **fields)
     prepared = PreparedData(ByteTokenizer(), store, store, "")
     train, val = make_batches(
         prepared,
@@ -294,22 +294,22 @@ class TestLongRows:
     @both
     def test_left_out_and_counted(self, packing: bool, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            train = train_batches(store_of(*self.rows), packing=packing, long_rows="skip")
+            train = train_batches(store_of(*self.rows), packing=packing, truncation="skip")
         found = [row for batch in epoch(train) for row in rows_in(batch)]
         assert sorted(len(text) for text, _ in found) == [1, 23, 24]
         assert "1 of 4 training rows is longer than model.block_size 24 and left out" in caplog.text
 
     def test_refused(self) -> None:
         with pytest.raises(DataError, match=r"train\.jsonl, line 2: the row has 31 tokens, more than") as caught:
-            train_batches(store_of(*self.rows), long_rows="error")
+            train_batches(store_of(*self.rows), truncation="error")
         remedy = caught.value.remedy or ""
         assert "Raise model.block_size (the longest needs 31)" in remedy
-        assert "data.long_rows" in remedy
-        assert train_batches(store_of(*self.rows), long_rows="error", block=31).steps_in(1)
+        assert "data.truncation" in remedy
+        assert train_batches(store_of(*self.rows), truncation="error", block=31).steps_in(1)
 
     def test_all_left_out(self) -> None:
         with pytest.raises(DataError, match="None of the 1 training rows can be used"):
-            train_batches(store_of(("p", "a" * 99)), long_rows="skip")
+            train_batches(store_of(("p", "a" * 99)), truncation="skip")
 
     def test_no_answer_left(self, caplog: pytest.LogCaptureFixture) -> None:
         store = store_of(("p", "a"), ("p" * 25, "a"), ("p" * 24, "a"), ("p" * 99, "a"))
@@ -320,18 +320,20 @@ class TestLongRows:
         assert "cut" not in caplog.text
         whole = train_batches(store, train_on_prompt=True)
         assert len(whole.samples.selection) == 4
-        assert len(train_batches(store, long_rows="skip").samples.selection) == 2
+        assert len(train_batches(store, truncation="skip").samples.selection) == 2
 
     def test_a_row_of_one_token_has_no_target(self) -> None:
         for rows in ([("", "a"), ("p", "a")], [("p", "a"), ("", "a")], [("p", "a"), ("", "")]):
-            train = train_batches(store_of(*rows), bad_rows="skip")
+            train = train_batches(store_of(*rows), on_bad_example="skip")
             assert len(train.samples.selection) == 1
-            assert len(train_batches(store_of(*rows), bad_rows="skip", train_on_prompt=True).samples.selection) == 1
+            assert (
+                len(train_batches(store_of(*rows), on_bad_example="skip", train_on_prompt=True).samples.selection) == 1
+            )
 
     def test_many_rows_are_looked_at_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("llmtrain.data.examples.selection.ROWS_AT_ONCE", 3)
         rows = [("p" * n, "a") for n in range(1, 35)]
-        train = train_batches(store_of(*rows), bad_rows="skip")
+        train = train_batches(store_of(*rows), on_bad_example="skip")
         assert train.samples.selection.rows.tolist() == list(range(24))
 
 
@@ -371,7 +373,7 @@ class TestEvaluation:
             val[1]
 
     def test_alone(self) -> None:
-        config = DataSection(name="instruct_jsonl", train_file="x")
+        config = InstructJsonlSection(train_file="x")
         options: Any = {"block_size": BLOCK, "micro_batch_size": 2, "vocab_size": VOCAB, "limit": None}
         val = make_eval_batches(store_of(("p", "a")), config, **options, can_pack=True)
         assert [row for batch in val for row in rows_in(batch)] == [("p", "a")]
@@ -383,7 +385,7 @@ def test_text_becomes_windows() -> None:
     text = TokenStore(Path("t.bin"), np.arange(200, dtype=np.uint8))
     options: Any = {"block_size": 8, "micro_batch_size": 2, "micro_batches": 3, "seed": 1, "vocab_size": 256}
     train, val = make_batches(
-        PreparedData(ByteTokenizer(), text, text, ""), DataSection(), **options, eval_limit=2, can_pack=False
+        PreparedData(ByteTokenizer(), text, text, ""), PythonStdlibSection(), **options, eval_limit=2, can_pack=False
     )
     assert isinstance(train, WindowBatches)
     assert isinstance(val, WindowEvalBatches)

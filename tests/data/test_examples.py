@@ -13,7 +13,8 @@ import pytest
 import tokenizers
 
 from llmtrain import registry
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
+from llmtrain.config.schema import KINDS
 from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import has_chat_template, prompt_text
@@ -30,7 +31,7 @@ PLAIN_WITH_INPUT = "### Instruction:\nRepeat.\n\n### Input:\nb c\n\n### Response
 
 
 def module(name: str = "instruct_jsonl", **fields: Any) -> JsonExamples:
-    made: JsonExamples = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), 1)
+    made: JsonExamples = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), 1)
     return made
 
 
@@ -109,7 +110,7 @@ class TestPlain:
         folder = make_tokenizer()
         train = write_rows(ROW, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(folder))
-        config = DataSection(name="instruct_jsonl", train_file=train)
+        config = InstructJsonlSection(train_file=train)
         for row, question in enumerate(("Say a.", "Repeat.\n\nb c")):
             prompt = prompt_text(config, folder, [{"role": "user", "content": question}])
             start, end = prepared.train.spans[row, :2]  # type: ignore[union-attr]
@@ -147,7 +148,7 @@ class TestTokenizers:
         assert {path.name for path in folder.iterdir()} <= {path.name for path in saved.iterdir()}
         assert has_chat_template(saved)
         messages = [{"role": "user", "content": "Hi"}]
-        config = DataSection(name="chat_jsonl", train_file="x")
+        config = ChatJsonlSection(train_file="x")
         assert prompt_text(config, saved, messages) == prompt_text(config, folder, messages)
         load_saved_tokenizer(saved).save(saved)  # onto itself
         assert has_chat_template(saved)
@@ -205,7 +206,7 @@ class TestChat:
         folder = make_tokenizer(*([] if template else [None]), as_file=as_file)
         assert has_chat_template(folder) == template
         assert module(train_file="x", tokenizer=str(folder), **fields).format == expected
-        text = prompt_text(DataSection(train_file="x", **fields), folder, [{"role": "user", "content": "Hi"}])
+        text = prompt_text(InstructJsonlSection(train_file="x", **fields), folder, [{"role": "user", "content": "Hi"}])
         assert text.startswith("<|im_start|>" if expected == "chat" else "### Instruction:\nHi\n\n### Response:\n")
 
     @pytest.mark.parametrize("tokenizer", [True, False])
@@ -226,7 +227,7 @@ class TestChat:
             {"role": "assistant", "content": "a"},
             {"role": "user", "content": "Again."},
         ]
-        text = prompt_text(DataSection(), None, messages)
+        text = prompt_text(InstructJsonlSection(), None, messages)
         assert text == f"Be brief.\n\n{PLAIN}a\n\n### Instruction:\nAgain.\n\n### Response:\n"
 
     @pytest.mark.parametrize(
@@ -255,14 +256,12 @@ class TestChat:
         ):
             segments(module("chat_jsonl", **fields))
         with pytest.raises(DataError, match="No prompt can be made: the chat template refuses"):
-            prompt_text(
-                DataSection(name="chat_jsonl", **fields), Path(fields["tokenizer"]), chat(("user", "U"))["messages"]
-            )
+            prompt_text(ChatJsonlSection(**fields), Path(fields["tokenizer"]), chat(("user", "U"))["messages"])
 
     def test_a_template_that_writes_the_date(
         self, make_tokenizer: MakeTokenizer, caplog: pytest.LogCaptureFixture
     ) -> None:
-        config = DataSection(name="chat_jsonl", train_file="x")
+        config = ChatJsonlSection(train_file="x")
         messages = [{"role": "user", "content": "U"}]
         asks = "{% if not date_string is defined %}{% set date_string = strftime_now('%Y') %}{% endif %}"
         with caplog.at_level(logging.WARNING, "llmtrain"):
@@ -324,7 +323,7 @@ class TestBadRows:
         train = write_rows(ROW, "", bad)
         with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{reason}") as caught:
             segments(module(train_file=train, val_file=train))
-        assert "data.bad_rows" in (caught.value.remedy or "")
+        assert "data.on_bad_example" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize(("bad", "reason"), BAD_CHATS)
     def test_a_conversation_that_cannot_be_used(
@@ -348,7 +347,7 @@ class TestBadRows:
         bad = [line for line, _ in BAD_LINES]
         train, val = write_rows(ROW, *bad, WITH_INPUT), write_rows(ROW, name="val.jsonl")
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            prepared = prepare(tmp_path, train_file=train, val_file=val, bad_rows="skip", tokenizer="char")
+            prepared = prepare(tmp_path, train_file=train, val_file=val, on_bad_example="skip", tokenizer="char")
         assert [whole for whole, _ in texts(prepared)] == [f"{PLAIN}a", f"{PLAIN_WITH_INPUT}b c"]
         assert [prepared.train.place(row)[1] for row in (0, 1)] == [1, len(bad) + 2]  # type: ignore[union-attr]
         [said] = [record.getMessage() for record in caplog.records]
@@ -357,7 +356,7 @@ class TestBadRows:
     def test_all_of_them(self, tmp_path: Path, write_rows: Write) -> None:
         train = write_rows("{", "{")
         with pytest.raises(DataError, match="none of the 2 rows can be used; first line 1: not valid JSON"):
-            prepare(tmp_path, train_file=train, val_file=train, bad_rows="skip")
+            prepare(tmp_path, train_file=train, val_file=train, on_bad_example="skip")
 
     @pytest.mark.parametrize("content", ["", "\n \n"])
     def test_an_empty_file(self, tmp_path: Path, write_rows: Write, content: str) -> None:
@@ -367,7 +366,7 @@ class TestBadRows:
     @pytest.mark.parametrize("content", ['[{"instruction": "a"}]', '\n[\n  {"instruction": "a"}\n]'])
     def test_a_json_array(self, tmp_path: Path, write_rows: Write, content: str) -> None:
         with pytest.raises(DataError, match="is a JSON array, but one JSON object a line") as caught:
-            prepare(tmp_path, train_file=write_rows(content), bad_rows="skip")
+            prepare(tmp_path, train_file=write_rows(content), on_bad_example="skip")
         assert "jq -c '.[]'" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
@@ -456,7 +455,7 @@ class TestStore:
         "change",
         [
             {"prompt_format": "plain"},
-            {"bad_rows": "skip"},
+            {"on_bad_example": "skip"},
             {"add_special_tokens": False},
             {"instruction_field": "output"},
             {"input_field": "other"},

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.gpt.model import GPT, GPTAdapter, padded_vocab
@@ -24,7 +24,7 @@ SHAPES = {
 
 def adapter(**changes: Any) -> GPTAdapter:
     values = {"block_size": 24, "d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 101, **changes}
-    return GPTAdapter(ModelSection(**values), tokenizer_vocab=values["vocab_size"])
+    return GPTAdapter(GptSection(**values), tokenizer_vocab=values["vocab_size"])
 
 
 def built(seed: int = 0, scale: float = 1.0, **changes: Any) -> GPT:
@@ -205,14 +205,14 @@ def test_tied_means_one_matrix() -> None:
 
 def test_parameter_count_of_gpt2_124m() -> None:
     with torch.device("meta"):
-        module = GPT(ModelSection(block_size=1024, d_model=768, n_layers=12, n_heads=12), 50257)
+        module = GPT(GptSection(block_size=1024, d_model=768, n_layers=12, n_heads=12), 50257)
     padding = (50304 - 50257) * 768
     assert parameter_count(module) - padding == 124_439_808
 
 
 def test_a_vocabulary_smaller_than_the_tokenizers_is_refused() -> None:
     with pytest.raises(UsageError, match="smaller than the tokenizer's vocabulary of 101"):
-        GPTAdapter(ModelSection(vocab_size=100), tokenizer_vocab=101)
+        GPTAdapter(GptSection(vocab_size=100), tokenizer_vocab=101)
 
 
 def test_flops_are_about_six_for_each_weight() -> None:

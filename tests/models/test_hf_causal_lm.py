@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmtrain.config.schema import DataSection, LoraSection, ModelSection
+from llmtrain.config.data import InstructJsonlSection
+from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE, Batch
 from llmtrain.data.examples.example import Row, Segment
@@ -56,7 +57,7 @@ def tokenizer(folder: Path) -> HFTokenizer:
 
 
 def make_adapter(folder: Path, **changes: Any) -> HFCausalLMAdapter:
-    section = ModelSection(**{"name": "hf_causal_lm", "path": str(folder), "block_size": BLOCK, **changes})
+    section = HfCausalLmSection(**{"name": "hf_causal_lm", "path": str(folder), "block_size": BLOCK, **changes})
     return HFCausalLMAdapter(section, tokenizer_vocab=300)
 
 
@@ -168,7 +169,7 @@ def rows_of(count: int) -> list[Row]:
 def batches_of(rows: list[Row], tokenizer: HFTokenizer, packing: bool, size: int) -> Batch:
     """All rows in one micro-batch, as the trainer gets it."""
     store = ExampleStore.from_examples(rows, tokenizer, 1)
-    data = DataSection(name="instruct_jsonl", train_file="-", packing=packing)
+    data = InstructJsonlSection(train_file="-", packing=packing)
     train, _ = make_batches(
         PreparedData(tokenizer, store, store, ""),
         data,
@@ -423,7 +424,7 @@ def test_export_of_a_merged_model_is_what_transformers_loads(folder: Path, tmp_p
 
 
 def test_a_tokenizer_that_is_too_large(folder: Path) -> None:
-    section = ModelSection(name="hf_causal_lm", path=str(folder), block_size=BLOCK)
+    section = HfCausalLmSection(path=str(folder), block_size=BLOCK)
     with pytest.raises(DataError, match="301 tokens, the model 300"):
         HFCausalLMAdapter(section, tokenizer_vocab=301)
     assert HFCausalLMAdapter(section, tokenizer_vocab=300).vocab_size == 300
@@ -448,7 +449,7 @@ def test_an_attention_that_the_model_does_not_have(tmp_path: Path) -> None:
 
 def test_code_of_the_hub_needs_a_commit() -> None:
     for revision in (None, "main", "a" * 39, "A" * 40):
-        section = ModelSection(
+        section = HfCausalLmSection(
             name="hf_causal_lm", path="somebody/model", trust_remote_code=True, revision=revision, block_size=BLOCK
         )
         with pytest.raises(UsageError, match="commit"):

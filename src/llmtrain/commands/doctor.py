@@ -11,7 +11,7 @@ from llmtrain.commands.processes import options, place_here, run_processes, work
 from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import DistributedSection
+    from llmtrain.config.distributed import DistributedSection
     from llmtrain.distributed.process_info import NodeInfo
     from llmtrain.doctor.report import Report
 

@@ -31,7 +31,7 @@ from llmtrain.logs import log
 from llmtrain.runs.heartbeats import announce_start
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import DistributedSection
+    from llmtrain.config.distributed import DistributedSection
     from llmtrain.distributed.process_info import NodeInfo
     from llmtrain.runs.directory import RunDirectory
 
@@ -78,8 +78,9 @@ def command(
     """Start this node's processes, and see them through. Who this node is is read from the environment (torchrun's
     PET_ variables, an Indexed Job, a StatefulSet, a PyTorchJob, a TrainJob) where no option says it. A run that is
     there already goes on."""
+    from llmtrain.config.distributed import DistributedSection
     from llmtrain.config.load import load_config
-    from llmtrain.config.schema import DistributedSection, LoggingSection
+    from llmtrain.config.logging import LoggingSection
     from llmtrain.distributed.batch_split import micro_batches_in_step
     from llmtrain.distributed.nested_launcher import check_own_command
     from llmtrain.distributed.process_info import NodeOptions, find_node_info

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import HeldOutSection, HfTextSection, HubDatasetSection
 from llmtrain.data.store.directory import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 
 
-def load_split(config: DataSection, split: Split) -> Any:
+def load_split(config: HubDatasetSection, split: Split) -> Any:
     """A split of data.dataset_name."""
     from llmtrain.hub.dataset_names import full_dataset_name
     from llmtrain.hub.token import hub_token
@@ -50,18 +50,18 @@ def _saved_split(datasets: Any, folder: Path, name: str, dataset_config: str | N
     return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
-def held_out(rows: Any, config: DataSection, split: Split) -> Any:
+def held_out(rows: Any, config: HeldOutSection, split: Split) -> Any:
     """The last val_fraction of the rows for validation, at least one; the others for training."""
     border = training_count(len(rows), config)
     return rows.select(range(border) if split == "train" else range(border, len(rows)))
 
 
-def training_count(count: int, config: DataSection) -> int:
+def training_count(count: int, config: HeldOutSection) -> int:
     """How many of so many rows are for training; at least one is left for validation."""
     return max(1, min(count - 1, int(count * (1 - config.val_fraction))))
 
 
-def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
+def load(config: HubDatasetSection, read: Callable[[Any, str], Any]) -> Any:
     """What `read(datasets, cache directory)` returns."""
     import datasets
 
@@ -74,16 +74,16 @@ def load(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
         raise _explain(config, problem) from None
 
 
-def _files_field(config: DataSection) -> str:
-    return "data.files" if config.name == "hf_text" else "data.train_file"
+def _files_field(config: HubDatasetSection) -> str:
+    return "data.files" if isinstance(config, HfTextSection) else "data.train_file"
 
 
-def _explain(config: DataSection, problem: Exception) -> LlmtrainError:
+def _explain(config: HubDatasetSection, problem: Exception) -> LlmtrainError:
     from llmtrain.hub.errors import explain_hub_error
 
     cause = problem.__cause__ or problem
     what = " ".join(str(cause).split())[:300]
-    if config.files:
+    if isinstance(config, HfTextSection) and config.files:
         return DataError(f"data.files cannot be read by the datasets library: {what}.")
     if isinstance(problem, ConnectionError) or "offline" in what.lower() or "connect" in what.lower():
         return DataError(

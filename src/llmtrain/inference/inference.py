@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.schema import EXAMPLE_DATA, DataSection
+from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleDataSection, InstructJsonlSection
+from llmtrain.config.model import HfCausalLmSection
+from llmtrain.config.schema import EXAMPLE_DATA
 from llmtrain.data.examples.json_lines import read_json_lines
 from llmtrain.data.examples.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.data.make_batches import make_eval_batches
@@ -87,7 +89,7 @@ def evaluate_files(
     if block_size > loaded.adapter.context_length():
         raise UsageError(f"--block-size {block_size} is beyond the model's {loaded.adapter.context_length()} tokens.")
     store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
-    if data.packing and not loaded.adapter.keeps_rows_apart(loaded.module):
+    if isinstance(data, ExampleDataSection) and data.packing and not loaded.adapter.keeps_rows_apart(loaded.module):
         data = data.model_copy(update={"packing": False})
     batches = make_eval_batches(
         store,
@@ -145,7 +147,7 @@ def read_store(
     loaded: LoadedModel, files: Sequence[Path], block_size: int
 ) -> tuple[ExampleStore | TokenStore, DataSection]:
     """The tokens of files: rows of JSON files, text of others. A run that was trained on text reads nothing else."""
-    data = loaded.config.data
+    data: DataSection = loaded.config.data
     are_rows = {data.name in EXAMPLE_DATA and path.suffix in (".jsonl", ".json") for path in files}
     if len(are_rows) > 1:
         raise UsageError(
@@ -154,7 +156,9 @@ def read_store(
     if are_rows == {False}:
         return _text_store(loaded, files, block_size), data
     kind = data.name if loaded.is_run else _kind_of_rows(files[0])
-    data = data.model_copy(update={"name": kind, "tokenizer": str(loaded.tokenizer_dir)})
+    section = InstructJsonlSection if kind == "instruct_jsonl" else ChatJsonlSection
+    shared = {name: value for name, value in data if name in section.model_fields and name != "name"}
+    data = section(**{**shared, "tokenizer": str(loaded.tokenizer_dir)})
     module = registry.resolve("data.name", kind, registry.DATA)(data, loaded.config.run.seed)
     rows = (row for path in files for row in module.examples_of_file(str(path)))
     return ExampleStore.from_examples(rows, loaded.tokenizer, loaded.config.run.threads or 1), data
@@ -224,7 +228,9 @@ def _write_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, car
     if companion and loaded.base_sha256:
         write_origin(folder, loaded.base_sha256)
     if loaded.is_run:
-        config = loaded.config.with_values("model", path=loaded.base_path)
+        config = loaded.config
+        if isinstance(config.model, HfCausalLmSection):
+            config = config.with_values("model", path=loaded.base_path)
         write_card(folder, config, loaded.progress, loaded.base_sha256, is_adapter=companion is not None)
     elif card_of is not None and (card_of / CARD).is_file():
         shutil.copyfile(card_of / CARD, folder / CARD)

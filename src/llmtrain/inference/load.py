@@ -10,6 +10,7 @@ from torch import nn
 from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
+from llmtrain.config.model import GptSection, HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.data.tokenizers.tokenizer import Tokenizer, load_saved_tokenizer, load_tokenizer
 from llmtrain.distributed.world import pick_device
@@ -78,7 +79,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
             f"{chosen.path} was trained with another tokenizer than the one in {run.tokenizer}.",
             remedy="Use a newer checkpoint of the run, or put the tokenizer of this one there.",
         )
-    base_path = source.model or config.model.path
+    base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
     config = _as_used(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)
     module = _fill(adapter, config, chosen, state.get("base_sha256")).to(device).eval()
@@ -103,7 +104,9 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
 def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: torch.device) -> Config:
     """The config without what matters in training only. The weights come from the checkpoint, so whatever the run was
     initialised from need not be there any more, unless they are adapters on it."""
-    model = config.model.model_copy(update={"init": "random", "gradient_checkpointing": False, "path": base_path})
+    if not isinstance(config.model, HfCausalLmSection):
+        return as_computed(config.with_values("model", **_random_init(config)), device)
+    model = config.model.model_copy(update={"gradient_checkpointing": False, "path": base_path})
     if model.lora is None and run.model_config.is_dir():
         model = model.model_copy(update={"path": str(run.model_config), "revision": None})
     elif base_path != config.model.path:
@@ -115,11 +118,16 @@ def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: t
     return as_computed(config.model_copy(update={"model": model}), device)
 
 
+def _random_init(config: Config) -> dict[str, str]:
+    return {"init": "random"} if isinstance(config.model, GptSection) else {}
+
+
 def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:
     """The module with a checkpoint's weights in it; of a LoRA run they are the adapters, beside the base model's."""
-    if config.model.lora:
+    is_lora = isinstance(config.model, HfCausalLmSection) and config.model.lora is not None
+    if is_lora:
         _check_base(adapter, config, recorded)
-    module = adapter.build() if config.model.lora else adapter.build_empty()
+    module = adapter.build() if is_lora else adapter.build_empty()
     stored = checkpoint.tensors("model")
     try:
         missing, unexpected = module.load_state_dict(stored, strict=False)
@@ -141,8 +149,8 @@ def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> 
     found = base_sha256(config, adapter)
     if found != recorded:
         raise DataError(
-            f"{config.model.path} is not the base model of this adapter: its SHA-256 is {str(found)[:16]}..., "
-            f"not {recorded[:16]}...",
+            f"{getattr(config.model, 'path', None)} is not the base model of this adapter: its SHA-256 is "
+            f"{str(found)[:16]}..., not {recorded[:16]}...",
             remedy="Give the directory of the base model it was trained on with --model.",
         )
 
@@ -162,12 +170,13 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         raise DataError(f"{source.adapter} does not say what model it belongs to.", remedy="Give it with --model.")
     document = {"model": {"name": "hf_causal_lm", "path": base}, "data": {"name": "instruct_jsonl", "train_file": "-"}}
     config = build_config(Document("--model", document))
+    assert isinstance(config.model, HfCausalLmSection)
     folder_of_tokenizer = HFCausalLMAdapter.own_tokenizer(config.model)
     tokenizer = load_tokenizer(folder_of_tokenizer)
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
-    config = config.with_values("model", block_size=adapter.context_length())
-    adapter.config = config.model
-    model = read_weights(adapter.folder, adapter.hf_config, config.model)
+    adapter.config = config.model.model_copy(update={"block_size": adapter.context_length()})
+    config = config.model_copy(update={"model": adapter.config})
+    model = read_weights(adapter.folder, adapter.hf_config, adapter.config)
     if source.adapter:
         folder = Path(source.adapter).expanduser()
         _check_base(adapter, config, (read_json(folder / ORIGIN) or {}).get("base_sha256"))

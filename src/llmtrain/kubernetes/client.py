@@ -351,8 +351,9 @@ class Cluster:
 
 def _contexts(kubeconfig: str | None) -> tuple[dict[str, Object], str | None]:
     """Contexts by name, and the current one. The client's own list wants a current one to be there."""
-    from kubernetes import config
     from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
+
+    from kubernetes import config
 
     merged = KubeConfigMerger(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).config
     if merged is None:

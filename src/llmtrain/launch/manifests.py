@@ -43,7 +43,7 @@ def headless_service(plan: JobPlan) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": plan.labels,
-            "ports": [{"name": "rendezvous", "port": plan.launch.master_port}],
+            "ports": [{"name": "rendezvous", "port": plan.master_port}],
         },
     }
 

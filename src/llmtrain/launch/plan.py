@@ -7,9 +7,13 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from llmtrain import registry
-from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection
+from llmtrain.config.data import ExampleDataSection, FilesSection, HubDatasetSection
+from llmtrain.config.document import dump_document
+from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection, mount_problems
 from llmtrain.config.load import dump_config
-from llmtrain.config.schema import Config
+from llmtrain.config.model import GptSection, HfCausalLmSection
+from llmtrain.config.schema import SCHEMA_VERSION, Config
+from llmtrain.config.upgrade import DEFAULT_PORT, downgrade
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
 from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH
@@ -33,11 +37,12 @@ APP_LABEL = {"app": "llmtrain"}
 RUN_LABEL = "llmtrain/run"
 READER_LABEL = "llmtrain/reader"  # of a pod that only reads a run's volume, and is none of its nodes
 HTTPS_PORT = 443
+LEAST_PORT = 1024  # that a pod without capabilities can bind
 TRACKING_VARIABLE = "MLFLOW_TRACKING_URI"
 # Variables that lead libraries elsewhere than usual.
 ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "HF_ENDPOINT", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 # What the config may say about one process's place; in a cluster each pod finds out for itself.
-PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
+PLACE_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "init_method")
 
 
 HELD_COMMAND = script_command(HOLD_SCRIPT, "hold.py")
@@ -65,7 +70,10 @@ class JobPlan:
     processes_per_node: int
     container: str
     master_addr: str
-    config_text: str
+    config: Config  # as pods read it
+    master_port: int
+    mounts: dict[str, str]  # volume -> path in the pods
+    tracking_uri: str | None
     command: list[str]
     ports_outside: list[int]  # that pods must reach outside the run
     is_fetching: bool  # from the hub, before it trains or waits
@@ -81,6 +89,13 @@ class JobPlan:
     def world_size(self) -> int:
         """Processes of the run when all nodes are there."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def config_text(self) -> str:
+        """The config for the ConfigMap, in a schema that the image reads."""
+        if self.launch.image_schema == SCHEMA_VERSION:
+            return dump_config(self.config)
+        return dump_document(downgrade(self.config.as_dict()))
 
     @property
     def launch_id(self) -> str:
@@ -155,12 +170,7 @@ def plan_job(
     is on the cluster already, where refusing it for a secret would only be in the way of removing it."""
     launch = config.launch
     kind = find_kind(launch)
-    run_id = launch.name or config.output.run_id or new_run_id(config.run.name)
-    if launch.name and config.output.run_id not in (None, launch.name):
-        raise UsageError(
-            f"launch.name is {launch.name} but output.run_id is {config.output.run_id}: a job is named as its run.",
-            remedy="Give one of them, or both the same.",
-        )
+    run_id = config.output.run_id or new_run_id(config.run.name)
     min_nodes, nodes = launch.node_range
     master_addr = kind.master_addr(run_id, launch)
     _check(config, work, master_addr)
@@ -176,7 +186,10 @@ def plan_job(
         processes_per_node=launch.processes_per_node,
         container=kind.container,
         master_addr=master_addr,
-        config_text=dump_config(resolved),
+        config=resolved,
+        master_port=_master_port(config),
+        mounts=launch.mounts(resolved.output.mount_path),
+        tracking_uri=config.tracking.mlflow.tracking_uri,
         command=_command(config, work, run_id, master_addr, launch_id(number, nonce)),
         ports_outside=_ports_outside(resolved, work, is_fetching or work.mode in ("command", "hold")),
         is_fetching=is_fetching,
@@ -217,20 +230,20 @@ def _rendezvous(config: Config, run_id: str, master_addr: str, launched: str) ->
         # are about to end, may meet these.
         meeting_id = f"{launch.namespace or DEFAULT_NAMESPACE}-{run_id}-{launched}"
         return [*backend, "--rdzv-endpoint", str(wanted.endpoint), "--rdzv-id", meeting_id]
-    at = ["--master-addr", master_addr, "--master-port", str(launch.master_port)]
+    at = ["--master-addr", master_addr, "--master-port", str(_master_port(config))]
     return [*at, *backend, "--rdzv-id", run_id]
 
 
 def _torchrun(config: Config, own: list[str], run_id: str, master_addr: str) -> list[str]:
     """Which node it is, Kubernetes puts in: the value of $(NAME)."""
     launch = config.launch
-    at = f"{master_addr}:{launch.master_port}"
+    at, port = f"{master_addr}:{_master_port(config)}", _master_port(config)
     index = find_kind(launch).index_variable(launch)
     fewest, most = launch.node_range
     meeting = (
         ["--rdzv-backend=c10d", f"--rdzv-endpoint={at}", f"--rdzv-id={run_id}"]
         if fewest < most or config.distributed.rendezvous.backend == "c10d"
-        else [f"--node-rank=$({index})", f"--master-addr={master_addr}", f"--master-port={launch.master_port}"]
+        else [f"--node-rank=$({index})", f"--master-addr={master_addr}", f"--master-port={port}"]
     )
     sizes = [f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}"]
     return ["torchrun", *sizes, *meeting, "--no-python", *own]
@@ -238,12 +251,12 @@ def _torchrun(config: Config, own: list[str], run_id: str, master_addr: str) -> 
 
 def _in_the_pod(config: Config, run_id: str) -> Config:
     """The config as pods read it."""
-    config = config.with_values("output", run_id=run_id, root_dir=config.launch.runs_volume.mount_path)
-    config = config.with_values("launch", name=run_id)
-    config = config.with_values("distributed", **dict.fromkeys(PLACE_FIELDS))
-    if config.launch.tracking_uri:
-        config = config.with_values("mlflow", tracking_uri=config.launch.tracking_uri)
-    return config
+    config = config.with_values("output", run_id=run_id, root_dir=config.output.mount_path)
+    return config.with_values("distributed", **dict.fromkeys(PLACE_FIELDS))
+
+
+def _master_port(config: Config) -> int:
+    return config.distributed.master_port or DEFAULT_PORT
 
 
 def _check(config: Config, work: Work, master_addr: str) -> None:
@@ -260,23 +273,28 @@ def _check(config: Config, work: Work, master_addr: str) -> None:
         raise UsageError(
             f"launch.nodes is {launch.nodes}, but pods that are held are a fixed number.", remedy="Give one number."
         )
-    at_work = [
-        volume.mount_path for volume in launch.volumes.values() if f"{volume.mount_path}/".startswith(f"{WORK_DIR}/")
-    ]
+    mounts = launch.mounts(config.output.mount_path)
+    at_work = [path for path in mounts.values() if f"{path}/".startswith(f"{WORK_DIR}/")]
     if work.mode == "hold" and at_work:
         raise UsageError(
             f"A volume is mounted at {at_work[0]}, but pods that are held have their files in {WORK_DIR}.",
-            remedy="Mount the volume elsewhere (mount_path).",
+            remedy="Mount the volume elsewhere (output.root_dir, or the mount_path of the volume).",
         )
     if launch.kind == "stateful_set" and work.launcher == "torchrun":
         raise UsageError(
             "A StatefulSet starts pods again when they end, and under torchrun nothing keeps them from ending.",
             remedy="Use another --kind, or --launcher llmtrain.",
         )
+    for _, problem in mount_problems(mounts):
+        raise UsageError(problem)
+    if _master_port(config) < LEAST_PORT:
+        raise UsageError(
+            f"distributed.master_port must be at least {LEAST_PORT} on a cluster, got {_master_port(config)}."
+        )
     _check_rendezvous(config, work, master_addr)
     longest = f"{master_addr.partition('.')[0].removesuffix('0')}{nodes - 1}"
     if len(longest) > NAME_LIMIT:
-        raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Give a shorter launch.name.")
+        raise UsageError(f"{longest} must fit in {NAME_LIMIT} characters.", remedy="Set a shorter output.run_id.")
     reserved = {name for names in NAMES.values() for name in names} | {
         "HF_TOKEN",
         EXIT_CODES,
@@ -334,12 +352,12 @@ def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
             f"launch.nodes is {launch.nodes}, but distributed.rendezvous.backend static takes one number of nodes.",
             remedy="Use the backend c10d or etcd-v2, leave it out, or give one number of nodes.",
         )
-    pod_0 = f"{master_addr}:{launch.master_port}"
+    pod_0 = f"{master_addr}:{_master_port(config)}"
     if wanted.backend in ("static", "c10d") and wanted.endpoint not in (None, pod_0):
         raise UsageError(
             f"distributed.rendezvous.endpoint is {wanted.endpoint}, but with {wanted.backend} pods meet at pod 0, "
             f"{pod_0}.",
-            remedy="Leave it out (launch.master_port sets the port), or use etcd-v2 for a server of its own.",
+            remedy="Leave it out (distributed.master_port sets the port), or use etcd-v2 for a server of its own.",
         )
 
 
@@ -366,11 +384,12 @@ def _tracking(config: Config, work: Work) -> tuple[str, str] | None:
     for llmtrain the config wins over it."""
     launch = config.launch
     in_env = (f"launch.env.{TRACKING_VARIABLE}", launch.env.get(TRACKING_VARIABLE))
-    of_launch = ("launch.tracking_uri", launch.tracking_uri)
+    mlflow = config.tracking.mlflow
+    in_config = ("tracking.mlflow.tracking_uri", mlflow.tracking_uri)
     rows = {
-        "train": [of_launch, ("mlflow.tracking_uri", config.mlflow.tracking_uri), in_env] * config.mlflow.enabled,
-        "command": [in_env, of_launch],
-        "hold": [in_env, of_launch],
+        "train": [in_config, in_env] * mlflow.enabled,
+        "command": [in_env, in_config],
+        "hold": [in_env, in_config],
     }
     return next(((field, uri) for field, uri in rows.get(work.mode, []) if uri), None)
 
@@ -379,8 +398,9 @@ def _tracking_warnings(config: Config, work: Work) -> list[str]:
     """A store in a directory that is gone with the pod, or that it cannot write."""
     field, uri = _tracking(config, work) or ("", None)
     folder = local_folder(uri) if uri else None
+    mounts = config.launch.mounts(config.output.mount_path)
     kept = {
-        name: volume.mount_path
+        name: mounts[name]
         for name, volume in config.launch.volumes.items()
         if not (isinstance(volume, DataVolumeSection) and volume.read_only)
     }
@@ -399,28 +419,30 @@ def _warnings(config: Config, work: Work) -> list[str]:
 
     def here(reference: str | None) -> list[str]:
         """A name of the hub is none of this, unless the hub may not be asked: --model-local-dir models/llama."""
-        is_path = reference is not None and (model.local_files_only or looks_like_path(reference))
-        return [reference] if reference and is_path else []
+        is_offline = isinstance(model, HfCausalLmSection) and model.local_files_only
+        return [reference] if reference and (is_offline or looks_like_path(reference)) else []
 
-    paths = {
-        "model.path": here(model.path),
-        "model.tokenizer_path": here(model.tokenizer_path),
-        "model.init": [model.init] if model.init != "random" else [],
-        "data.files": data.files,
-        "data.val_files": data.val_files,
-        "data.train_file": [data.train_file] if data.train_file else [],
-        "data.val_file": [data.val_file] if data.val_file else [],
-        "data.dataset_name": [data.dataset_name] if data.dataset_name and looks_like_path(data.dataset_name) else [],
-        "data.tokenizer": [data.tokenizer] if data.tokenizer not in (None, "byte", "char", "gpt2") else [],
+    paths: dict[str, list[str | None]] = {
+        "data.tokenizer": [data.tokenizer] if data.tokenizer not in (None, "byte", "char", "gpt2") else []
     }
-    mounts = {name: volume.mount_path for name, volume in launch.volumes.items()}
+    if isinstance(model, HfCausalLmSection):
+        paths |= {"model.path": [*here(model.path)], "model.tokenizer_path": [*here(model.tokenizer_path)]}
+    if isinstance(model, GptSection):
+        paths["model.init"] = [model.init] if model.init != "random" else []
+    if isinstance(data, FilesSection):
+        paths |= {"data.files": [*data.files], "data.val_files": [*data.val_files]}
+    if isinstance(data, ExampleDataSection):
+        paths |= {"data.train_file": [data.train_file], "data.val_file": [data.val_file]}
+    if isinstance(data, HubDatasetSection) and data.dataset_name and looks_like_path(data.dataset_name):
+        paths["data.dataset_name"] = [data.dataset_name]
+    mounts = launch.mounts(config.output.mount_path)
     seen = ", ".join(f"{path} ({name}_volume)" for name, path in mounts.items())
     warnings = [
         f"{field} {path} is not on a volume: unless the image {launch.image} has it, pods will not find it. They see "
         f"{seen}."
         for field, values in paths.items()
         for path in values
-        if not any(f"{path}/".startswith(f"{mount}/") for mount in mounts.values())
+        if path and not any(f"{path}/".startswith(f"{mount}/") for mount in mounts.values())
     ]
     cache = data.cache_dir
     writable = [*mounts.values(), "/tmp", "/cache"]

@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -27,15 +28,15 @@ class ModelAdapter(ABC):
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
-        self.vocab_size = config.vocab_size or tokenizer_vocab
+        self.vocab_size: int = getattr(config, "vocab_size", None) or tokenizer_vocab
         if self.vocab_size < tokenizer_vocab:
             raise UsageError(
                 f"model.vocab_size {self.vocab_size} is smaller than the tokenizer's vocabulary of {tokenizer_vocab}.",
-                remedy="Leave model.vocab_size empty to take the tokenizer's.",
+                remedy="Leave model.vocab_size out to use the tokenizer's.",
             )
 
     @classmethod
-    def own_tokenizer(cls, config: ModelSection) -> str:  # noqa: ARG003
+    def own_tokenizer(cls, config: Any) -> str:  # noqa: ARG003
         """What data.tokenizer means where it is empty."""
         return "byte"
 
@@ -53,7 +54,7 @@ class ModelAdapter(ABC):
 
     @property
     def uses_dropout(self) -> bool:
-        return self.config.dropout > 0
+        return bool(getattr(self.config, "dropout", 0.0))
 
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None

@@ -10,7 +10,7 @@ import torch
 
 from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import TrainState
-from llmtrain.config.schema import TrainerSection
+from llmtrain.config.trainer import TrainerSection
 from llmtrain.data.batches import Batch, EvalBatches, TrainBatches
 from llmtrain.distributed.batch_split import Share
 from llmtrain.distributed.world import World
@@ -92,7 +92,7 @@ class Trainer:
 
     @property
     def stopped_early(self) -> bool:
-        patience = self.config.early_stopping
+        patience = self.config.early_stopping_patience
         return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _told_to_stop(self) -> bool:

@@ -9,7 +9,10 @@ from torch import nn
 
 from llmtrain.checkpoint.state import TrainState, load_tensors
 from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
-from llmtrain.config.schema import MAX_THREADS, Config, TrainerSection, differences, may_change
+from llmtrain.config.run import MAX_THREADS
+from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.config.upgrade import upgraded_values
 from llmtrain.data.tokenizers.tokenizer import saved_sha256
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
@@ -172,7 +175,7 @@ def _is_result(value: Any) -> TypeGuard[TrainResult]:
 def _check_finished_by(run: RunDirectory, config: Config) -> None:
     """A run of this name that was made by another config is not the one that is asked for."""
     then = config_values(run)
-    found = differences(then, redact_values(config.as_dict())) if then else []
+    found = differences(upgraded_values(then), redact_values(config.as_dict())) if then else []
     changed = [row for row in found if not may_change(row[0])]
     if changed:
         fields = ", ".join(f"{path}: {old!r} -> {new!r}" for path, old, new in changed[:5])
@@ -184,7 +187,11 @@ def _check_finished_by(run: RunDirectory, config: Config) -> None:
 
 def wanted(trainer: TrainerSection) -> dict[str, Any]:
     """How far the run is to go: kept with the result, to tell whether that is still what is asked for."""
-    return trainer.model_dump(include={"max_steps", "max_epochs", "early_stopping"})
+    return {
+        "max_steps": trainer.max_steps,
+        "max_epochs": trainer.max_epochs,
+        "early_stopping": trainer.early_stopping_patience,
+    }
 
 
 def check_config(resumption: Resumption, config: Config, allow_change: bool) -> None:
@@ -192,7 +199,7 @@ def check_config(resumption: Resumption, config: Config, allow_change: bool) -> 
     checkpoint = resumption.checkpoint
     if checkpoint is None:
         return
-    found = differences(checkpoint.state()["config"], redact_values(config.as_dict()))
+    found = differences(upgraded_values(checkpoint.state()["config"]), redact_values(config.as_dict()))
     refuse_changes(checkpoint, [row for row in found if not may_change(row[0])], allow_change)
     trainer = config.trainer
     if trainer.max_epochs is None:
@@ -225,7 +232,7 @@ def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bo
     changed = [(name, then.get(name), now[name]) for name in names]
     if changed:
         paths = ("data.files", "data.val_files", "data.train_file", "data.val_file", "data.tokenizer", "model.path")
-        changed += [row for row in differences(then["config"], now["config"]) if row[0] in paths]
+        changed += [row for row in differences(upgraded_values(then["config"]), now["config"]) if row[0] in paths]
     refuse_changes(checkpoint, changed, allow_change)
     if then.get("device") not in (None, now["device"]):
         warn("TRAIN", f"the run goes from {then['device']} to {now['device']}: not bit-exact across the two")

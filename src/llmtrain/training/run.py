@@ -170,7 +170,7 @@ def run_training(
 
 def _finished_before(config: Config, run: RunDirectory | None, result: TrainResult | None) -> TrainResult | None:
     """Its process may have been killed while it told MLflow: that gets the rest now."""
-    if result and run and config.mlflow.enabled and not is_complete(run):
+    if result and run and config.tracking.mlflow.enabled and not is_complete(run):
         try:
             replay_run(run, tracking_location(config)[0])
         except LlmtrainError as problem:
@@ -502,7 +502,7 @@ def make_result(
         "world_size": world.world_size,
         "strategy": config.distributed.strategy,
         "generation": generation,
-        "tracking_uri": redact(tracking_location(config)[0]) if config.mlflow.enabled else None,
+        "tracking_uri": redact(tracking_location(config)[0]) if config.tracking.mlflow.enabled else None,
         "device": str(world.device),
         "threads": config.run.threads,
         "precision": as_computed(config, world.device).trainer.precision,

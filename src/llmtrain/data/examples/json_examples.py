@@ -6,12 +6,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Literal
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
 from llmtrain.data.examples.chat_template import ChatTemplate
 from llmtrain.data.examples.example import BadExample, Example, Segment
 from llmtrain.data.examples.example_data import ExampleData
 from llmtrain.data.examples.json_lines import Line, count_lines, find_file, read_json_lines
-from llmtrain.data.examples.prompts import choose_format
+from llmtrain.data.examples.prompts import adds_special_tokens, choose_format
 from llmtrain.data.hf_datasets import load_split, training_count
 from llmtrain.data.store.directory import Split
 from llmtrain.data.text.reader import files_identity
@@ -19,11 +19,13 @@ from llmtrain.data.tokenizers.tokenizer import tokenizer_dir
 from llmtrain.errors import DataError
 from llmtrain.logs import warn_once
 
-SKIP = "Set data.bad_rows to skip to leave such rows out."
+SKIP = "Set data.on_bad_example to skip to leave such rows out."
 
 
 class JsonExamples(ExampleData):
-    def __init__(self, config: DataSection, seed: int) -> None:
+    config: InstructJsonlSection | ChatJsonlSection
+
+    def __init__(self, config: InstructJsonlSection | ChatJsonlSection, seed: int) -> None:
         super().__init__(config, seed)
         self._said: set[tuple[str, str]] = set()
 
@@ -48,8 +50,8 @@ class JsonExamples(ExampleData):
             "kind": config.name,
             "version": 1,
             "format": self.format,
-            "special": config.add_special_tokens,
-            "bad_rows": config.bad_rows,
+            "special": adds_special_tokens(config),
+            "bad_rows": config.on_bad_example,
             "train": self._source_identity("train"),
             "val": self._source_identity("val") if self._has_val else config.val_fraction,
         }
@@ -99,7 +101,7 @@ class JsonExamples(ExampleData):
 
     def _usable(self, source: str, lines: Iterable[Line]) -> Iterator[Example]:
         is_plain = self.format == "plain"
-        begins_special = is_plain and self.config.add_special_tokens
+        begins_special = is_plain and adds_special_tokens(self.config)
         count, left_out, first = 0, 0, ""
         for line in lines:
             count += 1
@@ -111,7 +113,7 @@ class JsonExamples(ExampleData):
                     raise BadExample("it has a NUL character, which is the byte tokenizer's end of text")
                 yield Example(segments, source, line.number, begins_special, ends_text=is_plain)
             except BadExample as bad:
-                if self.config.bad_rows == "error":
+                if self.config.on_bad_example == "error":
                     raise DataError(
                         f"{source}, line {line.number}: {bad.reason}.", remedy=f"{bad.remedy or 'Repair it.'} {SKIP}"
                     ) from None

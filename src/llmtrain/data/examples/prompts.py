@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ChatJsonlSection, DataSection, InstructJsonlSection
 from llmtrain.data.examples.chat_template import ChatTemplate, Message, has_chat_template
 from llmtrain.data.examples.example import BadExample, Segment
 from llmtrain.data.tokenizers.tokenizer import Tokenizer
@@ -14,7 +14,7 @@ __all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt",
 
 def choose_format(config: DataSection, folder: Path | None) -> Literal["chat", "plain"]:
     """What `auto` means for this tokenizer directory (None: a built-in tokenizer, which has no template)."""
-    wanted = "chat" if config.name == "chat_jsonl" else config.prompt_format
+    wanted = "chat" if isinstance(config, ChatJsonlSection) else getattr(config, "prompt_format", "auto")
     if wanted == "plain":
         return "plain"
     if has_chat_template(folder):
@@ -69,7 +69,11 @@ def prompt_text(config: DataSection, tokenizer_dir: Path | None, messages: list[
 def prompt_prefix(config: DataSection, tokenizer_dir: Path | None, tokenizer: Tokenizer) -> list[int]:
     """Ids in front of such a prompt, as in the training rows. A chat template writes its own."""
     is_plain = choose_format(config, tokenizer_dir) == "plain"
-    return tokenizer.prefix_ids() if is_plain and config.add_special_tokens else []
+    return tokenizer.prefix_ids() if is_plain and adds_special_tokens(config) else []
+
+
+def adds_special_tokens(config: DataSection) -> bool:
+    return not isinstance(config, InstructJsonlSection) or config.add_special_tokens
 
 
 def _plain_turn(message: Message) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ExampleDataSection
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.errors import DataError
 from llmtrain.logs import warn_once
@@ -26,16 +26,16 @@ class Selection:
         return len(self.rows)
 
 
-def select_examples(store: ExampleStore, config: DataSection, block_size: int, label: str) -> Selection:
+def select_examples(store: ExampleStore, config: ExampleDataSection, block_size: int, label: str) -> Selection:
     """Cut or leave out what is too long, and leave out what has no answer left after the cut. Says how many."""
     lengths = store.lengths - 1
     is_long = lengths > block_size
-    if config.long_rows == "error" and is_long.any():
+    if config.truncation == "error" and is_long.any():
         raise _too_long(store, block_size, label, lengths, is_long)
     kept = np.minimum(lengths, block_size)
     has_target = kept > 0 if config.train_on_prompt else _answers_in(store, kept) > 0
-    is_left_out = is_long & (config.long_rows == "skip")
-    if config.long_rows == "skip":
+    is_left_out = is_long & (config.truncation == "skip")
+    if config.truncation == "skip":
         _tell(is_left_out, f"longer than model.block_size {block_size} and left out", label)
     else:
         _tell(is_long & has_target, f"longer than model.block_size {block_size} and cut", label)
@@ -67,8 +67,7 @@ def _too_long(store: ExampleStore, block_size: int, label: str, lengths: Indexes
     return DataError(
         f"{file}, line {line}: the row has {lengths[row]:,} tokens, more than model.block_size {block_size}"
         + (f"; so have {others:,} other {label} rows." if others else "."),
-        remedy=f"Raise model.block_size (the longest needs {lengths.max()}), "
-        "or set data.long_rows to truncate or skip.",
+        remedy=f"Raise model.block_size (the longest needs {lengths.max()}), or set data.truncation to right or skip.",
     )
 
 

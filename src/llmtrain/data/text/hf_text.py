@@ -7,6 +7,7 @@ is joined with the next one.
 from collections.abc import Iterator
 from typing import Any
 
+from llmtrain.config.data import HfTextSection
 from llmtrain.data.base import Split, TextChunk, TextData
 from llmtrain.data.hf_datasets import held_out as held_out_rows
 from llmtrain.data.hf_datasets import load, load_split
@@ -18,6 +19,8 @@ ROWS_AT_ONCE = 1000
 
 
 class HFText(TextData):
+    config: HfTextSection
+
     def identity(self) -> dict[str, Any]:
         config = self.config
         identity: dict[str, Any] = {"kind": "hf_text", "column": config.text_column}

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError
 from llmtrain.models.base import ModelAdapter, parameter_count
 
@@ -20,7 +20,7 @@ PAD_MULTIPLE = 64
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelSection) -> None:
+    def __init__(self, config: GptSection) -> None:
         super().__init__()
         self.n_heads, self.dropout = config.n_heads, config.dropout
         self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)
@@ -37,7 +37,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelSection) -> None:
+    def __init__(self, config: GptSection) -> None:
         super().__init__()
         d_ff = config.d_ff or 4 * config.d_model
         self.dropout = config.dropout
@@ -50,7 +50,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelSection) -> None:
+    def __init__(self, config: GptSection) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.d_model)
         self.attn = Attention(config)
@@ -66,7 +66,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     padding: torch.Tensor | None
 
-    def __init__(self, config: ModelSection, vocab_size: int) -> None:
+    def __init__(self, config: GptSection, vocab_size: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         rows = padded_vocab(vocab_size)
@@ -108,6 +108,8 @@ def padded_vocab(vocab_size: int) -> int:
 
 
 class GPTAdapter(ModelAdapter):
+    config: GptSection
+
     def build(self) -> nn.Module:
         module = GPT(self.config, self.vocab_size)
         if self.config.init != "random":

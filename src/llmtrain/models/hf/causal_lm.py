@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.hub.find import find_model
@@ -76,9 +76,10 @@ class CausalLM(nn.Module):
 
 
 class HFCausalLMAdapter(ModelAdapter):
+    config: HfCausalLmSection
     can_pack = True
 
-    def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
+    def __init__(self, config: HfCausalLmSection, tokenizer_vocab: int) -> None:
         check_installed()
         self.config = config
         self.folder = model_folder(config)
@@ -113,7 +114,7 @@ class HFCausalLMAdapter(ModelAdapter):
         return [path for name in CONFIG_FILES if (path := self.folder / name).is_file()]
 
     @classmethod
-    def own_tokenizer(cls, config: ModelSection) -> str:
+    def own_tokenizer(cls, config: HfCausalLmSection) -> str:
         folder = model_folder(config)
         if config.tokenizer_path:
             folder = find_model(config.tokenizer_path, None, config.local_files_only, "model.tokenizer_path")
@@ -144,7 +145,7 @@ class HFCausalLMAdapter(ModelAdapter):
         if self.config.lora:
             model = add_lora(model, self.config.lora)
             # What adapter_config.json names must be found by whoever loads it: the directory, or a name on the hub.
-            path = Path(self.config.path or "").expanduser()
+            path = Path(self.config.path).expanduser()
             name = str(path.absolute()) if path.is_dir() else self.config.path
             model.peft_config["default"].base_model_name_or_path = name
         elif self.config.dtype == "bfloat16":
@@ -293,8 +294,7 @@ class HFCausalLMAdapter(ModelAdapter):
             ) from None
 
 
-def model_folder(config: ModelSection) -> Path:
-    assert config.path is not None
+def model_folder(config: HfCausalLmSection) -> Path:
     is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
     if config.trust_remote_code and not is_code_pinned:
         raise UsageError(

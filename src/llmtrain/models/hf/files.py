@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import DataError, UsageError
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
@@ -33,7 +33,7 @@ def is_tokenizer_folder(folder: Path) -> bool:
     return any((folder / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def read_config(folder: Path, section: ModelSection) -> Any:
+def read_config(folder: Path, section: HfCausalLmSection) -> Any:
     from transformers import AutoConfig
 
     if not (folder / "config.json").is_file():
@@ -50,7 +50,7 @@ def read_config(folder: Path, section: ModelSection) -> Any:
         raise DataError(f"{folder / 'config.json'} cannot be used: {_first_lines(problem)}") from None
 
 
-def read_weights(folder: Path, config: Any, section: ModelSection) -> Any:
+def read_weights(folder: Path, config: Any, section: HfCausalLmSection) -> Any:
     """The model with its weights, on the CPU (a quantised one on the GPU of this process)."""
     from transformers import AutoModelForCausalLM
 
