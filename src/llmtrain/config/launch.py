@@ -56,13 +56,13 @@ def _texts(value: object) -> object:
     return {key: _as_text(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-Quantity = Annotated[str, BeforeValidator(_quantity)]
-NodeCount = Annotated[int | str, BeforeValidator(_nodes)]
+Quantity = Annotated[str, BeforeValidator(_quantity, json_schema_input_type=str | float)]
+NodeCount = Annotated[int | str, BeforeValidator(_nodes, json_schema_input_type=int | str)]
 KubeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=NAME_LIMIT)]
 MountPath = Annotated[str, Field(pattern=MOUNT_PATH_PATTERN)]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "ReadOnlyMany"]
-EnvVariables = Annotated[dict[str, str], BeforeValidator(_texts)]
+EnvVariables = Annotated[dict[str, str], BeforeValidator(_texts, json_schema_input_type=dict[str, str | float])]
 
 
 def amount(quantity: str) -> Decimal:
@@ -134,7 +134,7 @@ class HfTokenSection(Section):
 class LaunchSection(Section):
     """How `llmtrain launch` runs on Kubernetes. No field here changes the result of a run."""
 
-    kind: str = "indexed_job"
+    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.LAUNCHERS)})] = "indexed_job"
     """Workload kind: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (require
     their operator)."""
     namespace: Namespace | None = None

@@ -35,11 +35,23 @@ def reference_markdown() -> str:
     return "\n".join([*parts, *_environment()])
 
 
-def schema_json() -> str:
+def json_schema() -> dict[str, Any]:
     """The JSON Schema of a config document, for editors."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
-    schema["title"] = "llmtrain config"
-    return json.dumps(schema, indent=1) + "\n"
+    schema = Config.model_json_schema()
+    for section, kinds in KINDS.items():
+        for kind, each in kinds.items():
+            if kind != Config.model_fields[section].default.name:  # else a document without `name` matches several
+                schema["$defs"][each.__name__].setdefault("required", []).append("name")
+    for section in SECTIONS:
+        del schema["properties"][section]["default"]  # long, and repeated in the section
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_titles(schema)}
+
+
+def _without_titles(value: Any) -> Any:
+    """Pydantic's titles are the field names again."""
+    if isinstance(value, dict):
+        return {name: _without_titles(item) for name, item in value.items() if name != "title"}
+    return [_without_titles(item) for item in value] if isinstance(value, list) else value
 
 
 def _table(section: type[Section], may_change: bool) -> list[str]:

@@ -27,7 +27,10 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 # A single name may be written without the brackets of a list.
-Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+Names = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+]
 
 
 def _number_or_all(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
