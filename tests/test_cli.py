@@ -64,6 +64,7 @@ def verb(
         "validate": ["validate", "--config", "gpt_smoke"],
         "print-config": ["print-config", "--config", "gpt_smoke"],
         "print-config --reference": ["print-config", "--reference"],
+        "config-schema": ["config-schema"],
         "presets": ["presets"],
         "generate": ["generate", *of_run, "--prompt", "the ", "--max-new-tokens", "20"],
         "eval": ["eval", *of_run, "--file", str(text)],
@@ -96,6 +97,7 @@ VERBS = (
     "validate",
     "print-config",
     "print-config --reference",
+    "config-schema",
     "presets",
     "generate",
     "eval",
@@ -395,7 +397,7 @@ class TestTrain:
         assert whole.code == 0
 
     def test_tensorboard_and_bf16(self, train, workdir: Path) -> None:
-        done = train("output.run_id=mine", "logging.tensorboard=true", "trainer.precision=bf16")
+        done = train("output.run_id=mine", "tracking.tensorboard.enabled=true", "trainer.precision=bf16")
         assert done.code == 0, done.err
         assert "switched off" not in done.err
         assert list((workdir / "runs/mine/tensorboard").iterdir())

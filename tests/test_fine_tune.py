@@ -834,7 +834,7 @@ CONFIGS: dict[str, tuple[list[str], int, str]] = {
     "warm-up longer than the run": (["trainer.warmup_steps=1000", "trainer.schedule=cosine"], 64, "warmup_steps 1000"),
     "no such file": (["data.train_file=nowhere.jsonl"], 65, "no file nowhere.jsonl"),
     "rows too long to be used": (["model.block_size=8"], 65, "rows can be used at model.block_size 8"),
-    "rows too long, said to be an error": (["model.block_size=30", "data.long_rows=error"], 65, "line"),
+    "rows too long, said to be an error": (["model.block_size=30", "data.truncation=error"], 65, "line"),
 }
 
 

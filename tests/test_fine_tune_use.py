@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from llmtrain.config.load import load_config
-from llmtrain.config.schema import LoraSection, ModelSection
+from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
 from tiny_llama import make_model, make_rows, make_tokenizer
 
@@ -44,7 +44,7 @@ def test_every_mixture_of_precisions_trains(tune, dora: bool, dtype: str, precis
 def test_compiled_lora_layer_matches_eager(tmp_path: Path) -> None:
     """torch.compile computes the adapter in another form: the same numbers, with and without autocast."""
     adapter = HFCausalLMAdapter(
-        ModelSection(name="hf_causal_lm", path=str(make_model(tmp_path)), block_size=32, lora=LoraSection(rank=4)), 0
+        HfCausalLmSection(path=str(make_model(tmp_path)), block_size=32, lora=LoraSection(rank=4)), 0
     )
     module = adapter.build()
     for name, parameter in module.named_parameters():
@@ -80,7 +80,7 @@ def softly_capped(folder: Path) -> Path:
 
 @pytest.mark.parametrize(("make", "is_plain"), [(make_model, True), (softly_capped, False)])
 def test_chunked_loss_is_used_only_where_it_is_exact(tmp_path: Path, make: Any, is_plain: bool) -> None:
-    section = ModelSection(name="hf_causal_lm", path=str(make(tmp_path / "m")), block_size=16)
+    section = HfCausalLmSection(path=str(make(tmp_path / "m")), block_size=16)
     adapter = HFCausalLMAdapter(section, 0)
     module = adapter.build()
     adapter.probe(module)

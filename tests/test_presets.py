@@ -38,7 +38,7 @@ def test_they_are_all_there() -> None:
 def test_each_is_valid(cli, name: str) -> None:
     done = cli("validate", "--config", name, "--json")
     assert done.code == 0, done.err
-    assert done.json["schema_version"] == 2
+    assert done.json["schema_version"] == 3
 
 
 @pytest.mark.parametrize("name", sorted(list_presets()))

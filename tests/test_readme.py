@@ -108,7 +108,7 @@ def test_kind_page_shows_rendered_manifest(kind):
     """The page abridges the manifest: every field it shows must be equal; `...` stands for omitted list items."""
     page = (ROOT / "docs" / "kinds" / f"{kind}.md").read_text()
     shown = list(yaml.safe_load_all(re.search(r"```yaml\n(.*?)```", page, re.S)[1]))
-    config = load_config(f"k8s_{kind}", ["launch.name=first"])
+    config = load_config(f"k8s_{kind}", ["output.run_id=first"])
     rendered = {manifest["kind"]: manifest for manifest in render(plan_job(config))}
     for manifest in shown:
         check_abridged(manifest, rendered[manifest["kind"]], manifest["kind"])

@@ -337,7 +337,7 @@ def test_the_config_copy_of_a_run_still_loads(
     """What stands in for a secret must be a value that YAML can read, or the run cannot be resumed by its id."""
     monkeypatch.setenv("HF_TOKEN", CANARY)
     prompts = f"trainer.eval_prompts=[who is {CANARY}]"
-    train(f"run.notes={CANARY}", "output.run_id=one", "mlflow.tracking_uri=https://me:word@host", prompts)
+    train(f"run.notes={CANARY}", "output.run_id=one", "tracking.mlflow.tracking_uri=https://me:word@host", prompts)
     samples = list((workdir / "runs" / "one" / "samples").glob("*.json"))
     assert samples
     assert all(CANARY not in path.read_text() for path in samples)

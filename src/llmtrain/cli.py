@@ -33,6 +33,7 @@ COMMANDS = {
         "smoke": "Train a tiny classifier on synthetic data to test processes, network and device.",
         "validate": "Check a config and list every problem.",
         "print-config": "Print the resolved config.",
+        "config-schema": "Print the JSON Schema of config files, for editors.",
         "presets": "List the presets that --config accepts by name.",
     },
     "On a Kubernetes cluster": {

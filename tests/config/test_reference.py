@@ -1,34 +1,67 @@
+import json
 import re
 from pathlib import Path
+from typing import Any
 
-from llmtrain.config.reference import reference_markdown
-from llmtrain.config.schema import SECTIONS, Config, subsection
+import pytest
+import yaml
+
+from llmtrain.config.load import list_presets
+from llmtrain.config.reference import json_schema, reference_markdown
+from llmtrain.config.schema import SECTIONS, Config, classes_of, may_change, subsection
 from llmtrain.env import VARIABLES
 
 
-def test_the_document_is_what_the_schema_says(repo: Path) -> None:
+def test_config_md_is_up_to_date(repo: Path) -> None:
     written = (repo / "docs" / "config.md").read_text()
-    assert written == reference_markdown(), "make it anew: llmtrain print-config --reference > docs/config.md"
+    assert written == reference_markdown(), "regenerate it: llmtrain print-config --reference > docs/config.md"
 
 
-def test_every_field_has_a_row_with_a_meaning() -> None:
+def test_every_field_has_a_row_with_a_description() -> None:
     config_part = reference_markdown().partition("## Environment variables")[0]
     rows = [line.split(" | ") for line in config_part.splitlines() if line.startswith("| `")]
     fields = []
-    for kind in SECTIONS.values():
-        for field in kind.model_fields:
-            inner = subsection(kind, field)
-            fields += [field, *(f"{field}.{name}" for name in (inner.model_fields if inner else ()))]
+    for section in SECTIONS:
+        for kind in classes_of(section):
+            for field in kind.model_fields:
+                inner = subsection(kind, field)
+                fields += [field, *(f"{field}.{name}" for name in (inner.model_fields if inner else ()))]
     assert "lora.rank" in fields
     assert [row[0].strip("| `") for row in rows] == fields
     assert all(row[-1].strip(" |") for row in rows)
 
 
-def test_every_section_of_the_config_is_there() -> None:
+def test_every_section_of_the_config_is_listed() -> None:
     assert ["schema_version", *SECTIONS] == list(Config.model_fields)
 
 
-def test_every_variable_of_ours_is_listed(repo: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("run.name", True),
+        ("run.seed", False),
+        ("run.threads", True),
+        ("model.d_model", False),
+        ("model.path", True),
+        ("model.lora", False),
+        ("data.files", True),
+        ("data.val_fraction", False),
+        ("data.tokenizer", True),
+        ("trainer.max_steps", True),
+        ("trainer.lr", False),
+        ("trainer.early_stopping_patience", True),
+        ("distributed.strategy", True),
+        ("tracking.mlflow", True),
+        ("output.root_dir", True),
+        ("launch", True),
+        ("nothing", False),
+    ],
+)
+def test_fields_that_may_change_on_resume(path: str, expected: bool) -> None:
+    assert may_change(path) is expected
+
+
+def test_every_environment_variable_is_listed(repo: Path) -> None:
     """env.py declares all of them; programs that run in pods cannot import it, so their names are compared here."""
     listed = {name for variables in VARIABLES.values() for name in variables}
     used = {
@@ -37,3 +70,80 @@ def test_every_variable_of_ours_is_listed(repo: Path) -> None:
         for name in re.findall(r"\bLLMTRAIN_[A-Z_]+[A-Z]\b", path.read_text())
     }
     assert used == listed
+
+
+TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "null": type(None),
+}
+
+
+def accepts(schema: Any, value: Any, root: dict[str, Any]) -> bool:
+    """Whether a value fits a JSON Schema, for the keywords that ours uses."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema:
+        return accepts(root["$defs"][schema["$ref"].rpartition("/")[2]], value, root)
+    if "oneOf" in schema:
+        return sum(accepts(each, value, root) for each in schema["oneOf"]) == 1
+    if "anyOf" in schema:
+        return any(accepts(each, value, root) for each in schema["anyOf"])
+    if value not in schema.get("enum", [value]) or value != schema.get("const", value):
+        return False
+    kind = schema.get("type")
+    if kind and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return False
+    if isinstance(value, dict):
+        fields, rest = schema.get("properties", {}), schema.get("additionalProperties", {})
+        has_required = all(name in value for name in schema.get("required", []))
+        return has_required and all(accepts(fields.get(name, rest), item, root) for name, item in value.items())
+    return not isinstance(value, list) or all(accepts(schema.get("items", {}), item, root) for item in value)
+
+
+def is_valid(document: dict[str, Any]) -> bool:
+    schema = json_schema()
+    return accepts(schema, document, schema)
+
+
+def test_json_schema_file_is_up_to_date(repo: Path) -> None:
+    written = json.loads((repo / "configs/presets/config.schema.json").read_text())
+    assert written == json_schema(), "regenerate it: llmtrain config-schema > configs/presets/config.schema.json"
+
+
+@pytest.mark.parametrize("preset", sorted(list_presets()))
+def test_json_schema_accepts_presets_and_each_names_it(preset: str) -> None:
+    path = list_presets()[preset]
+    text = path.read_text()
+    (modeline,) = re.findall(r"^# yaml-language-server: \$schema=(.+)$", text, re.M)
+    assert (path.parent / modeline).is_file()
+    assert is_valid(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({}, True),
+        ({"model": {"d_model": 64}, "data": {"val_fraction": 0.1}}, True),
+        ({"data": {"name": "text_files", "files": "a.txt"}}, True),
+        ({"launch": {"nodes": "2:4", "env": {"N": 3}, "resources": {"cpu": 8}}}, True),
+        ({"schema_version": 2}, False),
+        ({"model": {"name": "hf_causal_lm"}}, False),
+        ({"model": {"name": "hf_causal_lm", "path": "x", "d_model": 64}}, False),
+        ({"model": {"name": "nothing"}}, False),
+        ({"trainer": {"max_step": 5}}, False),
+        ({"trainer": {"max_steps": "5"}}, False),
+        ({"launch": {"kind": "cron_job"}}, False),
+        ({"mlflow": {"enabled": True}}, False),
+    ],
+)
+def test_json_schema_checks_documents(document: dict[str, Any], expected: bool) -> None:
+    assert is_valid(document) is expected
+
+
+def test_json_schema_accepts_every_resolved_config() -> None:
+    assert is_valid(Config().as_dict())

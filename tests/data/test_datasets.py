@@ -10,7 +10,7 @@ import datasets
 import pytest
 
 from llmtrain import registry
-from llmtrain.config.schema import DataSection
+from llmtrain.config.schema import KINDS
 from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.errors import DataError, UsageError
 
@@ -19,7 +19,7 @@ VAL = [f"Val row {i}.\n" for i in range(5)]
 
 
 def module(name: str, seed: int = 1, **fields: Any) -> DataModule:
-    data: DataModule = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), seed)
+    data: DataModule = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), seed)
     return data
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import InstructJsonlSection, PythonStdlibSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches
 from llmtrain.data.examples.example_batches import ExampleBatches
@@ -48,7 +48,7 @@ def batches(
     store: ExampleStore, size: int = 4, micro: int = 2, seed: int = 1, block: int = BLOCK, limit: int | None = None,
     vocab: int = VOCAB, can_pack: bool = True, **fields: Any
 ) -> tuple[ExampleBatches, EvalBatches]:  # fmt: skip
-    config = DataSection(name="instruct_jsonl", train_file="x", **fields)
+    config = InstructJsonlSection(train_file="x", **fields)
     prepared = PreparedData(ByteTokenizer(), store, store, "")
     train, val = make_batches(
         prepared,
@@ -296,23 +296,23 @@ class TestLongExamples:
     @both
     def test_skipped_and_counted(self, packing: bool, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            train = train_batches(store_of(*self.pairs), packing=packing, long_rows="skip")
+            train = train_batches(store_of(*self.pairs), packing=packing, truncation="skip")
         found = [pair for batch in epoch(train) for pair in pairs_in(batch)]
         assert sorted(len(text) for text, _ in found) == [1, 23, 24]
         assert "1 of 4 training examples was dropped" in caplog.text
 
     def test_refused_with_the_longest(self) -> None:
         with pytest.raises(DataError, match=r"train\.jsonl, line 2: .* 31 tokens") as caught:
-            train_batches(store_of(*self.pairs), long_rows="error")
+            train_batches(store_of(*self.pairs), truncation="error")
         remedy = caught.value.remedy or ""
         assert "model.block_size" in remedy
         assert "31" in remedy
-        assert "data.long_rows" in remedy
-        assert train_batches(store_of(*self.pairs), long_rows="error", block=31).steps_in(1)
+        assert "data.truncation" in remedy
+        assert train_batches(store_of(*self.pairs), truncation="error", block=31).steps_in(1)
 
     def test_all_skipped_is_refused(self) -> None:
         with pytest.raises(DataError, match="None of the 1 training"):
-            train_batches(store_of(("p", "a" * 99)), long_rows="skip")
+            train_batches(store_of(("p", "a" * 99)), truncation="skip")
 
     def test_example_without_answer_tokens_is_dropped(self, caplog: pytest.LogCaptureFixture) -> None:
         store = store_of(("p", "a"), ("p" * 25, "a"), ("p" * 24, "a"), ("p" * 99, "a"))
@@ -323,18 +323,20 @@ class TestLongExamples:
         assert "truncated" not in caplog.text
         whole = train_batches(store, train_on_prompt=True)
         assert len(whole.samples.selection) == 4
-        assert len(train_batches(store, long_rows="skip").samples.selection) == 2
+        assert len(train_batches(store, truncation="skip").samples.selection) == 2
 
     def test_example_of_one_token_has_no_target(self) -> None:
         for pairs in ([("", "a"), ("p", "a")], [("p", "a"), ("", "a")], [("p", "a"), ("", "")]):
-            train = train_batches(store_of(*pairs), bad_rows="skip")
+            train = train_batches(store_of(*pairs), on_bad_example="skip")
             assert len(train.samples.selection) == 1
-            assert len(train_batches(store_of(*pairs), bad_rows="skip", train_on_prompt=True).samples.selection) == 1
+            assert (
+                len(train_batches(store_of(*pairs), on_bad_example="skip", train_on_prompt=True).samples.selection) == 1
+            )
 
     def test_answers_are_counted_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("llmtrain.data.examples.selection.EXAMPLES_AT_ONCE", 3)
         pairs = [("p" * n, "a") for n in range(1, 35)]
-        train = train_batches(store_of(*pairs), bad_rows="skip")
+        train = train_batches(store_of(*pairs), on_bad_example="skip")
         assert train.samples.selection.examples.tolist() == list(range(24))
 
 
@@ -374,7 +376,7 @@ class TestEvaluation:
             val[1]
 
     def test_make_eval_batches(self) -> None:
-        config = DataSection(name="instruct_jsonl", train_file="x")
+        config = InstructJsonlSection(train_file="x")
         options: Any = {"block_size": BLOCK, "micro_batch_size": 2, "vocab_size": VOCAB, "limit": None}
         val = make_eval_batches(store_of(("p", "a")), config, **options, can_pack=True)
         assert [pair for batch in val for pair in pairs_in(batch)] == [("p", "a")]
@@ -386,7 +388,7 @@ def test_text_is_batched_as_windows() -> None:
     text = TokenStore(Path("t.bin"), np.arange(200, dtype=np.uint8))
     options: Any = {"block_size": 8, "micro_batch_size": 2, "micro_batches": 3, "seed": 1, "vocab_size": 256}
     train, val = make_batches(
-        PreparedData(ByteTokenizer(), text, text, ""), DataSection(), **options, eval_limit=2, can_pack=False
+        PreparedData(ByteTokenizer(), text, text, ""), PythonStdlibSection(), **options, eval_limit=2, can_pack=False
     )
     assert isinstance(train, WindowBatches)
     assert isinstance(val, WindowEvalBatches)

@@ -13,7 +13,8 @@ import pytest
 import tokenizers
 
 from llmtrain import registry
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
+from llmtrain.config.schema import KINDS
 from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import has_chat_template, prompt_text
@@ -31,7 +32,7 @@ PLAIN_WITH_INPUT = "### Instruction:\nRepeat.\n\n### Input:\nb c\n\n### Response
 
 
 def module(name: str = "instruct_jsonl", **fields: Any) -> JsonExamples:
-    data: JsonExamples = registry.resolve("data.name", name, registry.DATA)(DataSection(name=name, **fields), 1)
+    data: JsonExamples = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), 1)
     return data
 
 
@@ -110,7 +111,7 @@ class TestPlain:
         directory = make_tokenizer()
         train = write_jsonl(EXAMPLE, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(directory))
-        config = DataSection(name="instruct_jsonl", train_file=train)
+        config = InstructJsonlSection(train_file=train)
         for index, question in enumerate(("Say a.", "Repeat.\n\nb c")):
             prompt = prompt_text(config, directory, [{"role": "user", "content": question}])
             start, end = prepared.train.spans[index, :2]  # type: ignore[union-attr]
@@ -148,7 +149,7 @@ class TestTokenizers:
         assert {path.name for path in directory.iterdir()} <= {path.name for path in saved.iterdir()}
         assert has_chat_template(saved)
         messages = [{"role": "user", "content": "Hi"}]
-        config = DataSection(name="chat_jsonl", train_file="x")
+        config = ChatJsonlSection(train_file="x")
         assert prompt_text(config, saved, messages) == prompt_text(config, directory, messages)
         load_saved_tokenizer(saved).save(saved)  # onto itself
         assert has_chat_template(saved)
@@ -206,7 +207,9 @@ class TestChat:
         directory = make_tokenizer(*([] if template else [None]), as_file=as_file)
         assert has_chat_template(directory) == template
         assert module(train_file="x", tokenizer=str(directory), **fields).format == expected
-        text = prompt_text(DataSection(train_file="x", **fields), directory, [{"role": "user", "content": "Hi"}])
+        text = prompt_text(
+            InstructJsonlSection(train_file="x", **fields), directory, [{"role": "user", "content": "Hi"}]
+        )
         assert text.startswith("<|im_start|>" if expected == "chat" else "### Instruction:\nHi\n\n### Response:\n")
 
     @pytest.mark.parametrize("tokenizer", [True, False])
@@ -227,7 +230,7 @@ class TestChat:
             {"role": "assistant", "content": "a"},
             {"role": "user", "content": "Again."},
         ]
-        text = prompt_text(DataSection(), None, messages)
+        text = prompt_text(InstructJsonlSection(), None, messages)
         assert text == f"Be brief.\n\n{PLAIN}a\n\n### Instruction:\nAgain.\n\n### Response:\n"
 
     @pytest.mark.parametrize(
@@ -253,14 +256,12 @@ class TestChat:
         with pytest.raises(DataError, match=r"train\.jsonl, line 1: .*Roles must alternate"):
             segments(module("chat_jsonl", **fields))
         with pytest.raises(DataError, match="Roles must alternate"):
-            prompt_text(
-                DataSection(name="chat_jsonl", **fields), Path(fields["tokenizer"]), chat(("user", "U"))["messages"]
-            )
+            prompt_text(ChatJsonlSection(**fields), Path(fields["tokenizer"]), chat(("user", "U"))["messages"])
 
     def test_template_that_inserts_the_date(
         self, make_tokenizer: MakeTokenizer, caplog: pytest.LogCaptureFixture
     ) -> None:
-        config = DataSection(name="chat_jsonl", train_file="x")
+        config = ChatJsonlSection(train_file="x")
         messages = [{"role": "user", "content": "U"}]
         with_default = "{% if not date_string is defined %}{% set date_string = strftime_now('%Y') %}{% endif %}"
         with caplog.at_level(logging.WARNING, "llmtrain"):
@@ -324,7 +325,7 @@ class TestBadExamples:
         train = write_jsonl(EXAMPLE, "", bad)
         with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{reason}") as caught:
             segments(module(train_file=train, val_file=train))
-        assert "data.bad_rows" in (caught.value.remedy or "")
+        assert "data.on_bad_example" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize(("bad", "reason"), BAD_CHATS)
     def test_bad_conversation_is_refused(
@@ -348,7 +349,7 @@ class TestBadExamples:
         bad = [line for line, _ in BAD_LINES]
         train, val = write_jsonl(EXAMPLE, *bad, WITH_INPUT), write_jsonl(EXAMPLE, name="val.jsonl")
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            prepared = prepare(tmp_path, train_file=train, val_file=val, bad_rows="skip", tokenizer="char")
+            prepared = prepare(tmp_path, train_file=train, val_file=val, on_bad_example="skip", tokenizer="char")
         assert [whole for whole, _ in texts(prepared)] == [f"{PLAIN}a", f"{PLAIN_WITH_INPUT}b c"]
         assert [prepared.train.location(index)[1] for index in (0, 1)] == [1, len(bad) + 2]  # type: ignore[union-attr]
         [warning] = [record.getMessage() for record in caplog.records]
@@ -359,7 +360,7 @@ class TestBadExamples:
     def test_file_without_usable_examples_is_refused(self, tmp_path: Path, write_jsonl: Write) -> None:
         train = write_jsonl("{", "{")
         with pytest.raises(DataError, match=r"none of the 2 .*line 1: not valid JSON"):
-            prepare(tmp_path, train_file=train, val_file=train, bad_rows="skip")
+            prepare(tmp_path, train_file=train, val_file=train, on_bad_example="skip")
 
     @pytest.mark.parametrize("content", ["", "\n \n"])
     def test_empty_file_is_refused(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
@@ -369,7 +370,7 @@ class TestBadExamples:
     @pytest.mark.parametrize("content", ['[{"instruction": "a"}]', '\n[\n  {"instruction": "a"}\n]'])
     def test_json_array_is_refused_with_remedy(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
         with pytest.raises(DataError, match="JSON array") as caught:
-            prepare(tmp_path, train_file=write_jsonl(content), bad_rows="skip")
+            prepare(tmp_path, train_file=write_jsonl(content), on_bad_example="skip")
         assert "jq -c '.[]'" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
@@ -458,7 +459,7 @@ class TestStore:
         "change",
         [
             {"prompt_format": "plain"},
-            {"bad_rows": "skip"},
+            {"on_bad_example": "skip"},
             {"add_special_tokens": False},
             {"instruction_field": "output"},
             {"input_field": "other"},

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
-from llmtrain.config.schema import Config, DistributedSection
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.schema import Config
 from llmtrain.distributed.parallel import DDPModel, DeterministicModel, FSDPModel, ParallelModel, parallelize, whole
 from llmtrain.distributed.world import World
 

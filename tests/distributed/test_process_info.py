@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from llmtrain.config.schema import DistributedSection, RendezvousSection
+from llmtrain.config.distributed import DistributedSection, RendezvousSection
 from llmtrain.distributed import env as sources
 from llmtrain.distributed.env import gpu_count, split_ordinal
 from llmtrain.distributed.process_info import (

@@ -9,7 +9,9 @@ import rank_harness as ranks
 import torch
 import torch.distributed as dist
 
-from llmtrain.config.schema import DistributedSection, LoggingSection, RunSection
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.logging import LoggingSection
+from llmtrain.config.run import RunSection
 from llmtrain.distributed import world as world_module
 from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.distributed.world import World, join_world, pick_backend, pick_device

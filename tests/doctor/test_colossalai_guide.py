@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.diagnose import diagnose, require_environment, setup_network, validate_environment
 from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec
 from llmtrain.doctor.collective import version_skew

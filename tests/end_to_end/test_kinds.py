@@ -66,7 +66,7 @@ def lenient(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ku
 MASTER = ["--set", "launch.pytorch_master=true"]
 SHAPES = {
     # One Master and one Worker that meet at port 23456, as a LoRA trainer's manifest has it.
-    "ftjb": ["--set", "launch.master_port=23456"],
+    "ftjb": ["--set", "distributed.master_port=23456"],
     # replicas x nprocPerNode = 2 x 2, with an image that may be root and write anywhere, as a Kubeflow tutorial has it.
     "torchrun-cpu": ["--processes-per-node", "2", "--set", "launch.security=baseline"],
 }
@@ -111,7 +111,9 @@ def test_a_pytorch_job_with_a_master_by_hand(lenient: Kube) -> None:
     """The script copied into each pod, and torchrun started in the master, then in the worker, with the words of a
     LoRA trainer's guide."""
     run = "by-hand"
-    lenient.llmtrain(*lenient.launch_words("pytorch_job", run, *MASTER, "--set", "launch.master_port=23456"), "--hold")
+    lenient.llmtrain(
+        *lenient.launch_words("pytorch_job", run, *MASTER, "--set", "distributed.master_port=23456"), "--hold"
+    )
     script = (
         "import torch.distributed as d; d.init_process_group('gloo'); print('rank', d.get_rank(), d.get_world_size())"
     )

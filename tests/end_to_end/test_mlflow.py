@@ -20,8 +20,14 @@ SERVER = [
     *("--backend-store-uri", "sqlite:////cache/mlflow.db", "--artifacts-destination", "/cache/artifacts"),
 ]
 LOSSES = ("train/loss", "train/lr", "val/loss")
-EVERY_STEP = ["--set", "trainer.log_every_steps=1", "--set", "mlflow.experiment=e2e"]
-TRACKED = ["--set", "mlflow.enabled=true", "--set", f"launch.tracking_uri=http://mlflow:{PORT}", *EVERY_STEP]
+EVERY_STEP = ["--set", "trainer.log_every_steps=1", "--set", "tracking.mlflow.experiment=e2e"]
+TRACKED = [
+    "--set",
+    "tracking.mlflow.enabled=true",
+    "--set",
+    f"tracking.mlflow.tracking_uri=http://mlflow:{PORT}",
+    *EVERY_STEP,
+]
 
 
 @pytest.fixture(scope="module")

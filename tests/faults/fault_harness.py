@@ -69,10 +69,8 @@ def tiny_config(root: Path, cache: Path, **changes: Any) -> Config:
         },
         "output": {"root_dir": str(root), "run_id": RUN_ID},
     }
-    for name, value in changes.items():
-        section, field = name.split("__")
-        values.setdefault(section, {})[field] = value
-    return build_config(Document("test", {"schema_version": 2, **values}))
+    overrides = [f"{name.replace('__', '.')}={json.dumps(value)}" for name, value in changes.items()]
+    return build_config(Document("test", {"schema_version": 3, **values}), overrides)
 
 
 def world_config(root: Path, cache: Path, **changes: Any) -> Config:

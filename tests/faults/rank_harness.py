@@ -23,7 +23,9 @@ from typing import Any
 from fault_harness import free_port
 
 import fork_server
-from llmtrain.config.schema import Config, DistributedSection, RunSection
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.run import RunSection
+from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World, join_world
 from llmtrain.errors import LlmtrainError
 from llmtrain.training import eval_prompts

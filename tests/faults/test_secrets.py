@@ -41,8 +41,8 @@ def test_search_finds_planted_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("password", ["CanaryPassword", "Can@ryPassword"])
 def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, tmp_path: Path, password: str) -> None:
     config = make_config(
-        mlflow__enabled=True,
-        mlflow__tracking_uri=f"http://somebody:{password}@127.0.0.1:9",
+        tracking__mlflow__enabled=True,
+        tracking__mlflow__tracking_uri=f"http://somebody:{password}@127.0.0.1:9",
         run__notes=f"do not keep {CANARIES['HF_TOKEN']}",
     )
     ended = harness.run(config, env=CANARIES)
@@ -57,9 +57,9 @@ def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, t
 def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: Path) -> None:
     store = tmp_path / "mlflow"
     config = make_config(
-        mlflow__enabled=True,
-        mlflow__tracking_uri=str(store),
-        mlflow__run_name="with secrets around",
+        tracking__mlflow__enabled=True,
+        tracking__mlflow__tracking_uri=str(store),
+        tracking__mlflow__run_name="with secrets around",
         run__notes=f"{CANARIES['AWS_SECRET_ACCESS_KEY']} was pasted here",
     )
     ended = harness.run(config, env=CANARIES)
@@ -71,7 +71,7 @@ def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: P
 
 
 def test_no_secrets_in_an_interrupted_and_resumed_run(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config(mlflow__tracking_uri="http://somebody:CanaryPassword@127.0.0.1:9")
+    config = make_config(tracking__mlflow__tracking_uri="http://somebody:CanaryPassword@127.0.0.1:9")
     assert harness.run(config, env=CANARIES, fault="after_optimizer:3:0:term").code == 75
     changed = config.with_values("trainer", lr=1.0)
     ended = harness.run(changed, RUN_ID, env=CANARIES)
@@ -85,7 +85,7 @@ def test_no_secrets_from_the_command_line(make_config: MakeConfig, tmp_path: Pat
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(make_config()))
     command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json"]
-    command += ["--set", "mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
+    command += ["--set", "tracking.mlflow.tracking_uri=https://somebody:CanaryPassword@tracking.example"]
     command += ["--set", f"run.notes={CANARIES['HF_TOKEN']}"]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, **CANARIES}, timeout=120

@@ -44,7 +44,7 @@ def test_flags_are_short_for_fields(cli: Cli) -> None:
 
 
 def test_the_name_is_that_of_the_run_too(cli: Cli) -> None:
-    done = cli(*DEMO, "--set", "output.run_id=older", "--set", "launch.name=oldest", "--json")
+    done = cli(*DEMO, "--set", "output.run_id=older", "--set", "output.run_id=oldest", "--json")
     config = yaml.safe_load(done.json["manifests"][0]["data"]["train.yaml"])
     assert (config["output"]["run_id"], config["launch"]["name"]) == ("demo", "demo")
 

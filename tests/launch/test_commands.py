@@ -387,30 +387,30 @@ class TestResume:
         assert "jobs/demo" not in ours(kube)
 
     def test_a_mistake_changes_nothing(self, call: Cli, kube: KubeServer) -> None:
-        call(*LAUNCH, "-d", "--set", "launch.tracking_uri=http://mlflow:5000")
+        call(*LAUNCH, "-d", "--set", "tracking.mlflow.tracking_uri=http://mlflow:5000")
         call("stop", "demo")
         before = snapshot(kube)
         for words in (
             ("--nodes", "3"),
             ("--set", "trainer.max_stepz=3"),
             ("--kind", "jobs"),
-            ("--set", "launch.name=x"),
+            ("--set", "output.run_id=x"),
             ("--set", "launch.runs_volume.size=99Gi"),
             ("--set", "output.root_dir=/elsewhere"),
             ("--set", "distributed.master_addr=10.0.0.1"),
-            ("--set", "mlflow.tracking_uri=http://other:5000"),
-            ("--set", "launch.tracking_uri=null"),
+            ("--set", "tracking.mlflow.tracking_uri=http://other:5000"),
+            ("--set", "tracking.mlflow.tracking_uri=null"),
         ):
             assert call("resume", "demo", *words).code == 64, words
         assert call("resume", "demp").code == 64
         assert kube.objects == before
-        other = ("--set", "launch.tracking_uri=http://other:5000")
+        other = ("--set", "tracking.mlflow.tracking_uri=http://other:5000")
         assert call("resume", "demo", "-d", *other).code == 0
-        assert find_record(kube.cluster(), "demo", "team").config.mlflow.tracking_uri == "http://other:5000"
+        assert find_record(kube.cluster(), "demo", "team").config.tracking.mlflow.tracking_uri == "http://other:5000"
 
     @pytest.mark.parametrize(
         "sets",
-        [("launch.namespace=lab",), ("launch.name=other", "output.run_id=other")],
+        [("launch.namespace=lab",), ("output.run_id=other", "output.run_id=other")],
         ids=["namespace", "name"],
     )
     def test_it_stays_the_run_it_is(self, call: Cli, kube: KubeServer, sets: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from llmtrain.launch.work import Work
 GOLDEN = Path(__file__).parent / "golden"
 
 TWO_NODES = [
-    "launch.name=ddp-demo",
+    "output.run_id=ddp-demo",
     "launch.namespace=research",
     "launch.nodes=2",
     "launch.image=registry.example.com/ml/llmtrain:0.1.0",
@@ -52,7 +52,7 @@ CASES = {
         "gpt2_124m",
         [
             *GPU,
-            "launch.name=gpt2-4x1",
+            "output.run_id=gpt2-4x1",
             "launch.nodes=4",
             "launch.resources.gpus=1",
             "launch.resources.cpu=16",
@@ -65,7 +65,7 @@ CASES = {
         "gpt2_124m",
         [
             *GPU,
-            "launch.name=gpt2-64x8",
+            "output.run_id=gpt2-64x8",
             "launch.nodes=64",
             "launch.processes_per_node=8",
             "launch.resources.gpus=8",
@@ -86,7 +86,7 @@ def test_manifests_are_as_written_down(case: str) -> None:
 
 
 def test_pods_that_are_held_fetch_what_the_config_names() -> None:
-    sets = [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true", "launch.master_port=23456"]
+    sets = [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true", "distributed.master_port=23456"]
     plan = plan_job(load_config("lora_llama_1b", sets), Work("hold"))
     with mock.patch.object(Path, "read_text", return_value="the text of hold.py"):
         manifests = render(plan)

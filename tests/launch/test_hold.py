@@ -35,7 +35,7 @@ SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
 
 @lru_cache
 def make(kind: str, *sets: str, mode: str = "hold") -> JobPlan:
-    base = ["launch.name=demo", "launch.namespace=team", f"launch.kind={kind}", "launch.nodes=2"]
+    base = ["output.run_id=demo", "launch.namespace=team", f"launch.kind={kind}", "launch.nodes=2"]
     return plan_job(load_config("ddp_smoke", [*base, *sets]), Work(mode))  # type: ignore[arg-type]
 
 
@@ -129,7 +129,8 @@ def test_kubernetes_leaves_the_program_as_it_is() -> None:
     ],
 )
 def test_a_volume_in_place_of_the_work_folder(volume: str, path: str, is_fine: bool) -> None:
-    sets = (f"launch.{volume}.mount_path={path}", f"launch.{volume}.claim=mine")
+    field = "output.root_dir" if volume == "runs_volume" else f"launch.{volume}.mount_path"
+    sets = (f"{field}={path}", f"launch.{volume}.claim=mine")
     assert make("indexed_job", *sets, mode="train").nodes == 2, "of other work it is nobody's business"
     if is_fine:
         assert make("indexed_job", *sets).nodes == 2

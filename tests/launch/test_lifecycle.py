@@ -42,7 +42,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
 
 @lru_cache
 def make_plan(kind: str = "indexed_job", *sets: str, work: Work | None = None) -> JobPlan:
-    given = [f"launch.kind={kind}", "launch.name=demo", "launch.namespace=team", "launch.pod_disruption_budget=true"]
+    given = [f"launch.kind={kind}", "output.run_id=demo", "launch.namespace=team", "launch.pod_disruption_budget=true"]
     return plan_job(load_config("ddp_smoke", [*given, *sets]), work or Work())
 
 
@@ -67,7 +67,7 @@ def foreign(manifest: Object) -> Object:
 
 def add_bystanders(kube: KubeServer) -> None:
     """Another run of ours beside it, and things of others; names that begin alike."""
-    for manifest in render(plan_job(load_config("ddp_smoke", ["launch.name=demo-2", "launch.namespace=team"]))):
+    for manifest in render(plan_job(load_config("ddp_smoke", ["output.run_id=demo-2", "launch.namespace=team"]))):
         kube.add(manifest)
     kube.add({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "demo-web", "labels": {"app": "shop"}}})
     kube.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo", "namespace": "other"}})

@@ -8,9 +8,9 @@ import yaml
 
 from llmtrain import registry
 from llmtrain.cli import load_command
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config, load_config
-from llmtrain.config.schema import DistributedSection
 from llmtrain.distributed.node_info import NodeOptions
 from llmtrain.distributed.process_info import find_node_info
 from llmtrain.errors import UsageError
@@ -19,7 +19,7 @@ from llmtrain.launch.plan import JobPlan, plan_job
 from llmtrain.launch.work import Work
 
 KINDS = sorted(registry.WORKLOADS)
-BASE = ["launch.name=demo", "trainer.grad_accum_steps=64"]
+BASE = ["output.run_id=demo", "trainer.grad_accum_steps=64"]
 Manifests = list[dict[str, Any]]
 
 
@@ -105,7 +105,7 @@ class TestEveryKind:
     @pytest.mark.parametrize("mode", ["train", "hold", "command", "doctor"])
     def test_the_image_has_its_own_user_where_security_says_so(self, kind: str, security: str, mode: str) -> None:
         """Foreign images: root, and a writable root filesystem. The init container that fetches has the same image."""
-        sets = ["model.name=hf_causal_lm", "model.path=somebody/tiny", "launch.name=demo", f"launch.kind={kind}"]
+        sets = ["model.name=hf_causal_lm", "model.path=somebody/tiny", "output.run_id=demo", f"launch.kind={kind}"]
         work = Work(mode, ("python", "/app/main.py") if mode == "command" else ())  # type: ignore[arg-type]
         manifests = render(plan_job(load_config("ddp_smoke", [*sets, f"launch.security={security}"]), work))
         assert templates(manifests)
@@ -149,7 +149,7 @@ class TestEveryKind:
                 assert {role: spec["replicas"] for role, spec in replicas.items()} == expected
 
     def test_names_fit_and_objects_are_labelled(self, kind: str) -> None:
-        plan, manifests = make(kind, "launch.nodes=64", f"launch.name={'x' * 40}")
+        plan, manifests = make(kind, "launch.nodes=64", f"output.run_id={'x' * 40}")
         names = [manifest["metadata"]["name"] for manifest in manifests]
         names += [f"{name}-worker-63" for name in names]
         assert all(len(name) <= 63 for name in (*names, plan.master_addr.partition(".")[0]))
@@ -276,7 +276,9 @@ class TestNetworkPolicy:
         assert self.ports() == []
         assert self.ports("data.name=hf_text", "data.dataset_name=wikitext") == [443]
         assert self.ports("data.name=hf_text", "data.dataset_name=/data/wikitext") == []
-        assert self.ports("mlflow.enabled=true", "launch.tracking_uri=http://mlflow.tools:5000") == [5000]
+        assert self.ports("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=http://mlflow.tools:5000") == [
+            5000
+        ]
 
     def test_it_can_be_left_out(self) -> None:
         kinds = [m["kind"] for m in make("indexed_job", "launch.network_policy=false")[1]]
@@ -289,9 +291,12 @@ class TestNetworkPolicy:
         (["launch.nodes=3"], "reproducible_reduce"),
         (["launch.nodes=2:4"], "there are 3 processes"),
         (["launch.nodes=2", "distributed.strategy=none", "distributed.reproducible_reduce=false"], "strategy is none"),
-        (["output.run_id=other"], "output.run_id is other"),
+        (["output.root_dir=/tmp/runs"], "output.root_dir"),
+        (["output.root_dir=/with space"], "output.root_dir"),
+        (["launch.data_volume.claim=a", "launch.data_volume.mount_path=/out/x"], "launch.data_volume.mount_path"),
+        (["distributed.master_port=80"], "distributed.master_port"),
         (["launch.env={WORLD_SIZE: 4}"], "WORLD_SIZE"),
-        (["mlflow.tracking_uri=https://me:secret@mlflow.example.com"], "credentials"),
+        (["tracking.mlflow.tracking_uri=https://me:secret@mlflow.example.com"], "credentials"),
     ],
 )
 def test_plans_that_cannot_work_are_refused(sets: list[str], words: str) -> None:
@@ -379,7 +384,7 @@ def test_words_that_are_no_login(word: str) -> None:
     assert plan_job(load_config("ddp_smoke", BASE), Work("command", ("sh", "-c", word))).command[-1] == word
 
 
-@pytest.mark.parametrize("field", ["run.notes", "run.name", "data.dataset_name", "mlflow.run_name"])
+@pytest.mark.parametrize("field", ["run.notes", "run.name", "data.dataset_name", "tracking.mlflow.run_name"])
 def test_no_token_reaches_the_config_map(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
         plan_job(load_config("ddp_smoke", [*BASE, f"{field}=see {HUB_TOKEN}"]))

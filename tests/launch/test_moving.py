@@ -31,7 +31,7 @@ def replicas(made: JobPlan) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["train", "hold"])
 def test_the_lora_trainer_has_the_names_and_paths_of_its_guide(repo: Path, mode: Any) -> None:
     made = plan(repo, "ftjb.yaml", Work(mode))
-    assert (made.run_id, made.master_addr, made.launch.master_port) == ("ftjb", "ftjb-master-0", 23456)
+    assert (made.run_id, made.master_addr, made.master_port) == ("ftjb", "ftjb-master-0", 23456)
     assert made.warnings == []
     roles = replicas(made)
     assert {role: spec["replicas"] for role, spec in roles.items()} == {"Master": 1, "Worker": 1}

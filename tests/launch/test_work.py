@@ -42,7 +42,7 @@ HUB_MODEL = ("model.name=hf_causal_lm", "model.path=somebody/tiny")
 
 @lru_cache
 def make(kind: str, *sets: str, work: Work | None = None, preset: str = "ddp_smoke") -> JobPlan:
-    base = ["launch.name=demo", "launch.namespace=team", f"launch.kind={kind}", "trainer.grad_accum_steps=8"]
+    base = ["output.run_id=demo", "launch.namespace=team", f"launch.kind={kind}", "trainer.grad_accum_steps=8"]
     return plan_job(load_config(preset, [*base, *sets]), work or Work())
 
 
@@ -167,7 +167,7 @@ class TestEveryKind:
             (("launch.nodes=2",), Work("doctor")),
             (("launch.nodes=1:4",), Work("command", (*OWN, "größe 学", "$(X) 'q' \"p\"\n"))),
             (("launch.nodes=3",), Work("command", OWN, "torchrun")),
-            (("mlflow.enabled=true", "launch.tracking_uri=http://mlflow.tools:5000"), Work()),
+            (("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=http://mlflow.tools:5000"), Work()),
             ((*HUB_MODEL, "launch.models_volume.size=5Gi", "launch.models_volume.read_only=false"), Work()),
             (('launch.env={A: "1e3", B: "", C: "yes: no"}', "launch.tolerations=[{key: x, operator: Exists}]"), Work()),
         ],
@@ -383,10 +383,12 @@ class TestPrefetch:
             assert needs(HUB_MODEL[0], f"model.path={path}") == HubNeeds(), path
 
     @pytest.mark.parametrize(
-        "sets", [("data.name=dummy_text",), ("data.name=text_files", "data.files=/data/*.txt")], ids=["dummy", "files"]
+        "sets",
+        [("data.name=dummy_text",), ("data.name=hf_text", "data.files=/data/*.txt", "data.dataset_name=wikitext")],
+        ids=["dummy", "files"],
     )
     def test_only_what_is_read_is_needed(self, sets: tuple[str, ...]) -> None:
-        assert not hub_needs(load_config("ddp_smoke", [*sets, "data.dataset_name=wikitext"])).dataset
+        assert not hub_needs(load_config("ddp_smoke", list(sets))).dataset
 
 
 def test_a_token_is_for_whoever_may_ask() -> None:
@@ -434,31 +436,30 @@ class TestWarnings:
     O2 = "/mnt/filesystem-o2/mlruns"  # where document 1 tracks
 
     @pytest.mark.parametrize("uri", [O2, f"file:{O2}", f"file://{O2}", f"sqlite:///{O2}/mlflow.db", "/data/mlruns"])
-    @pytest.mark.parametrize("field", ["mlflow.tracking_uri", "launch.tracking_uri", "launch.env.MLFLOW_TRACKING_URI"])
+    @pytest.mark.parametrize("field", ["tracking.mlflow.tracking_uri", "launch.env.MLFLOW_TRACKING_URI"])
     def test_a_tracking_store_that_is_lost_with_the_pod(self, field: str, uri: str) -> None:
         sets = (*self.VOLUMES, f"{field}={uri}")
-        (warning,) = make("indexed_job", *sets, "mlflow.enabled=true").warnings
+        (warning,) = make("indexed_job", *sets, "tracking.mlflow.enabled=true").warnings
         assert warning.startswith(f"{field} {uri} ")
         assert "/out (runs_volume)" in warning
         assert "/data (" not in warning, "pods only read it"
-        assert make("indexed_job", *sets, "mlflow.enabled=false").warnings == []
-        for work in (Work("command", OWN), Work("hold")):  # of the fields a script sees only its variable
+        assert make("indexed_job", *sets, "tracking.mlflow.enabled=false").warnings == []
+        for work in (Work("command", OWN), Work("hold")):  # they get it as MLFLOW_TRACKING_URI
             warnings = make("indexed_job", *sets, work=work).warnings
-            assert [line.startswith(f"{field} {uri} ") for line in warnings] == [True] * field.startswith("launch.")
+            assert [line.startswith(f"{field} {uri} ") for line in warnings] == [True]
 
     @pytest.mark.parametrize(
         "sets",
         [
-            ("launch.tracking_uri=/out/mlruns",),
-            (f"mlflow.tracking_uri={O2}", "launch.tracking_uri=/out/mlruns"),
-            (f"launch.env.MLFLOW_TRACKING_URI={O2}", "mlflow.tracking_uri=http://mlflow:5000"),
-            (f"launch.env.MLFLOW_TRACKING_URI={O2}", "launch.runs_volume.mount_path=/mnt/filesystem-o2"),
-            ("mlflow.tracking_uri=file:/models/mlruns", "launch.models_volume.read_only=false"),
+            ("tracking.mlflow.tracking_uri=/out/mlruns",),
+            (f"launch.env.MLFLOW_TRACKING_URI={O2}", "tracking.mlflow.tracking_uri=http://mlflow:5000"),
+            (f"launch.env.MLFLOW_TRACKING_URI={O2}", "output.root_dir=/mnt/filesystem-o2"),
+            ("tracking.mlflow.tracking_uri=file:/models/mlruns", "launch.models_volume.read_only=false"),
             ("launch.env.MLFLOW_TRACKING_URI=http://mlflow:5000",),
         ],
     )
     def test_a_tracking_store_that_is_kept(self, sets: tuple[str, ...]) -> None:
-        assert make("indexed_job", *self.VOLUMES, "mlflow.enabled=true", *sets).warnings == []
+        assert make("indexed_job", *self.VOLUMES, "tracking.mlflow.enabled=true", *sets).warnings == []
 
     def test_a_cache_that_cannot_be_written(self) -> None:
         assert make("indexed_job", "data.cache_dir=/var/llmtrain").warnings
@@ -493,8 +494,8 @@ class TestRendezvous:
         assert 2379 in [row["port"] for rule in policy["spec"]["egress"] for row in rule.get("ports", [])]
 
     def test_launches_do_not_meet_each_other_at_etcd(self) -> None:
-        config = load_config("ddp_smoke", [*ETCD, "launch.name=demo"])
-        elsewhere = load_config("ddp_smoke", [*ETCD, "launch.name=demo", "launch.namespace=team"])
+        config = load_config("ddp_smoke", [*ETCD, "output.run_id=demo"])
+        elsewhere = load_config("ddp_smoke", [*ETCD, "output.run_id=demo", "launch.namespace=team"])
         plans = [plan_job(config), plan_job(config, number=2), plan_job(config, nonce="abc"), plan_job(elsewhere)]
         assert len({option(plan.command, "--rdzv-id") for plan in plans}) == 4
 
@@ -534,13 +535,16 @@ class TestPorts:
         ("sets", "ports"),
         [
             ((), []),
-            (("mlflow.enabled=true", "launch.tracking_uri=http://mlflow"), [80]),
-            (("mlflow.enabled=true", "launch.tracking_uri=https://mlflow"), [443]),
-            (("mlflow.enabled=true", "mlflow.tracking_uri=http://mlflow:5000"), [5000]),
-            (("mlflow.enabled=true", "launch.env.MLFLOW_TRACKING_URI=http://mlflow:5000"), [5000]),
-            (("mlflow.enabled=false", "launch.tracking_uri=http://mlflow:5000"), []),
-            (("mlflow.enabled=true", "mlflow.tracking_uri=sqlite:////out/mlflow.db"), []),
-            (("mlflow.enabled=true", "launch.tracking_uri=http://mlflow:5000", *HUB_MODEL), [443, 5000]),
+            (("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=http://mlflow"), [80]),
+            (("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=https://mlflow"), [443]),
+            (("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=http://mlflow:5000"), [5000]),
+            (("tracking.mlflow.enabled=true", "launch.env.MLFLOW_TRACKING_URI=http://mlflow:5000"), [5000]),
+            (("tracking.mlflow.enabled=false", "tracking.mlflow.tracking_uri=http://mlflow:5000"), []),
+            (("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=sqlite:////out/mlflow.db"), []),
+            (
+                ("tracking.mlflow.enabled=true", "tracking.mlflow.tracking_uri=http://mlflow:5000", *HUB_MODEL),
+                [443, 5000],
+            ),
             (("output.sync_uri=s3://bucket/runs",), [443]),
         ],
     )
@@ -570,7 +574,7 @@ class TestPorts:
     "text",
     [
         "output.sync_uri=s3://key:secret@bucket/x",
-        "launch.tracking_uri=http://me:secret@mlflow",
+        "tracking.mlflow.tracking_uri=http://me:secret@mlflow",
         "launch.env={A: 'http://me:secret@x'}",
     ],
 )
@@ -590,7 +594,7 @@ def test_a_refused_command_names_the_word_and_not_its_value() -> None:
 
 class TestRecords:
     def test_namespaces(self) -> None:
-        plan = plan_job(load_config("ddp_smoke", ["launch.name=demo"]))
+        plan = plan_job(load_config("ddp_smoke", ["output.run_id=demo"]))
         assert plan.namespace == "default"
         config_map = render(plan)[0]
         moved = {**config_map, "metadata": {**config_map["metadata"], "namespace": "lab"}}

@@ -640,7 +640,7 @@ class TestOwnManifests:
     def test_own_commands(self, kind: str, launcher: Any, nodes: str) -> None:
         if kind == "stateful_set" and launcher == "torchrun":
             pytest.skip("launch refuses it")
-        sets = [f"launch.kind={kind}", f"launch.nodes={nodes}", "launch.processes_per_node=2", "launch.name=mine"]
+        sets = [f"launch.kind={kind}", f"launch.nodes={nodes}", "launch.processes_per_node=2", "output.run_id=mine"]
         config = load_config("ddp_smoke", sets)
         plan = plan_job(config, work=Work("command", ("python", "train.py"), launcher))
         assert find(dump_manifests(render(plan))) == []

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import DummyGptSection
 from llmtrain.errors import UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.dummy_gpt import DummyGPTAdapter
 
 
 def make_adapter(**changes: float) -> DummyGPTAdapter:
-    return DummyGPTAdapter(ModelSection(name="dummy_gpt", d_model=16, n_heads=2, **changes), tokenizer_vocab=50)
+    return DummyGPTAdapter(DummyGptSection(d_model=16, **changes), tokenizer_vocab=50)
 
 
 def test_logits_and_loss() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.gpt.adapter import GPTAdapter
@@ -25,7 +25,7 @@ SHAPES = {
 
 def make_adapter(**changes: Any) -> GPTAdapter:
     values = {"block_size": 24, "d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 101, **changes}
-    return GPTAdapter(ModelSection(**values), tokenizer_vocab=values["vocab_size"])
+    return GPTAdapter(GptSection(**values), tokenizer_vocab=values["vocab_size"])
 
 
 def build(seed: int = 0, scale: float = 1.0, **changes: Any) -> GPT:
@@ -206,14 +206,14 @@ def test_tied_embeddings_share_one_matrix() -> None:
 
 def test_parameter_count_of_gpt2_124m() -> None:
     with torch.device("meta"):
-        module = GPT(ModelSection(block_size=1024, d_model=768, n_layers=12, n_heads=12), 50257)
+        module = GPT(GptSection(block_size=1024, d_model=768, n_layers=12, n_heads=12), 50257)
     padding = (50304 - 50257) * 768
     assert parameter_count(module) - padding == 124_439_808
 
 
 def test_vocab_size_below_the_tokenizer_is_refused() -> None:
     with pytest.raises(UsageError, match=r"model\.vocab_size.* 101.* 100"):
-        GPTAdapter(ModelSection(vocab_size=100), tokenizer_vocab=101)
+        GPTAdapter(GptSection(vocab_size=100), tokenizer_vocab=101)
 
 
 def test_flops_are_about_six_per_weight() -> None:

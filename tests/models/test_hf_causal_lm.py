@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llmtrain.config.schema import DataSection, LoraSection, ModelSection
+from llmtrain.config.data import InstructJsonlSection
+from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import IGNORE_INDEX, Batch
 from llmtrain.data.make_batches import make_batches
@@ -57,7 +58,7 @@ def tokenizer(directory: Path) -> HFTokenizer:
 
 
 def make_adapter(directory: Path, **changes: Any) -> HFCausalLMAdapter:
-    section = ModelSection(**{"name": "hf_causal_lm", "path": str(directory), "block_size": BLOCK, **changes})
+    section = HfCausalLmSection(**{"name": "hf_causal_lm", "path": str(directory), "block_size": BLOCK, **changes})
     return HFCausalLMAdapter(section, tokenizer_vocab=300)
 
 
@@ -169,7 +170,7 @@ def make_examples(count: int) -> list[Example]:
 def make_batch(examples: list[Example], tokenizer: HFTokenizer, packing: bool, size: int) -> Batch:
     """All examples in one micro-batch, as the trainer gets it."""
     store = ExampleStore.from_examples(examples, tokenizer, 1)
-    data = DataSection(name="instruct_jsonl", train_file="-", packing=packing)
+    data = InstructJsonlSection(train_file="-", packing=packing)
     train, _ = make_batches(
         PreparedData(tokenizer, store, store, ""),
         data,
@@ -422,7 +423,7 @@ def test_transformers_loads_the_merged_export(directory: Path, tmp_path: Path) -
 
 
 def test_tokenizer_larger_than_the_model_is_refused(directory: Path) -> None:
-    section = ModelSection(name="hf_causal_lm", path=str(directory), block_size=BLOCK)
+    section = HfCausalLmSection(path=str(directory), block_size=BLOCK)
     with pytest.raises(DataError, match=r"301 tokens.* 300"):
         HFCausalLMAdapter(section, tokenizer_vocab=301)
     assert HFCausalLMAdapter(section, tokenizer_vocab=300).vocab_size == 300
@@ -447,7 +448,7 @@ def test_unsupported_attention_is_refused_with_remedy(tmp_path: Path) -> None:
 
 def test_trust_remote_code_requires_a_commit() -> None:
     for revision in (None, "main", "a" * 39, "A" * 40):
-        section = ModelSection(
+        section = HfCausalLmSection(
             name="hf_causal_lm", path="somebody/model", trust_remote_code=True, revision=revision, block_size=BLOCK
         )
         with pytest.raises(UsageError, match=r"model\.revision"):

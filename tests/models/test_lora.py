@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from llmtrain.config.schema import LoraSection
+from llmtrain.config.model import LoraSection
 from llmtrain.errors import DataError, UsageError
 
 pytest.importorskip("transformers", reason="needs the hf extra: pip install 'llmtrain[hf]'")

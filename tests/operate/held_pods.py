@@ -68,7 +68,7 @@ class HeldPods:
             text = text.replace(old, new)
         index = self.names.index(name)
         env = {**given, "PATH": PATH, HOLD_SCRIPT: text, "LLMTRAIN_WORK": str(self.work(index)), "NODE": str(index)}
-        volume = self.run.plan.launch.runs_volume.mount_path
+        volume = self.run.plan.mounts["runs"]
         words = [word.replace(f"{volume}/demo/", f"{self.folder}/runs/demo/") for word in words]
         pipe = subprocess.PIPE
         made = subprocess.Popen(words, env=env, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)

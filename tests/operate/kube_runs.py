@@ -142,7 +142,7 @@ def launch(
     kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", work: Work | None = None
 ) -> FakeRun:
     """All objects of a run, as a launch makes them. No pod yet."""
-    given = [f"launch.kind={kind}", f"launch.name={name}", "launch.namespace=team", "launch.image=me/train:1"]
+    given = [f"launch.kind={kind}", f"output.run_id={name}", "launch.namespace=team", "launch.image=me/train:1"]
     config = load_config("ddp_smoke", [*given, "launch.nodes=2", "trainer.max_steps=30", *sets])
     plan = plan_job(config, work or Work())
     for manifest in render(plan):

@@ -54,7 +54,7 @@ BAD_RECORDS = {
     "no yaml": config("run: ["),
     "a list": config("- a"),
     "unknown kind": change_config("kind: indexed_job", "kind: space_job"),
-    "newer schema": change_config("schema_version: 2", "schema_version: 9"),
+    "newer schema": change_config("schema_version: 3", "schema_version: 9"),
     "name of another run": change_config("name: bad", "name: good"),
     "command of numbers": job({"work": {**WORK, "mode": "command", "command": [1]}, "number": 1}),
     "command of one text": job({"work": {**WORK, "command": "ls"}, "number": 1}),

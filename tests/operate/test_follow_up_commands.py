@@ -97,7 +97,7 @@ def test_a_secret_that_is_missing(kube: KubeServer, cluster: Cluster) -> None:
 def test_what_launch_and_resume_refuse(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube)
     check(raised(lambda: apply.submit(cluster, run.plan)))
-    given = ["launch.name=demo", "launch.namespace=team", "launch.image=me/train:1", "launch.nodes=2"]
+    given = ["output.run_id=demo", "launch.namespace=team", "launch.image=me/train:1", "launch.nodes=2"]
     larger = plan_job(load_config("ddp_smoke", [*given, "launch.runs_volume.size=99Gi"]))
     record = find_record(cluster, "demo", "team")
     check(raised(lambda: apply.resume(cluster, record, larger)))

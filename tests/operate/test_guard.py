@@ -12,7 +12,7 @@ import pytest
 from kube_runs import INDEX_LABELS, FakeRun, ended, launch, running
 
 from kube_server import KubeServer
-from llmtrain.config.schema import LoggingSection
+from llmtrain.config.logging import LoggingSection
 from llmtrain.distributed.exit_codes import IDLE_MARK
 from llmtrain.kubernetes.labels import NOTIFIED
 from llmtrain.logs import setup_logging

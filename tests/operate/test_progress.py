@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from llmtrain.config.schema import Config, LoggingSection
+from llmtrain.config.logging import LoggingSection
+from llmtrain.config.schema import Config
 from llmtrain.distributed import exit_codes as platform_codes
 from llmtrain.logs import close_logging, log, setup_logging, warn
 from llmtrain.operate.status.progress import RunProgress, read_progress, split_line

@@ -239,7 +239,7 @@ class TestExec:
         assert sorted(name for name, _, _ in pods.asked) == pods.names
 
     def test_what_torchrun_wants_to_know(self, kube: KubeServer, tmp_path: Path, call: Cli) -> None:
-        sets = ("launch.processes_per_node=4", "launch.master_port=29511")
+        sets = ("launch.processes_per_node=4", "distributed.master_port=29511")
         with held_pods(kube, tmp_path, "hold", 2, *sets) as pods:
             done = call("exec", "demo", "--", "sh", "-c", "env | grep ^PET_ | sort; pwd; echo $LLMTRAIN_RUN_DIR")
         for index in (0, 1):

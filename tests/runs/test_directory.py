@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.config.schema import RUN_ID_PATTERN
+from llmtrain.config.section import RUN_ID_PATTERN
 from llmtrain.errors import UsageError
 from llmtrain.runs.directory import RunDirectory, check_run_id, find_run, list_runs, new_run, new_run_id
 

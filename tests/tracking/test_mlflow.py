@@ -72,7 +72,7 @@ def root_of(config: Config) -> Path:
 
 
 def with_mlflow(make_config: MakeConfig, **changes: Any) -> Config:
-    return make_config(mlflow__enabled=True, **changes)
+    return make_config(tracking__mlflow__enabled=True, **changes)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def tracked(make_config: MakeConfig, empty_store: Path) -> MakeConfig:
 
 
 def test_everything_arrives_in_the_local_store(make_config: MakeConfig) -> None:
-    config = with_mlflow(make_config, mlflow__experiment="tries", mlflow__run_name="first try")
+    config = with_mlflow(make_config, tracking__mlflow__experiment="tries", tracking__mlflow__run_name="first try")
     ended = harness.run(config)
     assert ended.code == 0, ended.output
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
@@ -158,7 +158,7 @@ def test_rows_that_a_killed_process_had_not_sent_arrive(tracked: MakeConfig, is_
 
 
 def test_finished_run_and_a_dead_server(make_config: MakeConfig) -> None:
-    config = with_mlflow(make_config, mlflow__tracking_uri="http://127.0.0.1:9")
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri="http://127.0.0.1:9")
     for resume in (None, RUN_ID):
         ended = harness.run(config, resume)
         assert ended.code == 0, ended.output
@@ -196,7 +196,7 @@ def test_where_the_config_says(make_config: MakeConfig, empty_store: Path, tmp_p
     shutil.copy(empty_store, folder / "mlflow.db")
     uri = {"directory": str(folder), "file": folder.as_uri(), "sqlite": f"sqlite:///{folder}/mlflow.db"}[kind]
     elsewhere = tmp_path / "elsewhere"
-    config = with_mlflow(make_config, mlflow__tracking_uri=uri)
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri=uri)
     ended = harness.run(config, env={"MLFLOW_TRACKING_URI": str(elsewhere)})
     assert ended.code == 0, ended.output
     assert ended.result["tracking_uri"] == f"sqlite:///{folder}/mlflow.db"
@@ -245,7 +245,7 @@ def test_what_is_written_can_be_opened(
 
 
 def test_a_resumed_run_goes_on_in_a_directory(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = with_mlflow(make_config, mlflow__tracking_uri=str(tmp_path / "mlruns"))
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri=str(tmp_path / "mlruns"))
     allowed = {"MLFLOW_ALLOW_FILE_STORE": "true"}
     assert harness.run(config, fault="after_optimizer:5:0:term", env=allowed).code == 75
     ended = harness.run(config, RUN_ID, env=allowed)
@@ -266,7 +266,10 @@ def test_where_the_environment_says(make_config: MakeConfig, empty_store: Path, 
 
 
 def test_places(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert tracking_location(make_config(mlflow__tracking_uri="http://server:5000")) == ("http://server:5000", None)
+    assert tracking_location(make_config(tracking__mlflow__tracking_uri="http://server:5000")) == (
+        "http://server:5000",
+        None,
+    )
     folder = tmp_path / "x"
     for version, allowed, uri in (
         ((3, 12), "", folder.as_uri()),
@@ -277,19 +280,21 @@ def test_places(make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, tmp_pa
     ):
         monkeypatch.setattr(mlflow, "mlflow_version", lambda version=version: version)
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", allowed)
-        assert tracking_location(make_config(mlflow__tracking_uri=str(folder)))[0] == uri
-        default = tracking_location(make_config(mlflow__tracking_uri=None, output__root_dir=str(folder)))[0]
+        assert tracking_location(make_config(tracking__mlflow__tracking_uri=str(folder)))[0] == uri
+        default = tracking_location(make_config(tracking__mlflow__tracking_uri=None, output__root_dir=str(folder)))[0]
         assert default == f"sqlite:///{folder}/mlflow.db", "the run directory is never a store of MLflow's"
     assert not folder.exists()
-    uri, artifacts = tracking_location(make_config(mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
+    uri, artifacts = tracking_location(make_config(tracking__mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
     assert (uri, artifacts) == (f"sqlite:///{tmp_path}/x/m.db", f"file://{tmp_path}/x/mlartifacts")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
     assert tracking_location(make_config())[0] == "http://from-environment"
-    assert tracking_location(make_config(mlflow__tracking_uri="http://from-config"))[0] == "http://from-config"
+    assert (
+        tracking_location(make_config(tracking__mlflow__tracking_uri="http://from-config"))[0] == "http://from-config"
+    )
 
 
 def test_a_dead_server_never_stops_training(make_config: MakeConfig) -> None:
-    config = with_mlflow(make_config, mlflow__tracking_uri="http://127.0.0.1:9")
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri="http://127.0.0.1:9")
     ended = harness.run(config)
     assert ended.code == 0, ended.output
     assert ended.output.count("MLflow is lost") == 1
@@ -311,7 +316,7 @@ def test_a_silent_server_delays_the_end_by_a_bounded_time(make_config: MakeConfi
     def less_patience() -> None:
         mlflow.FLUSH_SEC = 3.0
 
-    config = with_mlflow(make_config, mlflow__tracking_uri=silent_server)
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri=silent_server)
     ended = harness.run(config, before=less_patience)
     assert ended.code == 0, ended.output
     assert ended.seconds < 15
@@ -324,10 +329,10 @@ def test_a_server_that_comes_back_before_the_run_is_resumed(
 ) -> None:
     """The first attempt had no server and made no MLflow run: the resumed one makes it, and adds what it missed."""
     shutil.copy(empty_store, tmp_path / "back.db")
-    config = with_mlflow(make_config, mlflow__tracking_uri="http://127.0.0.1:9")
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri="http://127.0.0.1:9")
     assert harness.run(config, fault="after_optimizer:5:0:term").code == 75
     store = f"sqlite:///{tmp_path}/back.db"
-    ended = harness.run(config.with_values("mlflow", tracking_uri=store), RUN_ID)
+    ended = harness.run(config.with_values("tracking.mlflow", tracking_uri=store), RUN_ID)
     assert ended.code == 0, ended.output
     [run] = read_store(store)
     assert [step for step, _ in run["history"]["train/loss"]] == [*range(1, 9)]
@@ -338,9 +343,9 @@ def test_resumed_with_another_store(make_config: MakeConfig, empty_store: Path, 
     """A run moved to another server has no MLflow run there yet: it gets one."""
     for name in ("one.db", "two.db"):
         shutil.copy(empty_store, tmp_path / name)
-    config = with_mlflow(make_config, mlflow__tracking_uri=f"sqlite:///{tmp_path}/one.db")
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri=f"sqlite:///{tmp_path}/one.db")
     assert harness.run(config, fault="after_optimizer:5:0:term").code == 75
-    ended = harness.run(config.with_values("mlflow", tracking_uri=f"sqlite:///{tmp_path}/two.db"), RUN_ID)
+    ended = harness.run(config.with_values("tracking.mlflow", tracking_uri=f"sqlite:///{tmp_path}/two.db"), RUN_ID)
     assert ended.code == 0, ended.output
     assert "MLflow is lost" not in ended.output
     [run] = read_store(f"sqlite:///{tmp_path}/two.db")
@@ -350,7 +355,7 @@ def test_resumed_with_another_store(make_config: MakeConfig, empty_store: Path, 
 def test_the_best_checkpoint_is_uploaded(tracked: MakeConfig) -> None:
     """log_models, in a run whose last model is worse than its best."""
     config = tracked(
-        mlflow__log_models=True,
+        tracking__mlflow__log_models=True,
         trainer__schedule="constant",
         trainer__lr=0.3,
         trainer__warmup_steps=0,
@@ -369,7 +374,7 @@ def test_the_best_checkpoint_is_uploaded(tracked: MakeConfig) -> None:
 
 def test_log_models_works_for_every_model(tracked: MakeConfig) -> None:
     """Also for one without an export format."""
-    config = tracked(mlflow__log_models=True, model__name="dummy_gpt")
+    config = tracked(tracking__mlflow__log_models=True, model__name="dummy_gpt")
     ended = harness.run(config)
     assert ended.code == 0, ended.output
     assert "MLflow is lost" not in ended.output
@@ -409,14 +414,14 @@ def test_the_login_of_a_recorded_server_comes_from_the_environment(
         monkeypatch.setenv(name, value)
     assert mlflow.is_login_missing(uri) is is_missing
     if uri:
-        found = tracking_location(make_config(mlflow__tracking_uri=uri))[0]
+        found = tracking_location(make_config(tracking__mlflow__tracking_uri=uri))[0]
         assert found == env.get("MLFLOW_TRACKING_URI", uri.replace("***@", ""))
 
 
 def test_a_resumed_run_says_that_its_login_is_missing(make_config: MakeConfig) -> None:
     """Its config.yaml has the address without the login."""
     uri = "http://me:canary-word@127.0.0.1:9"
-    config = with_mlflow(make_config, mlflow__tracking_uri=uri, output__save_config_copy=True)
+    config = with_mlflow(make_config, tracking__mlflow__tracking_uri=uri, output__save_config_copy=True)
     assert harness.run(config, fault="after_optimizer:3:0:term").code == 75
     recorded = load_config(root_of(config) / RUN_ID / "config.yaml")
     assert recorded.mlflow.tracking_uri == "http://***@127.0.0.1:9"

@@ -57,7 +57,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory, cache: Path, tiny: list[str]
 
     root = tmp_path_factory.mktemp("smoke") / "runs"
     wanted = [*tiny, f"output.root_dir={root}", f"output.run_id={RUN_ID}", f"data.cache_dir={cache}"]
-    wanted += ["trainer.eval_prompts=[hello]", "trainer.eval_prompt_tokens=4", "mlflow.experiment=tries"]
+    wanted += ["trainer.eval_prompts=[hello]", "trainer.eval_prompt_tokens=4", "tracking.mlflow.experiment=tries"]
     assert run_training(load_config("gpt_smoke", wanted))
     return root / RUN_ID
 
@@ -177,7 +177,7 @@ def test_a_start_that_ended_without_a_word_has_failed(fetched: RunDirectory, sto
 
 def test_a_run_that_was_tracked_live_is_completed(make_config: MakeConfig, store: str) -> None:
     """The live tracker's own times stay, and nothing is there twice."""
-    config = make_config(mlflow__enabled=True, mlflow__tracking_uri=store)
+    config = make_config(tracking__mlflow__enabled=True, tracking__mlflow__tracking_uri=store)
     ended = harness.run(config)
     assert ended.code == 0, ended.output
     run = RunDirectory(Path(config.output.root_dir) / RUN_ID)

@@ -73,7 +73,7 @@ def test_a_broken_tracker_never_stops_training(make_config: MakeConfig, method: 
 
         tensorboard.TensorboardTracker = make
 
-    config = make_config(logging__tensorboard=True)
+    config = make_config(tracking__tensorboard__enabled=True)
     ended = harness.run(config, before=break_tensorboard)
     assert ended.code == 0, ended.output
     assert ended.output.count("the tracker is broken") == 1
@@ -86,7 +86,7 @@ def test_tensorboard_files(make_config: MakeConfig) -> None:
     pytest.importorskip("tensorboard", reason="needs the tensorboard extra")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    config = make_config(logging__tensorboard=True)
+    config = make_config(tracking__tensorboard__enabled=True)
     assert harness.run(config, fault="after_optimizer:6:0:kill").code == -9
     ended = harness.run(config, RUN_ID)
     assert ended.code == 0, ended.output

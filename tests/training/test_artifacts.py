@@ -499,7 +499,7 @@ def test_mlflow_gets_parameters_answers_and_epochs(make: MakeConfig, is_stopped:
     pytest.importorskip("mlflow", reason="needs the mlflow extra")
     from mlflow.tracking import MlflowClient
 
-    config = make(mlflow__enabled=True)
+    config = make(tracking__mlflow__enabled=True)
     if is_stopped:
         assert train(config, fault="after_optimizer:4:0:term", env={"MLFLOW_TRACKING_URI": ""})[0].code == 75
     result = trained(config, resume="auto", env={"MLFLOW_TRACKING_URI": ""})

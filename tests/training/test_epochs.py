@@ -413,7 +413,11 @@ def test_warmup_longer_than_the_epochs_is_refused(make: MakeConfig, changes: dic
 
 # Stopping early.
 
-PATIENT: dict[str, Any] = {"trainer__max_epochs": 4, "trainer__eval_every_steps": 1, "trainer__early_stopping": 2}
+PATIENT: dict[str, Any] = {
+    "trainer__max_epochs": 4,
+    "trainer__eval_every_steps": 1,
+    "trainer__early_stopping_patience": 2,
+}
 # One worse evaluation is forgiven; steps 5 and 6 are two in a row.
 WORSE = val_losses(5.0, 4.0, 4.5, 3.0, 3.5, 3.25, 2.5, 4.0)
 STOPPED_AT, BEST = 6, 4
@@ -440,7 +444,7 @@ def test_early_stopping_ends_the_run(make: MakeConfig, stopped: FineTuned) -> No
 @pytest.mark.slow
 def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: FineTuned) -> None:
     """More patience: the same run, but longer."""
-    config = make(**{**PATIENT, "trainer__early_stopping": 3})
+    config = make(**{**PATIENT, "trainer__early_stopping_patience": 3})
     result = trained(config, before=WORSE)
     assert (result["steps"], result["best_step"]) == (10, 7)
     assert rows(run_dir(config), "train/loss")[:STOPPED_AT] == stopped.train
@@ -477,10 +481,12 @@ def test_resume_without_early_stopping_continues(make: MakeConfig) -> None:
     """Resumed without patience: trains to the end of the epochs."""
     config = make(**PATIENT)
     assert trained(config, before=WORSE)["stopped_early"] is True
-    result = trained(config.with_values("trainer", early_stopping=None), resume=RUN_ID, before=WORSE)
+    result = trained(config.with_values("trainer", early_stopping_patience=None), resume=RUN_ID, before=WORSE)
     assert (result["steps"], result["stopped_early"], result["resumed_from"]) == (16, False, STOPPED_AT)
 
 
 def test_improving_run_is_not_stopped(make: MakeConfig) -> None:
-    result = trained(make(trainer__early_stopping=1), before=val_losses(*(5.0 - step / 10 for step in range(STEPS))))
+    result = trained(
+        make(trainer__early_stopping_patience=1), before=val_losses(*(5.0 - step / 10 for step in range(STEPS)))
+    )
     assert (result["steps"], result["stopped_early"]) == (STEPS, False)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from llmtrain.config.schema import TrainerSection
+from llmtrain.config.trainer import TrainerSection
 from llmtrain.training.optim import build_optimizer, lr_at, set_lr
 
 LR, MIN = 1.0, 0.1

@@ -4,6 +4,7 @@ from typing import Any
 
 import yaml
 
+from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.config.schema import Config
 from llmtrain.redact import redact
 
@@ -17,12 +18,12 @@ _FIELDS = {
 
 def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool) -> str:
     """Markdown with a YAML header. `progress` is that of the checkpoint the weights come from."""
-    base = config.model.path
+    base = _base(config)
     head = {
         **({"base_model": base} if base else {}),
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-generation",
-        "tags": ["llmtrain", *(["lora"] if config.model.lora else [])],
+        "tags": ["llmtrain", *(["lora"] if _lora(config) else [])],
     }
     rows = [
         ("steps", progress.get("step")),
@@ -57,12 +58,13 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
 
 def _origin(config: Config, base_sha256: str | None) -> str:
     data = config.data
-    source = data.train_file or data.dataset_name or ", ".join(data.files) or data.name
-    trained = "Low-rank adapters (LoRA)" if config.model.lora else "All weights"
-    if not config.model.path:
+    named = (getattr(data, name, None) for name in ("train_file", "dataset_name"))
+    source = next(filter(None, named), None) or ", ".join(getattr(data, "files", [])) or data.name
+    base, trained = _base(config), "Low-rank adapters (LoRA)" if _lora(config) else "All weights"
+    if not base:
         return f"A `{config.model.name}` model trained from scratch on `{source}` by llmtrain."
     sha = f" (SHA-256 of its files `{base_sha256}`)" if base_sha256 else ""
-    return f"{trained} of `{config.model.path}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
+    return f"{trained} of `{base}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
 
 
 def _at(progress: dict[str, Any], name: str) -> str:
@@ -73,7 +75,19 @@ def _at(progress: dict[str, Any], name: str) -> str:
 
 def _config_excerpt(config: Config) -> dict[str, Any]:
     values = config.as_dict()
-    return {section: {name: values[section][name] for name in names} for section, names in _FIELDS.items()}
+    return {
+        section: {name: values[section][name] for name in names if name in values[section]}
+        for section, names in _FIELDS.items()
+    }
+
+
+def _base(config: Config) -> str | None:
+    """The model that was fine-tuned."""
+    return config.model.path if isinstance(config.model, HfCausalLmSection) else None
+
+
+def _lora(config: Config) -> LoraSection | None:
+    return config.model.lora if isinstance(config.model, HfCausalLmSection) else None
 
 
 def _number(value: Any) -> str:

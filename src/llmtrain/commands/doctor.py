@@ -11,7 +11,7 @@ from llmtrain.commands.processes import forwarded_options, local_node, run_proce
 from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import DistributedSection
+    from llmtrain.config.distributed import DistributedSection
     from llmtrain.distributed.process_info import NodeInfo
     from llmtrain.doctor.report import Report
 

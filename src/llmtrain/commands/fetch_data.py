@@ -16,7 +16,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Download a dataset's files from the hub into a directory; several processes at once download it once."""
-    from llmtrain.config.schema import LoggingSection
+    from llmtrain.config.logging import LoggingSection
     from llmtrain.hub.download import download_data
     from llmtrain.logs import setup_logging
 

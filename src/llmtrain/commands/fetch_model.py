@@ -17,7 +17,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Download a model from the hub into a directory, for model.path; several processes at once download it once."""
-    from llmtrain.config.schema import LoggingSection
+    from llmtrain.config.logging import LoggingSection
     from llmtrain.hub.download import download_model
     from llmtrain.logs import setup_logging
 

@@ -164,7 +164,7 @@ def watch_command(
     context: ContextOption = None,
 ) -> None:
     """What the guard's pod runs: watch the runs of a namespace until told to stop."""
-    from llmtrain.config.schema import LoggingSection
+    from llmtrain.config.logging import LoggingSection
     from llmtrain.launch.guard import WATCHING
     from llmtrain.logs import log, setup_logging
     from llmtrain.operate.guard.watch import Guard, watch

@@ -43,7 +43,7 @@ def command(
     config: ConfigOption = None,
     set_: SetOption = None,
     kind: KindOption = None,
-    name: Annotated[str | None, typer.Option(help="Short for launch.name: job and run id.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(help="Short for output.run_id: job and run.", show_default=False)] = None,
     namespace: NamespaceOption = None,
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
@@ -90,8 +90,8 @@ def command(
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     overrides += short_options(kind, nodes, processes_per_node, image, namespace)
     if name is not None:  # a job is named as its run
-        overrides += [f"launch.name={json.dumps(name)}", f"output.run_id={json.dumps(name)}"]
-    loaded = load_config(config, overrides)
+        overrides += [f"output.run_id={json.dumps(name)}"]
+    loaded = load_config(config, overrides, for_launch=True)
     if dry_run:
         _print_manifests(plan_job(loaded, work), output, json_)
         return

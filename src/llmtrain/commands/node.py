@@ -33,7 +33,8 @@ from llmtrain.runs.exit_report import ExitReport, publish, report_to_run, set_po
 from llmtrain.runs.heartbeats import announce_start
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import Config, DistributedSection
+    from llmtrain.config.distributed import DistributedSection
+    from llmtrain.config.schema import Config
     from llmtrain.runs.directory import RunDirectory
 
 
@@ -97,7 +98,8 @@ class _Request:
 
 
 def _run(request: _Request) -> None:
-    from llmtrain.config.schema import DistributedSection, LoggingSection
+    from llmtrain.config.distributed import DistributedSection
+    from llmtrain.config.logging import LoggingSection
     from llmtrain.logs import setup_logging
 
     config = _load(request)

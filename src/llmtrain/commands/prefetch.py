@@ -31,7 +31,9 @@ def command(
 
 
 def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
+    from llmtrain.config.data import HubDatasetSection
     from llmtrain.config.load import load_config
+    from llmtrain.config.model import HfCausalLmSection
     from llmtrain.data.hf_datasets import load_split
     from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
     from llmtrain.hub.find import find_model
@@ -42,13 +44,13 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     setup_logging(loaded.logging)
     model, data, needs = loaded.model, loaded.data, hub_needs(loaded)
     fetched = []
-    if needs.model and model.path:
+    if needs.model and isinstance(model, HfCausalLmSection):
         find_model(model.path, model.revision, False, code=model.trust_remote_code)
         fetched.append(f"model {model.path}")
-    if needs.tokenizer and model.tokenizer_path:
+    if needs.tokenizer and isinstance(model, HfCausalLmSection) and model.tokenizer_path:
         find_model(model.tokenizer_path, None, False, "model.tokenizer_path")
         fetched.append(f"tokenizer {model.tokenizer_path}")
-    if needs.dataset:
+    if needs.dataset and isinstance(data, HubDatasetSection):
         load_split(data, "train")
         load_split(data, "val")
         fetched.append(f"dataset {data.dataset_name}")

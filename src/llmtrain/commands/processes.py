@@ -11,7 +11,8 @@ from llmtrain.env import WORKER, scoped_environment
 from llmtrain.errors import JoinError, UsageError
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import Config, DistributedSection
+    from llmtrain.config.distributed import DistributedSection
+    from llmtrain.config.schema import Config
     from llmtrain.distributed.process_info import NodeInfo
 
 
@@ -29,7 +30,7 @@ def forwarded_options(config: str | None, overrides: list[str], json_: bool) -> 
 
 def local_node(processes: int) -> "NodeInfo":
     """This machine as the only node of a run, with this number of processes."""
-    from llmtrain.config.schema import DistributedSection
+    from llmtrain.config.distributed import DistributedSection
     from llmtrain.distributed.process_info import NodeOptions, find_node_info
 
     if "LOCAL_RANK" in os.environ:

@@ -14,7 +14,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Copy a run directory to S3 or a store like it; repeated, it sends only what is new."""
-    from llmtrain.config.schema import LoggingSection
+    from llmtrain.config.logging import LoggingSection
     from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.sync import sync_run

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 
 if TYPE_CHECKING:
-    from llmtrain.config.schema import TrainerSection
+    from llmtrain.config.trainer import TrainerSection
 
 
 def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> None:

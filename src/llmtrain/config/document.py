@@ -75,11 +75,6 @@ class Document:
         line = self.lines.get(path)
         return f"line {line}: " if line else ""
 
-    def renamed(self, old: str, new: str) -> "Document":
-        """The same with a section's lines found under another name."""
-        lines = {(new, *path[1:]) if path[0] == old else path: line for path, line in self.lines.items()}
-        return Document(self.source, self.values, lines)
-
 
 def read_document(path: Path) -> Document:
     try:

@@ -1,4 +1,4 @@
-"""The `launch` section of the config: how a run is put on a Kubernetes cluster."""
+"""The `launch` section: how a run is launched on Kubernetes."""
 
 # ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
 
@@ -11,12 +11,14 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from llmtrain import registry
-from llmtrain.config.section import RUN_ID_PATTERN, CountOrZero, Names, PositiveInt, Problem, Section
+from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem, Section, Text
 from llmtrain.redact import has_secret, is_secret_setting
 
 NAME_LIMIT = 63  # characters of a DNS label, which pod names and label values must fit
 SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
-NO_TTL = ("stateful_set", "train_job")  # a StatefulSet does not finish, and a TrainJob has no such field
+NO_TTL = ("stateful_set", "train_job")  # a StatefulSet never finishes, and a TrainJob has no such field
+MOUNT_PATH_PATTERN = r"^(/[A-Za-z0-9._-]+)+$"
+RESERVED_PATHS = ("/config", "/tmp", "/cache", "/dev", "/proc", "/sys")
 
 SUFFIXES: dict[str, int | Decimal] = {
     "": 1,
@@ -31,14 +33,14 @@ SUFFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
 
 
 def _as_text(value: object) -> object:
-    """A number as the text Kubernetes wants it to be."""
+    """A number as text, which Kubernetes requires."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _quantity(value: object) -> object:
     text = _as_text(value)
     if isinstance(text, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?", text):
-        raise PydanticCustomError("quantity", "write a quantity such as 500m, 2 or 4Gi")
+        raise PydanticCustomError("quantity", "must be a quantity such as 500m, 2 or 4Gi")
     return text
 
 
@@ -46,7 +48,7 @@ def _nodes(value: object) -> object:
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     is_range = isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{0,5}:[1-9][0-9]{0,5}", value)
     if not is_count and not is_range:
-        raise PydanticCustomError("nodes", "write a number from 1, or 'MIN:MAX' such as '2:4'")
+        raise PydanticCustomError("nodes", "must be an integer >= 1, or 'MIN:MAX' such as '2:4'")
     return value
 
 
@@ -54,157 +56,150 @@ def _texts(value: object) -> object:
     return {key: _as_text(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-Quantity = Annotated[str, BeforeValidator(_quantity)]
-NodeCount = Annotated[int | str, BeforeValidator(_nodes)]
+Quantity = Annotated[str, BeforeValidator(_quantity, json_schema_input_type=str | float)]
+NodeCount = Annotated[int | str, BeforeValidator(_nodes, json_schema_input_type=int | str)]
 KubeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
 Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=NAME_LIMIT)]
-Folder = Annotated[str, Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")]
-Text = Annotated[str, Field(min_length=1)]
+MountPath = Annotated[str, Field(pattern=MOUNT_PATH_PATTERN)]
 AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "ReadOnlyMany"]
-Words = Annotated[dict[str, str], BeforeValidator(_texts)]
+EnvVariables = Annotated[dict[str, str], BeforeValidator(_texts, json_schema_input_type=dict[str, str | float])]
 
 
 def amount(quantity: str) -> Decimal:
-    """What a quantity stands for: bytes, or cores."""
+    """Value of a quantity in bytes or cores."""
     number = quantity.rstrip("mkMGTPi")
     return Decimal(number) * SUFFIXES[quantity[len(number) :]]
 
 
 class ResourcesSection(Section):
-    """What each pod asks for, and may use at most."""
+    """Resource requests and limits of each pod."""
 
     cpu: Quantity = "2"
-    """Cores of a pod, such as 8 or 500m."""
+    """CPU cores per pod, such as 8 or 500m."""
     memory: Quantity = "4Gi"
-    """Memory of a pod; what lies in shared memory counts too."""
+    """Memory per pod, including shared memory."""
     gpus: CountOrZero = 0
-    """GPUs of a pod: one for each process, or none."""
+    """GPUs per pod: 0, or one per process."""
     gpu_resource: Text = "nvidia.com/gpu"
-    """Name under which the cluster hands GPUs out."""
+    """Resource name of the GPUs."""
     shm_size: Quantity = "1Gi"
-    """Size of /dev/shm, which data workers and NCCL use. Kubernetes alone would give 64 MB."""
+    """Size of /dev/shm, which data workers and NCCL use. Kubernetes' own default is 64 MB."""
 
 
 class VolumeSection(Section):
     """A volume of every pod: an existing claim, or a size for one that is created."""
 
     claim: KubeName | None = None
-    """Existing claim to mount."""
+    """Existing PersistentVolumeClaim to mount."""
     size: Quantity | None = None
-    """Create a claim of this size for the run instead."""
+    """Size of a PersistentVolumeClaim to create if `claim` is null."""
     storage_class: KubeName | None = None
-    """Storage class of a created claim. Empty: the cluster's default."""
+    """Storage class of a created claim. null uses the cluster's default."""
     access_mode: AccessMode | None = None
-    """How a created claim is shared. Empty: ReadWriteMany for several nodes, else ReadWriteOnce."""
+    """Access mode of a created claim. null means ReadWriteMany for several pods, else ReadWriteOnce."""
 
 
 class RunsVolumeSection(VolumeSection):
-    """Where runs are kept: all nodes read and write it."""
+    """Volume of all runs, mounted at output.root_dir. All pods read and write it."""
 
     size: Quantity | None = "10Gi"
-    """Size of the claim that is created where none is named."""
-    mount_path: Folder = "/out"
-    """Where it is mounted; output.root_dir becomes this."""
+    """Size of a PersistentVolumeClaim to create if `claim` is null."""
 
 
 class DataVolumeSection(VolumeSection):
-    """Files to train on. Not mounted unless a claim or a size is given."""
+    """Volume of training files. Not mounted unless a claim or a size is set."""
 
-    mount_path: Folder = "/data"
-    """Where it is mounted."""
+    mount_path: MountPath = "/data"
+    """Mount path in the pods."""
     read_only: bool = True
-    """Pods may not write to it."""
+    """Mount the volume read-only."""
 
 
 class ModelsVolumeSection(DataVolumeSection):
-    """Models to start from. Not mounted unless a claim or a size is given."""
+    """Volume of base models. Not mounted unless a claim or a size is set."""
 
-    mount_path: Folder = "/models"
-    """Where it is mounted."""
+    mount_path: MountPath = "/models"
+    """Mount path in the pods."""
 
 
 class HfTokenSection(Section):
-    """The Secret that holds a Hugging Face token; the token itself is never in a config or manifest."""
+    """Secret with a Hugging Face token. The token itself is never part of a config or manifest."""
 
     name: KubeName | None = None
-    """Name of the Secret. Empty: pods get no token."""
+    """Name of the Secret. null gives pods no token."""
     key: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")] = "token"
-    """Key of the token inside it."""
+    """Key of the token in the Secret."""
 
 
 class LaunchSection(Section):
-    """How the run is put on a Kubernetes cluster (`llmtrain launch`). Nothing here changes its result."""
+    """How `llmtrain launch` runs on Kubernetes. No field here changes the result of a run."""
 
-    kind: str = "indexed_job"
-    """What runs it: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (with their
-    operator)."""
-    name: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
-    """Name of the job, which is the run id. Empty: output.run_id, or made from run.name and the time."""
+    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.LAUNCHERS)})] = "indexed_job"
+    """Workload kind: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (require
+    their operator)."""
     namespace: Namespace | None = None
-    """Namespace of everything that is made. Empty: that of the kubeconfig's context."""
+    """Namespace of all objects. null uses the namespace of the kubeconfig context."""
     nodes: NodeCount = 1
-    """Number of pods, or 'MIN:MAX' for a run that goes on with fewer."""
+    """Number of pods, or 'MIN:MAX' for an elastic run."""
     processes_per_node: PositiveInt = 1
-    """Training processes in each pod; with GPUs as many as those."""
+    """Training processes per pod; with GPUs, one per GPU."""
     image: Text = "llmtrain:latest"
-    """Image that has llmtrain installed."""
+    """Container image with llmtrain installed."""
+    image_schema: Literal[2, 3] = 3
+    """Config schema that the llmtrain in the image reads. Set 2 for an image from before schema 3."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
-    """When a node fetches the image."""
+    """Image pull policy."""
     image_pull_secrets: Names = []
-    """Secrets for a private registry, by name."""
+    """Names of Secrets for a private registry."""
     resources: ResourcesSection = ResourcesSection()
-    """What each pod asks for."""
+    """Resource requests and limits of each pod."""
     runs_volume: RunsVolumeSection = RunsVolumeSection()
-    """Where runs are kept. Several nodes need a volume that all can write (ReadWriteMany)."""
+    """Volume of all runs. Several pods require one that all can write (ReadWriteMany)."""
     data_volume: DataVolumeSection = DataVolumeSection()
-    """Files to train on."""
+    """Volume of training files."""
     models_volume: ModelsVolumeSection = ModelsVolumeSection()
-    """Models to start from."""
-    env: Words = {}
-    """More environment variables. Secrets do not belong here."""
+    """Volume of base models."""
+    env: EnvVariables = {}
+    """Additional environment variables. Put secrets into `env_secrets`."""
     env_secrets: Names = []
-    """Secrets whose keys become environment variables, by name: logins for S3 or a tracking server."""
+    """Names of Secrets whose keys become environment variables, such as credentials for S3 or a tracking server."""
     hf_token_secret: HfTokenSection = HfTokenSection()
-    """Where the Hugging Face token is."""
-    node_selector: Words = {}
-    """Labels that a machine must have."""
+    """Secret with the Hugging Face token."""
+    node_selector: EnvVariables = {}
+    """Labels that a node must have."""
     tolerations: list[dict[str, Any]] = []
-    """Taints that pods bear, as Kubernetes writes them."""
+    """Tolerations, in Kubernetes syntax."""
     affinity: dict[str, Any] = {}
-    """Affinity of pods, as Kubernetes writes it."""
+    """Affinity, in Kubernetes syntax."""
     topology_spread: bool = True
-    """Prefer to put each pod on a machine of its own."""
+    """Prefer to schedule each pod on a different node."""
     pod_disruption_budget: bool = False
-    """Let a drained machine wait rather than interrupt the run."""
+    """Create a PodDisruptionBudget, so that draining a node waits for the run."""
     priority_class: KubeName | None = None
-    """Priority class of the pods."""
+    """PriorityClass of the pods."""
     queue: KubeName | None = None
-    """Kueue's local queue to wait in."""
+    """LocalQueue of Kueue to submit to."""
     queue_priority: KubeName | None = None
-    """Kueue's WorkloadPriorityClass: a run of a higher one may preempt others of its queue. Empty: the priority of the
-    pods (`priority_class`)."""
+    """WorkloadPriorityClass of Kueue. null uses `priority_class`."""
     max_restarts: CountOrZero = 10
-    """Crashes after which the platform gives up. Interruptions do not count. (`stateful_set` knows no such number;
-    llmtrain itself gives up after three crashes without a newer checkpoint.)"""
+    """Number of crashes after which the platform gives up; interruptions do not count. Not supported by
+    `stateful_set`. llmtrain itself gives up after three crashes without a new checkpoint."""
     grace_period_sec: PositiveInt = 600
-    """How long processes may take to save when told to stop; a pod has a minute more before it is killed."""
+    """Seconds that processes have to save after SIGTERM. Pods are killed one minute later."""
     ttl_sec: CountOrZero | None = None
-    """Remove the finished job after so long. Empty: never. (Not for `stateful_set` and `train_job`.)"""
+    """Delete the finished job after this many seconds. null keeps it. Not supported by `stateful_set` and
+    `train_job`."""
     active_deadline_sec: PositiveInt | None = None
-    """End the job after so long, finished or not. Empty: never. (Not for `stateful_set`.)"""
-    tracking_uri: Text | None = None
-    """MLflow server as pods reach it, or a directory on a volume; mlflow.tracking_uri becomes this."""
-    master_port: Annotated[int, Field(gt=1023, lt=65536)] = 29500
-    """Port on pod 0 where processes meet."""
+    """Terminate the job after this many seconds, finished or not. null means never. Not supported by
+    `stateful_set`."""
     pytorch_master: bool = False
-    """`pytorch_job`: a Master besides the Workers. The operator then adds an init container that needs another image
-    and is refused by a restricted namespace."""
+    """Add a Master replica to a `pytorch_job`. The operator then adds an init container with another image, which
+    namespaces with the restricted Pod Security Standard reject."""
     security: Literal["restricted", "baseline", "none"] = "restricted"
-    """What pods may do, by the Pod Security Standards. `restricted`: user 1000, a read-only root file system, no
-    capabilities. `baseline`: the image's own user, also root, and a writable root file system. `none`: no security
-    context."""
+    """Pod Security Standard to comply with. `restricted`: user 1000, a read-only root file system, no capabilities.
+    `baseline`: the image's own user and a writable root file system. `none`: no security context."""
     network_policy: bool = True
-    """Let only pods of the same run reach each other; outwards only DNS, and a hub or tracking server where used."""
+    """Create a NetworkPolicy: pods reach only pods of the same run, DNS, and the Hub or tracking server if used."""
 
     @property
     def node_range(self) -> tuple[int, int]:
@@ -214,13 +209,20 @@ class LaunchSection(Section):
 
     @property
     def volumes(self) -> dict[str, RunsVolumeSection | DataVolumeSection]:
-        """Those that are mounted, by name."""
-        given: dict[str, RunsVolumeSection | DataVolumeSection] = {
+        """Volumes that are mounted, by name."""
+        volumes: dict[str, RunsVolumeSection | DataVolumeSection] = {
             "runs": self.runs_volume,
             "data": self.data_volume,
             "models": self.models_volume,
         }
-        return {name: volume for name, volume in given.items() if volume.claim or volume.size}
+        return {name: volume for name, volume in volumes.items() if volume.claim or volume.size}
+
+    def mounts(self, runs_path: str) -> dict[str, str]:
+        """Mount paths of these volumes, by name. The runs volume is mounted at `runs_path`."""
+        return {
+            name: volume.mount_path if isinstance(volume, DataVolumeSection) else runs_path
+            for name, volume in self.volumes.items()
+        }
 
     def problems(self) -> Iterator[Problem]:
         problem = registry.check_name("launch.kind", self.kind, registry.WORKLOADS)
@@ -228,84 +230,86 @@ class LaunchSection(Section):
             yield ("kind",), problem
         fewest, most = self.node_range
         if fewest > most:
-            yield ("nodes",), f"launch.nodes {self.nodes} has its first number above the second. Write MIN:MAX."
-        longest = f"{self.name}-worker-{most - 1}"
-        if self.name and len(longest) > NAME_LIMIT:
-            yield ("name", "nodes"), f"launch.name is too long: {longest} must fit in {NAME_LIMIT} characters."
+            yield ("nodes",), f"launch.nodes must be MIN:MAX with MIN <= MAX, got {self.nodes}."
         yield from self._resource_problems()
         yield from self._volume_problems(most)
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
-                yield ("env",), f"launch.env: {name!r} is no name of an environment variable."
+                yield ("env",), f"launch.env: {name!r} is not a valid name of an environment variable."
         if self.queue_priority and not self.queue:
-            yield ("queue", "queue_priority"), "launch.queue_priority is for runs in a queue. Name it in launch.queue."
+            yield ("queue", "queue_priority"), "launch.queue_priority requires launch.queue. Set it, or leave both out."
         if self.ttl_sec is not None and self.kind in NO_TTL:
-            yield ("kind", "ttl_sec"), f"launch.ttl_sec cannot be kept by launch.kind {self.kind}. Leave it out."
+            yield ("kind", "ttl_sec"), f"launch.ttl_sec is not supported by launch.kind {self.kind}. Leave it out."
         if self.active_deadline_sec is not None and self.kind == "stateful_set":
             yield (
                 ("kind", "active_deadline_sec"),
-                "launch.active_deadline_sec cannot be kept by launch.kind stateful_set. Leave it out.",
+                "launch.active_deadline_sec is not supported by launch.kind stateful_set. Leave it out.",
             )
 
     def _resource_problems(self) -> Iterator[Problem]:
-        ask = self.resources
+        resources = self.resources
         for name in ("cpu", "memory", "shm_size"):
-            if not amount(getattr(ask, name)):
-                yield ("resources",), f"launch.resources.{name} is 0. Ask for some."
-        if amount(ask.shm_size) >= amount(ask.memory):
+            if not amount(getattr(resources, name)):
+                yield ("resources",), f"launch.resources.{name} must be greater than 0."
+        if amount(resources.shm_size) >= amount(resources.memory):
             yield (
                 ("resources",),
-                f"launch.resources.shm_size {ask.shm_size} leaves nothing of launch.resources.memory {ask.memory}: "
-                "shared memory counts against it. Raise memory, or lower shm_size.",
+                f"launch.resources.shm_size {resources.shm_size} must be below launch.resources.memory "
+                f"{resources.memory}, which includes shared memory. Raise memory, or lower shm_size.",
             )
-        if ask.gpus and ask.gpus != self.processes_per_node:
+        if resources.gpus and resources.gpus != self.processes_per_node:
             yield (
                 ("resources", "processes_per_node"),
-                f"launch.resources.gpus is {ask.gpus}, but launch.processes_per_node is {self.processes_per_node}: a "
-                "process uses one GPU. Make them equal.",
+                f"launch.resources.gpus is {resources.gpus}, but launch.processes_per_node is "
+                f"{self.processes_per_node}. Make them equal: each process uses one GPU.",
             )
 
-    def _volume_problems(self, nodes: int) -> Iterator[Problem]:
-        paths: dict[str, str] = {path: path for path in ("/config", "/tmp", "/cache", "/dev", "/proc", "/sys")}
+    def _volume_problems(self, pods: int) -> Iterator[Problem]:
         if "runs" not in self.volumes:
             yield (
                 ("runs_volume",),
-                "launch.runs_volume has neither claim nor size: the run would be lost with its pods. Give one.",
+                "launch.runs_volume has neither claim nor size, so the run would be lost with its pods. Set one.",
             )
         for name, volume in self.volumes.items():
             field = f"launch.{name}_volume"
-            if nodes > 1 and volume.access_mode in SINGLE_NODE_MODES:
+            if pods > 1 and volume.access_mode in SINGLE_NODE_MODES:
                 yield (
                     (f"{name}_volume", "nodes"),
-                    f"{field}.access_mode {volume.access_mode} can be mounted on one machine only, but there are "
-                    f"{nodes} nodes, which all need it. Use ReadWriteMany with a storage class that has it (NFS, "
-                    "CephFS, EFS, Filestore, ...), or one node.",
+                    f"{field}.access_mode {volume.access_mode} can be mounted on a single node, but launch.nodes is "
+                    f"{self.nodes}. Use ReadWriteMany with a storage class that supports it (NFS, CephFS, EFS, "
+                    "Filestore, ...), or one pod.",
                 )
             if name == "runs" and volume.access_mode == "ReadOnlyMany":
-                yield ("runs_volume",), f"{field}.access_mode ReadOnlyMany cannot be written. Use ReadWriteMany."
+                yield ("runs_volume",), f"{field}.access_mode ReadOnlyMany is not writable. Use ReadWriteMany."
             if isinstance(volume, DataVolumeSection) and volume.read_only and not volume.claim:
                 yield (
                     (f"{name}_volume",),
-                    f"{field} creates an empty claim that nobody may write. Name an existing claim, or set read_only "
-                    "to false.",
+                    f"{field} would create an empty read-only volume. Set {field}.claim to an existing claim, or "
+                    f"{field}.read_only to false.",
                 )
-            other = next((paths[p] for p in paths if f"{volume.mount_path}/".startswith(f"{p}/")), None)
-            if other:
-                yield (f"{name}_volume",), f"{field}.mount_path {volume.mount_path} is taken by {other}. Name another."
-            paths[volume.mount_path] = field
+        own = {name: path for name, path in self.mounts("").items() if name != "runs"}
+        yield from (((f"{name}_volume",), text) for name, text in mount_problems(own))
 
     def secret_problems(self) -> Iterator[Problem]:
-        """What must not get into a manifest. Not among `problems`: a run that was launched by an earlier version must
-        be readable all the same."""
+        """Secrets that would be readable in a manifest. Not part of `problems`: the config of a run that is already on
+        the cluster must stay readable."""
         for name, value in self.env.items():
             if is_secret_setting(name, value) or has_secret(value):
                 yield (
                     ("env",),
-                    f"launch.env.{name} looks like a secret, and would be readable in every manifest. Keep it in a "
-                    "Secret (launch.hf_token_secret for a Hugging Face token, launch.env_secrets for others).",
+                    f"launch.env.{name} looks like a secret, which every manifest would show. Put it into a Secret: "
+                    "launch.hf_token_secret for a Hugging Face token, launch.env_secrets for others.",
                 )
-        if self.tracking_uri and has_secret(self.tracking_uri):
-            yield (
-                ("tracking_uri",),
-                "launch.tracking_uri has credentials in it, which every manifest would show. Leave them out.",
-            )
+
+
+def mount_problems(mounts: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """(volume, problem) for each mount path that is below a path of the pod or of an earlier volume."""
+    taken = {path: path for path in RESERVED_PATHS}
+    for name, path in mounts.items():
+        field = "output.root_dir" if name == "runs" else f"launch.{name}_volume.mount_path"
+        if not re.fullmatch(MOUNT_PATH_PATTERN, path):
+            yield name, f"{field} must be a mount path of letters, digits, '.', '_' and '-', got {path!r}."
+        other = next((taken[p] for p in taken if f"{path}/".startswith(f"{p}/")), None)
+        if other:
+            yield name, f"{field} {path} is already used in pods by {other}. Choose another path."
+        taken[path] = field

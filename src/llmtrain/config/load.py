@@ -1,9 +1,9 @@
-"""load_config: a file or preset, plus overrides, to one frozen Config; every problem is reported at once."""
+"""load_config: a file or preset, plus overrides, as one frozen Config; all problems are reported at once."""
 
 import copy
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,18 @@ from pydantic_core import ErrorDetails
 
 from llmtrain.config.document import Document, dump_document, parse_value, read_document
 from llmtrain.config.launch import LaunchSection
-from llmtrain.config.schema import SCHEMA_VERSION, SECTIONS, Config, Section, subsection, takes_any_name
-from llmtrain.config.upgrade import upgrade_v1
+from llmtrain.config.schema import (
+    KINDS,
+    SCHEMA_VERSION,
+    SECTIONS,
+    Config,
+    classes_of,
+    section_class,
+    subsection,
+    takes_any_name,
+)
+from llmtrain.config.section import Section
+from llmtrain.config.upgrade import current_name, drop_other_kinds, is_old, is_old_name, moved_lines, upgrade
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
 from llmtrain.text import one_line
@@ -23,13 +33,14 @@ DEFAULT_PRESET = "gpt_stdlib"
 SHOWN_LENGTH = 200
 
 
-def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
-    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides."""
+def load_config(source: str | Path | None = None, overrides: Sequence[str] = (), *, for_launch: bool = False) -> Config:
+    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides.
+    `for_launch`: see `build_config`."""
     document = read_document(find_config(source if source is not None else DEFAULT_PRESET))
     notes: list[str] = []
-    config = build_config(document, overrides, notes)
-    if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # one voice
-        print(f"note: {document.source} is read as schema_version 1: {', '.join(notes)}.", file=sys.stderr)
+    config = build_config(document, overrides, notes, for_launch=for_launch)
+    if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # once per run
+        print(f"note: {document.source}: {'; '.join(notes)}.", file=sys.stderr)
     return config
 
 
@@ -38,37 +49,37 @@ def build_config(
     overrides: Sequence[str] = (),
     notes: list[str] | None = None,
     *,
+    for_launch: bool = False,
     is_launched: bool = False,
 ) -> Config:
-    """The config of a parsed document; what an upgrade of an older one filled in is added to `notes`. `is_launched`: it
-    is that of a run on a cluster, and a secret in it is no reason to refuse it any more."""
+    """The config of a parsed document. What an upgrade from an earlier schema changed is added to `notes`.
+    `for_launch`: fields that earlier schemas had for pods decide. `is_launched`: the config of a run on a cluster,
+    which a secret in it does not make unreadable."""
     values = copy.deepcopy(document.values)
     problems: list[str] = []
+    pairs = [pair for text in overrides if (pair := _parse_override(text, problems))]
     version = values.get("schema_version", SCHEMA_VERSION)
-    if isinstance(version, bool):
-        version = str(version)  # True == 1 in Python, but not in a config
-    pairs = [_parse_override(text, problems) for text in overrides]
-    given = [pair for pair in pairs if pair]
-    if version == 1:
-        _apply([pair for pair in given if pair[0].startswith("ddp.")], values, problems)
-        given = [pair for pair in given if not pair[0].startswith("ddp.")]
-        if "distributed" in values and "ddp" in values:
-            problems.append("ddp and distributed are the same section; a version-1 document has ddp only.")
-        data_name = dict(given).get("data.name")
-        values, filled = upgrade_v1(values, data_name if isinstance(data_name, str) else None)
-        values["schema_version"] = SCHEMA_VERSION
+    if is_old(version):
+        old = [pair for pair in pairs if is_old_name(pair[0], version)]
+        pairs = [pair for pair in pairs if not is_old_name(pair[0], version)]
+        _apply(old, values, problems)
+        names = {section: dict(pairs).get(f"{section}.name") for section in KINDS}
+        upgraded = upgrade(values, version, names, for_launch=for_launch or is_launched)
+        values = upgraded.values
+        problems += upgraded.problems
         if notes is not None:
-            set_fields = {key for key, _ in given}
-            notes += [note for field, note in filled.items() if field not in set_fields]
-        document = document.renamed("ddp", "distributed")
+            notes += [f"schema_version {version} was upgraded to {SCHEMA_VERSION}"]
+            notes += [note for field, note in upgraded.notes.items() if field not in dict(pairs)]
+        document = Document(document.source, document.values, moved_lines(document.lines))
     elif version != SCHEMA_VERSION:
-        problems.append(f"schema_version {_shown(version)} is unknown. Known: 1, {SCHEMA_VERSION}.")
+        problems.append(f"schema_version {_shown(version)} is unknown. Known: 1, 2, {SCHEMA_VERSION}.")
         values["schema_version"] = SCHEMA_VERSION
-    elif "ddp" in values:
-        problems.append("ddp is the version-1 name of distributed. Rename it, or write schema_version: 1.")
-        del values["ddp"]
-    _apply(given, values, problems)
-    sections = _build_sections(values, document, problems, {key for key, _ in given})
+    else:
+        dropped = drop_other_kinds(values, {section: dict(pairs).get(f"{section}.name") for section in KINDS})
+        if notes is not None:
+            notes += dropped.values()
+    _apply(pairs, values, problems)
+    sections = _build_sections(values, document, problems, {key for key, _ in pairs})
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
         problems += [text for _, text in launch.secret_problems()]
@@ -93,8 +104,8 @@ def find_config(source: str | Path) -> Path:
 def list_presets() -> dict[str, Path]:
     """Presets by name: inside an installed package, or configs/presets of a checkout."""
     package = Path(__file__).resolve().parents[1]
-    folder = next(d for d in (package / "presets", package.parents[1] / "configs" / "presets") if d.is_dir())
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    directory = next(d for d in (package / "presets", package.parents[1] / "configs" / "presets") if d.is_dir())
+    return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
 
 
 def dump_config(config: Config) -> str:
@@ -117,8 +128,8 @@ def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:
 def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: list[str]) -> None:
     for key, value in pairs:
         *parents, field = key.split(".")
-        kind = SECTIONS.get(parents[0])
-        if len(parents) > 1 and kind and not subsection(kind, parents[1]) and not takes_any_name(kind, parents[1]):
+        kinds = classes_of(parents[0]) if parents[0] in SECTIONS else []
+        if len(parents) > 1 and kinds and not any(_has_fields(kind, parents[1]) for kind in kinds):
             problems.append(f"--set {key}: {'.'.join(parents)} is not a section.")
             continue
         target: Any = values
@@ -132,67 +143,94 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: list[
             problems.append(f"--set {key}: {'.'.join(parents)} is not a section in this document.")
 
 
+def _has_fields(kind: type[Section], field: str) -> bool:
+    return subsection(kind, field) is not None or takes_any_name(kind, field)
+
+
 def _build_sections(
     values: dict[str, Any], document: Document, problems: list[str], overridden: set[str]
 ) -> dict[str, Section]:
-    """Every section that is right; what is wrong goes to problems."""
+    """The valid sections; what is wrong is added to problems."""
     for name in values:
         if name not in SECTIONS and name != "schema_version":
-            problems.append(
-                f"{document.where((name,))}section '{name}' is unknown.{nearest(name, SECTIONS)} "
-                f"Known: {', '.join(sorted(SECTIONS))}."
-            )
+            problems.append(f"{document.where((name,))}{_unknown((name,), 'section', SECTIONS)}")
     sections = {}
-    for name, kind in SECTIONS.items():
-        given = values.get(name)
-        given = {} if given is None else given
-        if not isinstance(given, dict):
-            problems.append(f"{document.where((name,))}{name} must be a section with fields, not {_shown(given)}.")
+    for name in SECTIONS:
+        fields = values.get(name)
+        fields = {} if fields is None else fields
+        if not isinstance(fields, dict):
+            problems.append(f"{document.where((name,))}{name} must be a section with fields, got {_shown(fields)}.")
             continue
-        section, wrong = _build_section(kind, given)
-        for error in wrong:
+        kind = section_class(name, fields)
+        if kind is None:
+            where = "--set " if f"{name}.name" in overridden else document.where((name, "name"))
+            problems.append(where + _unknown_kind(name, fields["name"]))
+            continue
+        section, errors = _build_section(kind, fields)
+        for error in errors:
             path = (name, *(str(part) for part in error["loc"]))
             is_set = any(".".join(path[:depth]) in overridden for depth in (2, 3))
             where = "--set " if is_set else document.where(path[:3]) or document.where(path[:2])
-            problems.append(where + _say(path, error, kind))
+            problems.append(where + _describe(path, error, kind))
         if section:
-            bad = {str(error["loc"][0]) for error in wrong if error["loc"]}
-            problems.extend(text for fields, text in section.problems() if not bad.intersection(fields))
+            bad = {str(error["loc"][0]) for error in errors if error["loc"]}
+            problems.extend(text for concerned, text in section.problems() if not bad.intersection(concerned))
             sections[name] = section
     return sections
 
 
-def _build_section(kind: type[Section], given: dict[str, Any]) -> tuple[Section | None, list[ErrorDetails]]:
-    """The section without its wrong fields (so that what is left can be checked too), and what was wrong."""
+def _build_section(kind: type[Section], fields: dict[str, Any]) -> tuple[Section | None, list[ErrorDetails]]:
+    """The section without its invalid fields (so that the others can be checked too), and the errors."""
     try:
-        return kind(**given), []
+        return kind(**fields), []
     except ValidationError as error:
-        wrong = error.errors(include_url=False)
+        errors = error.errors(include_url=False)
     except TypeError:  # a key that is not a string
         raise ConfigError(kind.__name__, ["field names must be text"]) from None
-    bad = {str(row["loc"][0]) for row in wrong if row["loc"]}
+    bad = {str(row["loc"][0]) for row in errors if row["loc"]}
     try:
-        return kind(**{key: value for key, value in given.items() if key not in bad}), wrong
+        return kind(**{key: value for key, value in fields.items() if key not in bad}), errors
     except ValidationError:
-        return None, wrong
+        return None, errors
 
 
 def _shown(value: object) -> str:
-    """A wrong value, as far as it helps."""
+    """An invalid value, shortened."""
     try:
         text = repr(value)
-    except ValueError:  # 0xfff...: Python does not write out whole numbers of thousands of digits
-        text = "a number of thousands of digits"
+    except ValueError:  # 0xfff...: Python does not print integers of thousands of digits
+        text = "an integer with thousands of digits"
     return text if len(text) <= SHOWN_LENGTH else f"{text[:SHOWN_LENGTH]}..."
 
 
-def _say(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str:
+def _describe(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -> str:
     dotted = ".".join(path)
     if error["type"] == "extra_forbidden":
-        fields = subsection(kind, path[1]) if len(path) > 2 else kind
-        known = (fields or kind).model_fields
-        return f"{dotted} is unknown.{nearest(path[-1], known)} Known: {', '.join(sorted(known))}."
+        inner = subsection(kind, path[1]) if len(path) > 2 else None
+        return _unknown(path, "", (inner or kind).model_fields, None if inner else kind)
+    if error["type"] == "missing":
+        return f"{dotted} is required. {' '.join((kind.model_fields[path[1]].description or '').split())}"
     message = error["msg"]
-    if path[-1] == "run_id" or path == ("launch", "name"):
-        message = "use 2 to 40 lower-case letters, digits and hyphens, starting with a letter"
-    return f"{dotted}: {message[0].lower()}{message[1:]}, but it is {_shown(error['input'])}."
+    if path[-1] == "run_id":
+        message = "must be 2 to 40 lowercase letters, digits and hyphens, starting with a letter"
+    return f"{dotted}: {message[0].lower()}{message[1:]}, got {_shown(error['input'])}."
+
+
+def _unknown_kind(section: str, name: object) -> str:
+    if not isinstance(name, str):
+        return f"{section}.name must be text, got {_shown(name)}."
+    known = KINDS[section]
+    return f"{section}.name {_shown(name)} is unknown.{nearest(name, known)} Known: {', '.join(sorted(known))}."
+
+
+def _unknown(path: tuple[str, ...], what: str, known: Iterable[str], kind: type[Section] | None = None) -> str:
+    """A section or field that does not exist: its current name, the kinds that have it, or the nearest name."""
+    dotted = f"{what} '{path[0]}'" if what else ".".join(path)
+    current = current_name(path)
+    if current:
+        return f"{dotted} is now {current}. Rename it, or write `schema_version: 2` to keep the old names."
+    others = [name for name, each in KINDS.get(path[0], {}).items() if kind and path[-1] in each.model_fields]
+    if others and kind:
+        own = kind.model_fields["name"].default
+        return f"{dotted} is not a field of {own}, only of {', '.join(others)}. Known: {', '.join(sorted(known))}."
+    return f"{dotted} is unknown.{nearest(path[-1], known)} Known: {', '.join(sorted(known))}."

@@ -1,34 +1,71 @@
-"""The config reference as Markdown, made from the schema: docs/config.md, kept equal to it by a test."""
+"""docs/config.md and the JSON Schema, generated from the config schema. Tests keep both up to date."""
 
+import json
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import SECTIONS, Config, Section, subsection
+from llmtrain.config.schema import KINDS, SECTIONS, Config, subsection
+from llmtrain.config.section import ResumeMarker, Section
 from llmtrain.env import VARIABLES
 
 HEADER = """# Config reference
 
-Made from the schema by `llmtrain print-config --reference`; a test keeps it true.
-Every field has a default, so a config names only what it changes. `--set section.field=value` overrides one;
-`--set model.lora.rank=8` one of a section inside a section.
+Generated from the schema by `llmtrain print-config --reference`; a test keeps it up to date.
+A config sets only what differs from the defaults. `--set section.field=value` overrides one field;
+`--set model.lora.rank=8` overrides a field of a section inside a section.
+`llmtrain config-schema` prints the same as a JSON Schema for editors. Fields marked `yes` under *resume* may differ
+when a run is resumed; any other change requires `--allow-config-change`.
 """
+TABLE_HEAD = "| field | type | default | resume | description |\n|---|---|---|---|---|"
 
 
 def reference_markdown() -> str:
-    parts = [HEADER]
     version = Config.model_fields["schema_version"]
-    parts.append(f"`schema_version` (default `{version.default}`): {_one_line(version.description)}\n")
-    for name, kind in SECTIONS.items():
-        parts.append(
-            f"## `{name}`\n\n{_one_line(kind.__doc__)}\n\n| field | type | default | meaning |\n|---|---|---|---|"
-        )
-        for field, info in kind.model_fields.items():
-            parts.append(_row(field, info))
-            inner = subsection(kind, field)
-            parts += [_row(f"{field}.{name}", below) for name, below in inner.model_fields.items()] if inner else []
-        parts.append("")
+    parts = [HEADER, f"`schema_version` (default `{version.default}`): {_one_line(version.description)}\n"]
+    for name, section in SECTIONS.items():
+        if name in KINDS:
+            kinds = ", ".join(f"`{kind}`" for kind in KINDS[name])
+            default = Config.model_fields[name].default.name
+            parts.append(f"## `{name}`\n\n`{name}.name` selects the kind: {kinds}. Default: `{default}`.\n")
+            for kind, each in KINDS[name].items():
+                parts += [f"### `{name}.name: {kind}`\n", *_table(each, False)]
+        else:
+            parts += [f"## `{name}`\n", *_table(section, _is_marked(Config.model_fields[name]))]
     return "\n".join([*parts, *_environment()])
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a config document, for editors."""
+    schema = Config.model_json_schema()
+    for section, kinds in KINDS.items():
+        for kind, each in kinds.items():
+            if kind != Config.model_fields[section].default.name:  # else a document without `name` matches several
+                schema["$defs"][each.__name__].setdefault("required", []).append("name")
+    for section in SECTIONS:
+        del schema["properties"][section]["default"]  # long, and repeated in the section
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_titles(schema)}
+
+
+def _without_titles(value: Any) -> Any:
+    """Pydantic's titles are the field names again."""
+    if isinstance(value, dict):
+        return {name: _without_titles(item) for name, item in value.items() if name != "title"}
+    return [_without_titles(item) for item in value] if isinstance(value, list) else value
+
+
+def _table(section: type[Section], may_change: bool) -> list[str]:
+    lines = [f"{_one_line(section.__doc__)}\n", TABLE_HEAD]
+    for name, info in section.model_fields.items():
+        marked = may_change or _is_marked(info)
+        lines.append(_row(name, info, marked))
+        inner = subsection(section, name)
+        lines += [_row(f"{name}.{each}", below, marked) for each, below in inner.model_fields.items()] if inner else []
+    return [*lines, ""]
+
+
+def _is_marked(info: FieldInfo) -> bool:
+    return any(isinstance(each, ResumeMarker) for each in info.metadata)
 
 
 def _environment() -> list[str]:
@@ -40,38 +77,47 @@ def _environment() -> list[str]:
     return lines
 
 
-def _row(name: str, info: FieldInfo) -> str:
-    return f"| `{name}` | {_type(info)} | {_default(info.default)} | {_one_line(info.description)} |"
+def _row(name: str, info: FieldInfo, may_change: bool) -> str:
+    cells = (
+        f"`{name}`",
+        f"`{_type_name(info.annotation)}`".replace("|", "\\|"),
+        _default(info),
+        "yes" if may_change else "",
+        _one_line(info.description),
+    )
+    return f"| {' | '.join(cells)} |"
 
 
 def _one_line(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
-def _default(value: Any) -> str:
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    value = info.default
     if isinstance(value, Section):
-        return "its own"
-    return "empty" if value is None else f"`{list(value) if isinstance(value, tuple) else value}`"
-
-
-def _type(info: FieldInfo) -> str:
-    return _type_name(info.annotation)
+        return "`{...}`"
+    if isinstance(value, str):
+        return f"`{value}`"
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
 
 
 def _type_name(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " / ".join(f"`{value}`" for value in get_args(kind))
-    if get_origin(kind) is list:
-        return f"list of {_type_name(get_args(kind)[0])}"
-    if get_origin(kind) is dict:
-        return "mapping"
-    if get_origin(kind) is tuple:
-        return "[" + ", ".join(_type_name(part) for part in get_args(kind)) + "]"
+    """A type in the terms of YAML, such as `str | null` or `list[str]`."""
+    if kind is type(None):
+        return "null"
     if hasattr(kind, "__metadata__"):  # Annotated
         return _type_name(get_args(kind)[0])
-    if get_args(kind):  # X | None, X | Y
-        names = " or ".join(_type_name(part) for part in get_args(kind) if part is not type(None))
-        return f"{names}, or empty" if type(None) in get_args(kind) else names
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " | ".join(str(value) for value in arguments)
+    if origin is tuple:
+        return f"[{', '.join(_type_name(part) for part in arguments)}]"
+    if origin in (list, dict):
+        return f"{origin.__name__}[{', '.join(_type_name(part) for part in arguments)}]"
+    if arguments:  # a union
+        return " | ".join(_type_name(part) for part in arguments)
     if isinstance(kind, type) and issubclass(kind, Section):
         return "section"
-    return {"str": "text", "int": "integer", "float": "number", "bool": "true / false"}.get(kind.__name__, str(kind))
+    return "any" if kind is Any else str(kind.__name__)

@@ -1,7 +1,8 @@
-"""What every section of the config is made of."""
+"""The base class of config sections, and the field types that several sections share."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -17,22 +18,40 @@ from pydantic_core import PydanticCustomError
 RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
 MOST = 2**31 - 1
-"""The largest count: what is computed from several of them still fits into 64 bits."""
+"""Largest count: products of several counts still fit into 64 bits."""
 PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
 CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(min_length=1)]
 
-# One name may be written without the brackets of a list.
-Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
+# A single name may be written without the brackets of a list.
+Names = Annotated[
+    list[str],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+]
 
 
 def _number_or_all(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
     try:
         return check(value)
-    except ValidationError:  # one for each of the two
-        raise PydanticCustomError("number_or_all", "must be a number, 2 or more, or `all`") from None
+    except ValidationError:  # one error per member of the union
+        raise PydanticCustomError("number_or_all", "must be an integer >= 2, or `all`") from None
 
 
 TwoOrMoreOrAll = Annotated[Annotated[int, Field(ge=2, le=MOST)] | Literal["all"], WrapValidator(_number_or_all)]
+
+
+@dataclass(frozen=True)
+class ResumeMarker:
+    """Metadata of a field that does not decide the result: a resumed run may have another value."""
+
+
+T = TypeVar("T")
+MayChange = Annotated[T, ResumeMarker()]
+"""`MayChange[X]`: a field of type X that may differ between a run and its resumption. Any other field must be equal,
+unless --allow-config-change is given."""
 
 # (fields concerned, what is wrong and the remedy)
 Problem = tuple[tuple[str, ...], str]
@@ -42,5 +61,5 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong with the section although every field by itself is right."""
+        """Problems that concern several fields; a field's own are found by its type."""
         yield from ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import DataSection
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import HeldOutSection, HfTextSection, HubDatasetSection
 from llmtrain.data.types import Split
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 from llmtrain.text import one_line
 
 
-def load_split(config: DataSection, split: Split) -> Any:
+def load_split(config: HubDatasetSection, split: Split) -> Any:
     """The rows of a split of data.dataset_name."""
     from llmtrain.hub.dataset_names import full_dataset_name
     from llmtrain.hub.token import hub_token
@@ -51,18 +51,18 @@ def _saved_split(datasets: Any, path: Path, name: str, dataset_config: str | Non
     return datasets.concatenate_datasets([splits[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
-def hold_out(rows: Any, config: DataSection, split: Split) -> Any:
+def hold_out(rows: Any, config: HeldOutSection, split: Split) -> Any:
     """The last val_fraction of the rows for validation, at least one; the rest for training."""
     border = training_count(len(rows), config)
     return rows.select(range(border) if split == "train" else range(border, len(rows)))
 
 
-def training_count(count: int, config: DataSection) -> int:
+def training_count(count: int, config: HeldOutSection) -> int:
     """Number of rows for training out of `count`; at least one remains for validation."""
     return max(1, min(count - 1, int(count * (1 - config.val_fraction))))
 
 
-def call_datasets(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
+def call_datasets(config: HubDatasetSection, read: Callable[[Any, str], Any]) -> Any:
     """The result of read(datasets module, cache directory), with the library's exceptions converted."""
     import datasets
 
@@ -75,16 +75,16 @@ def call_datasets(config: DataSection, read: Callable[[Any, str], Any]) -> Any:
         raise _as_error(config, problem) from None
 
 
-def _files_field(config: DataSection) -> str:
-    return "data.files" if config.name == "hf_text" else "data.train_file"
+def _files_field(config: HubDatasetSection) -> str:
+    return "data.files" if isinstance(config, HfTextSection) else "data.train_file"
 
 
-def _as_error(config: DataSection, problem: Exception) -> LlmtrainError:
+def _as_error(config: HubDatasetSection, problem: Exception) -> LlmtrainError:
     from llmtrain.hub.errors import explain_hub_error
 
     cause = problem.__cause__ or problem
     message = one_line(cause, 300)
-    if config.files:
+    if isinstance(config, HfTextSection) and config.files:
         return DataError(f"The datasets library cannot read data.files: {message}.")
     if isinstance(problem, ConnectionError) or "offline" in message.lower() or "connect" in message.lower():
         return DataError(

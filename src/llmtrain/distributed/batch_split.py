@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from llmtrain.config.schema import Config, DistributedSection
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from llmtrain.config.schema import MAX_THREADS
+from llmtrain.config.run import MAX_THREADS
 from llmtrain.env import SHARED_CORES
 from llmtrain.errors import UsageError
 

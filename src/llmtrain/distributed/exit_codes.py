@@ -142,7 +142,7 @@ def _write_marker(code: int) -> bool:
 
 
 def _wait_to_be_removed(code: int) -> int:
-    from llmtrain.config.schema import LoggingSection
+    from llmtrain.config.logging import LoggingSection
 
     # With settings of its own: the line must be found whatever the run's log looks like, or whether it has a config.
     setup_logging(LoggingSection())

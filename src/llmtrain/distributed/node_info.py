@@ -6,7 +6,7 @@ Each value is a list of sources, the first that is set wins. Problems go to the 
 import functools
 from dataclasses import dataclass
 
-from llmtrain.config.schema import DistributedSection, RendezvousSection
+from llmtrain.config.distributed import DistributedSection, RendezvousSection
 from llmtrain.distributed.env import (
     DEFAULT_PORT,
     NAMES,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.distributed.deterministic_reduce import GradientTree
 from llmtrain.distributed.world import World
 

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.distributed.env import (
     NAMES,
     EnvReader,

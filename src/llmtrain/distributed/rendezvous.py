@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log

@@ -2,7 +2,7 @@
 
 import os
 
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.distributed.env import NAMES
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.node import exit_on_signal_while_joining

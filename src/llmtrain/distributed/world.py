@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from llmtrain.config.schema import DistributedSection, RunSection
+from llmtrain.config.distributed import DistributedSection
+from llmtrain.config.run import RunSection
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.process_info import ProcessInfo, find_process_info, has_agents_store

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import llmtrain
-from llmtrain.config.schema import DistributedSection
+from llmtrain.config.distributed import DistributedSection
 from llmtrain.distributed.env import NAMES
 from llmtrain.distributed.process_info import (
     NodeOptions,

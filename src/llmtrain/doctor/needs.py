@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain import registry
+from llmtrain.config.model import GptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
 from llmtrain.doctor.machine import uses_gpu
 from llmtrain.errors import LlmtrainError
@@ -32,10 +33,12 @@ class Count:
 
 def count_parameters(config: Config) -> Count:
     """On torch's meta device, where tensors have a shape and no content."""
-    section = config.model.model_copy(update={"init": "random"})  # the size is the same, and no file is read
+    section: ModelSection = config.model
+    if isinstance(section, GptSection):
+        section = section.model_copy(update={"init": "random"})  # the size is the same, and no file is read
     tokenizer = config.data.tokenizer or "byte"
-    vocabulary = CHEAP_VOCABULARIES.get(tokenizer, section.vocab_size)
-    if section.path is not None:
+    vocabulary = CHEAP_VOCABULARIES.get(tokenizer, getattr(section, "vocab_size", None))
+    if isinstance(section, HfCausalLmSection):
         vocabulary = 0  # the model has its own
         if not Path(section.path).expanduser().is_dir():
             return Count(why_not=f"{section.path} is on the hub, and nothing is downloaded for this")
@@ -50,9 +53,11 @@ def count_parameters(config: Config) -> Count:
         with torch.device("meta"):
             module = adapter.build_empty()
         total, trained = parameter_count(module), trainable_count(module)
-        frozen_bytes = 2.0 if section.dtype == "bfloat16" else 4.0
-        if section.lora and section.lora.quantize:
-            frozen_bytes = 0.55  # 4 bits and their scales
+        frozen_bytes = 4.0
+        if isinstance(section, HfCausalLmSection):
+            frozen_bytes = 2.0 if section.dtype == "bfloat16" else 4.0
+            if section.lora and section.lora.quantize:
+                frozen_bytes = 0.55  # 4 bits and their scales
         return Count(total, trained, weight_bytes=4 * trained + int(frozen_bytes * (total - trained)))
     except LlmtrainError as error:
         return Count(problem=error)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from llmtrain.config.schema import EXAMPLE_DATA, Config
+from llmtrain.config.data import HubDatasetSection
+from llmtrain.config.model import HfCausalLmSection
+from llmtrain.config.schema import Config
 from llmtrain.hub.find import looks_like_path
 
 
@@ -22,18 +24,18 @@ class HubNeeds:
 
 def hub_needs(config: Config) -> HubNeeds:
     model, data = config.model, config.data
-    may_ask = model.name == "hf_causal_lm" and not model.local_files_only
+    fetched = model if isinstance(model, HfCausalLmSection) and not model.local_files_only else None
     return HubNeeds(
-        model=may_ask and _is_name(model.path),
-        tokenizer=may_ask and _is_name(model.tokenizer_path),
-        dataset=data.name in ("hf_text", *EXAMPLE_DATA) and not _reads_files(config) and _is_name(data.dataset_name),
+        model=fetched is not None and _is_name(fetched.path),
+        tokenizer=fetched is not None and _is_name(fetched.tokenizer_path),
+        dataset=isinstance(data, HubDatasetSection) and not _reads_files(data) and _is_name(data.dataset_name),
         gpt2=data.tokenizer == "gpt2",
     )
 
 
-def _reads_files(config: Config) -> bool:
+def _reads_files(data: HubDatasetSection) -> bool:
     """Local files come before the dataset of the same section."""
-    return bool(config.data.files or config.data.train_file)
+    return bool(getattr(data, "files", None) or getattr(data, "train_file", None))
 
 
 def _is_name(reference: str | None) -> bool:

@@ -8,7 +8,9 @@ import numpy as np
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.schema import EXAMPLE_DATA, DataSection
+from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleDataSection, InstructJsonlSection
+from llmtrain.config.model import HfCausalLmSection
+from llmtrain.config.schema import EXAMPLE_DATA
 from llmtrain.data.examples.json_lines import read_json_lines
 from llmtrain.data.make_batches import make_eval_batches
 from llmtrain.data.store.example_store import ExampleStore
@@ -40,7 +42,11 @@ def evaluate_files(
             f"--block-size must be at most {context_length}, the context length of the model, got {block_size}."
         )
     store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
-    if data.packing and not loaded.adapter.separates_packed_examples(loaded.module):
+    if (
+        isinstance(data, ExampleDataSection)
+        and data.packing
+        and not loaded.adapter.separates_packed_examples(loaded.module)
+    ):
         data = data.model_copy(update={"packing": False})
     batches = make_eval_batches(
         store,
@@ -83,7 +89,9 @@ def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
 def _read_base(loaded: LoadedModel) -> nn.Module | None:
     """The base model of a full fine-tune; None, with a warning, if it is gone or has changed."""
     try:
-        config = loaded.config.with_values("model", path=loaded.base_path)
+        config = loaded.config
+        if isinstance(config.model, HfCausalLmSection):
+            config = config.with_values("model", path=loaded.base_path)
         adapter = build_adapter(config, loaded.tokenizer.vocab_size)
         if base_sha256(config, adapter) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} has changed since this run was trained.")
@@ -99,7 +107,7 @@ def read_store(
     loaded: LoadedModel, files: Sequence[Path], block_size: int
 ) -> tuple[ExampleStore | TokenStore, DataSection]:
     """Tokens of the files: examples from JSON files, text from others. A run trained on text reads all as text."""
-    data = loaded.config.data
+    data: DataSection = loaded.config.data
     has_examples = {data.name in EXAMPLE_DATA and path.suffix in (".jsonl", ".json") for path in files}
     if len(has_examples) > 1:
         raise UsageError(
@@ -109,7 +117,9 @@ def read_store(
     if has_examples == {False}:
         return _text_store(loaded, files, block_size), data
     kind = data.name if loaded.is_run else _example_kind(files[0])
-    data = data.model_copy(update={"name": kind, "tokenizer": str(loaded.tokenizer_dir)})
+    section = InstructJsonlSection if kind == "instruct_jsonl" else ChatJsonlSection
+    shared = {name: value for name, value in data if name in section.model_fields and name != "name"}
+    data = section(**{**shared, "tokenizer": str(loaded.tokenizer_dir)})
     module = registry.resolve("data.name", kind, registry.DATA)(data, loaded.config.run.seed)
     examples = (example for path in files for example in module.examples_of_file(str(path)))
     return ExampleStore.from_examples(examples, loaded.tokenizer, loaded.config.run.threads or 1), data

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from llmtrain.checkpoint.artifacts import CARD, temporary_path, write_card, write_origin
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.hf.lora import ADAPTER
@@ -57,7 +58,9 @@ def _write_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, car
     if write_adapter and loaded.base_sha256:
         write_origin(folder, loaded.base_sha256)
     if loaded.is_run:
-        config = loaded.config.with_values("model", path=loaded.base_path)
+        config = loaded.config
+        if isinstance(config.model, HfCausalLmSection):
+            config = config.with_values("model", path=loaded.base_path)
         write_card(folder, config, loaded.progress, loaded.base_sha256, is_adapter=write_adapter is not None)
     elif card_source is not None and (card_source / CARD).is_file():
         shutil.copyfile(card_source / CARD, folder / CARD)

@@ -11,6 +11,7 @@ from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
+from llmtrain.config.model import GptSection, HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
@@ -84,7 +85,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
             f"{checkpoint.path} was trained with another tokenizer than the one in {run.tokenizer}.",
             remedy="Use a newer checkpoint of the run, or restore the tokenizer of this one.",
         )
-    base_path = source.model or config.model.path
+    base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
     config = _inference_config(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)
     module = _load_weights(adapter, config, checkpoint, state.get("base_sha256")).to(device).eval()
@@ -109,7 +110,9 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
 def _inference_config(config: Config, run: RunDirectory, base_path: str | None, device: torch.device) -> Config:
     """The config without settings for training. The weights come from the checkpoint, so the model that the run was
     initialized from may be gone, unless the weights are adapters for it."""
-    model = config.model.model_copy(update={"init": "random", "gradient_checkpointing": False, "path": base_path})
+    if not isinstance(config.model, HfCausalLmSection):
+        return with_device_precision(config.with_values("model", **_random_init(config)), device)
+    model = config.model.model_copy(update={"gradient_checkpointing": False, "path": base_path})
     if model.lora is None and run.model_config.is_dir():
         model = model.model_copy(update={"path": str(run.model_config), "revision": None})
     elif base_path != config.model.path:
@@ -121,11 +124,16 @@ def _inference_config(config: Config, run: RunDirectory, base_path: str | None, 
     return with_device_precision(config.model_copy(update={"model": model}), device)
 
 
+def _random_init(config: Config) -> dict[str, str]:
+    return {"init": "random"} if isinstance(config.model, GptSection) else {}
+
+
 def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:
     """The module with the weights of a checkpoint, which in a LoRA run has only the adapters."""
-    if config.model.lora:
+    is_lora = isinstance(config.model, HfCausalLmSection) and config.model.lora is not None
+    if is_lora:
         _check_base(adapter, config, recorded)
-    module = adapter.build() if config.model.lora else adapter.build_empty()
+    module = adapter.build() if is_lora else adapter.build_empty()
     stored = checkpoint.tensors("model")
     try:
         missing, unexpected = module.load_state_dict(stored, strict=False)
@@ -147,7 +155,8 @@ def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> 
     actual = base_sha256(config, adapter)
     if actual != recorded:
         raise DataError(
-            f"{config.model.path} is not the base model of this adapter: its SHA-256 is {str(actual)[:16]}..., "
+            f"{getattr(config.model, 'path', None)} is not the base model of this adapter: its SHA-256 is "
+            f"{str(actual)[:16]}..., "
             f"expected {recorded[:16]}...",
             remedy="Pass the base model it was trained on with --model.",
         )
@@ -168,12 +177,13 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         raise DataError(f"{source.adapter} does not name its base model.", remedy="Pass the base model with --model.")
     document = {"model": {"name": "hf_causal_lm", "path": base}, "data": {"name": "instruct_jsonl", "train_file": "-"}}
     config = build_config(Document("--model", document))
+    assert isinstance(config.model, HfCausalLmSection)
     tokenizer_dir = HFCausalLMAdapter.default_tokenizer(config.model)
     tokenizer = load_tokenizer(tokenizer_dir)
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
-    config = config.with_values("model", block_size=adapter.context_length())
-    adapter.config = config.model
-    model = read_weights(adapter.directory, adapter.hf_config, config.model)
+    adapter.config = config.model.model_copy(update={"block_size": adapter.context_length()})
+    config = config.model_copy(update={"model": adapter.config})
+    model = read_weights(adapter.directory, adapter.hf_config, adapter.config)
     if source.adapter:
         folder = Path(source.adapter).expanduser()
         _check_base(adapter, config, (read_json(folder / BASE_RECORD) or {}).get("base_sha256"))

@@ -3,14 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.config.launch import NAME_LIMIT
+from llmtrain.config.launch import NAME_LIMIT, mount_problems
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
 from llmtrain.env import EXIT_CODES, LAUNCH
 from llmtrain.errors import UsageError
-from llmtrain.launch.work import WORK_DIR, Work
+from llmtrain.launch.work import WORK_DIR, Work, master_port
 from llmtrain.redact import has_secret, secrets_in
+
+MIN_PORT = 1024  # a pod without capabilities cannot bind lower ones
 
 
 def check_config(config: Config, work: Work, master_addr: str) -> None:
@@ -23,10 +25,16 @@ def check_config(config: Config, work: Work, master_addr: str) -> None:
             "A StatefulSet restarts containers that exit, so a run that torchrun has finished would start over.",
             remedy="Use another --kind, or --launcher llmtrain.",
         )
+    for _, problem in mount_problems(launch.mounts(config.output.mount_path)):
+        raise UsageError(problem)
+    if master_port(config) < MIN_PORT:
+        raise UsageError(
+            f"distributed.master_port must be at least {MIN_PORT} on a cluster, got {master_port(config)}."
+        )
     longest_name = f"{master_addr.partition('.')[0].removesuffix('0')}{launch.node_range[1] - 1}"
     if len(longest_name) > NAME_LIMIT:
         raise UsageError(
-            f"The pod name {longest_name} exceeds {NAME_LIMIT} characters.", remedy="Use a shorter launch.name."
+            f"The pod name {longest_name} exceeds {NAME_LIMIT} characters.", remedy="Set a shorter output.run_id."
         )
     reserved = {name for names in NAMES.values() for name in names} | {"HF_TOKEN", EXIT_CODES, LAUNCH}
     conflicts = sorted(reserved.intersection(launch.env))
@@ -78,11 +86,11 @@ def _check_hold(config: Config, work: Work) -> None:
             f"launch.nodes is {launch.nodes}, but --hold needs a fixed number of pods.",
             remedy="Set launch.nodes to one number.",
         )
-    for name, volume in launch.volumes.items():
-        if f"{volume.mount_path}/".startswith(f"{WORK_DIR}/"):
+    for name, path in launch.mounts(config.output.mount_path).items():
+        if f"{path}/".startswith(f"{WORK_DIR}/"):
             raise UsageError(
-                f"launch.{name}_volume.mount_path is {volume.mount_path}, but held pods use {WORK_DIR}.",
-                remedy="Mount the volume elsewhere (mount_path).",
+                f"The {name} volume is mounted at {path}, but held pods use {WORK_DIR}.",
+                remedy="Mount the volume elsewhere (output.root_dir, or the mount_path of the volume).",
             )
 
 
@@ -100,12 +108,12 @@ def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
             f"launch.nodes is {launch.nodes}, but distributed.rendezvous.backend static needs a fixed number.",
             remedy="Use the backend c10d or etcd-v2, or set launch.nodes to one number.",
         )
-    master = f"{master_addr}:{launch.master_port}"
+    master = f"{master_addr}:{master_port(config)}"
     if rendezvous.backend in ("static", "c10d") and rendezvous.endpoint not in (None, master):
         raise UsageError(
             f"distributed.rendezvous.endpoint is {rendezvous.endpoint}, but the endpoint of {rendezvous.backend} is "
             f"pod 0, {master}.",
-            remedy="Remove it (launch.master_port sets the port), or use etcd-v2 for a separate server.",
+            remedy="Remove it (distributed.master_port sets the port), or use etcd-v2 for a separate server.",
         )
 
 

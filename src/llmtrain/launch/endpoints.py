@@ -42,10 +42,11 @@ def tracking_uri(config: Config, work: Work) -> tuple[str, str] | None:
     the config takes precedence over it."""
     launch = config.launch
     in_env = (f"launch.env.{TRACKING_VARIABLE}", launch.env.get(TRACKING_VARIABLE))
-    in_launch = ("launch.tracking_uri", launch.tracking_uri)
+    mlflow = config.tracking.mlflow
+    in_config = ("tracking.mlflow.tracking_uri", mlflow.tracking_uri)
     by_mode = {
-        "train": [in_launch, ("mlflow.tracking_uri", config.mlflow.tracking_uri), in_env] * config.mlflow.enabled,
-        "command": [in_env, in_launch],
-        "hold": [in_env, in_launch],
+        "train": [in_config, in_env] * mlflow.enabled,
+        "command": [in_env, in_config],
+        "hold": [in_env, in_config],
     }
     return next(((field, uri) for field, uri in by_mode.get(work.mode, []) if uri), None)

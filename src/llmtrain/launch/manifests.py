@@ -44,7 +44,7 @@ def headless_service(plan: JobPlan) -> Manifest:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": plan.selector,
-            "ports": [{"name": "rendezvous", "port": plan.launch.master_port}],
+            "ports": [{"name": "rendezvous", "port": plan.master_port}],
         },
     }
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from llmtrain import registry
+from llmtrain.config.document import dump_document
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.load import dump_config
-from llmtrain.config.schema import Config
-from llmtrain.errors import UsageError
+from llmtrain.config.schema import SCHEMA_VERSION, Config
+from llmtrain.config.upgrade import downgrade
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
 from llmtrain.kubernetes.labels import COMMON_LABELS, RUN_LABEL, run_selector
@@ -16,7 +17,7 @@ from llmtrain.launch.checks import check_config, check_secrets
 from llmtrain.launch.endpoints import egress_ports
 from llmtrain.launch.plan_warnings import plan_warnings
 from llmtrain.launch.pod_command import pod_command
-from llmtrain.launch.work import Work
+from llmtrain.launch.work import Work, master_port
 from llmtrain.runs.directory import new_run_id
 
 Manifest = dict[str, Any]
@@ -24,7 +25,7 @@ Manifest = dict[str, Any]
 JOB_FILE = "job.json"
 DEFAULT_NAMESPACE = "default"
 # Fields of the config that describe one process; in a cluster each pod reads them from its environment.
-PROCESS_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "master_port", "init_method")
+PROCESS_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "init_method")
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,12 @@ class JobPlan:
     processes_per_node: int
     container: str
     master_addr: str
-    config_text: str
+    config: Config
+    """The config as the pods read it."""
+    master_port: int
+    mounts: dict[str, str]
+    """Volume -> path in the pods."""
+    tracking_uri: str | None
     command: list[str]
     egress_ports: list[int]
     is_fetching: bool
@@ -57,6 +63,13 @@ class JobPlan:
     def world_size(self) -> int:
         """Number of processes when all pods are running."""
         return self.nodes * self.processes_per_node
+
+    @property
+    def config_text(self) -> str:
+        """The config for the ConfigMap, in a schema that the image can read."""
+        if self.launch.image_schema == SCHEMA_VERSION:
+            return dump_config(self.config)
+        return dump_document(downgrade(self.config.as_dict()))
 
     @property
     def launch_id(self) -> str:
@@ -137,12 +150,7 @@ def plan_job(
     where refusing a secret in its config would only prevent removing it."""
     launch = config.launch
     workload = find_workload(launch)
-    run_id = launch.name or config.output.run_id or new_run_id(config.run.name)
-    if launch.name and config.output.run_id not in (None, launch.name):
-        raise UsageError(
-            f"launch.name is {launch.name}, but output.run_id is {config.output.run_id}: both name the run.",
-            remedy="Set one of them, or both to the same value.",
-        )
+    run_id = config.output.run_id or new_run_id(config.run.name)
     min_nodes, max_nodes = launch.node_range
     namespace = launch.namespace or DEFAULT_NAMESPACE
     master_addr = workload.master_addr(run_id, launch)
@@ -159,7 +167,10 @@ def plan_job(
         processes_per_node=launch.processes_per_node,
         container=workload.container,
         master_addr=master_addr,
-        config_text=dump_config(resolved),
+        config=resolved,
+        master_port=master_port(config),
+        mounts=launch.mounts(resolved.output.mount_path),
+        tracking_uri=config.tracking.mlflow.tracking_uri,
         command=pod_command(
             config,
             work,
@@ -182,9 +193,5 @@ def plan_job(
 
 def _config_in_pod(config: Config, run_id: str) -> Config:
     """The config as the pods read it."""
-    config = config.with_values("output", run_id=run_id, root_dir=config.launch.runs_volume.mount_path)
-    config = config.with_values("launch", name=run_id)
-    config = config.with_values("distributed", **dict.fromkeys(PROCESS_FIELDS))
-    if config.launch.tracking_uri:
-        config = config.with_values("mlflow", tracking_uri=config.launch.tracking_uri)
-    return config
+    config = config.with_values("output", run_id=run_id, root_dir=config.output.mount_path)
+    return config.with_values("distributed", **dict.fromkeys(PROCESS_FIELDS))

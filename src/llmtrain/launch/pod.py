@@ -116,7 +116,7 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
         "env": [*_env(plan), *env],
         **_env_from(plan),
-        "ports": [{"name": port_name, "containerPort": launch.master_port}],
+        "ports": [{"name": port_name, "containerPort": plan.master_port}],
         "resources": _resources(plan),
         **container_security(launch),
         "volumeMounts": _mounts(plan),
@@ -149,7 +149,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     # After the prefetch, training needs the hub no more. In held pods people may want another model than the config's.
     is_asking = is_prefetch or is_held or not plan.is_fetching
     plain = {**WRITABLE, LAUNCH: plan.launch_id}
-    plain |= {"MLFLOW_TRACKING_URI": launch.tracking_uri} if launch.tracking_uri else {}
+    plain |= {"MLFLOW_TRACKING_URI": plan.tracking_uri} if plan.tracking_uri else {}
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
@@ -158,7 +158,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     if is_held and not is_prefetch:
         plain[HOLD_SCRIPT] = script_text("hold.py")
     if plan.work.mode in ("hold", "command") and not is_prefetch:
-        plain[RUN_DIR] = f"{launch.runs_volume.mount_path}/{plan.run_id}"
+        plain[RUN_DIR] = f"{plan.mounts['runs']}/{plan.run_id}"
     plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
@@ -189,7 +189,7 @@ def _mounts(plan: JobPlan) -> list[Manifest]:
     ]
     for name, volume in plan.launch.volumes.items():
         is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
-        mounts.append({"name": name, "mountPath": volume.mount_path} | ({"readOnly": True} if is_read_only else {}))
+        mounts.append({"name": name, "mountPath": plan.mounts[name]} | ({"readOnly": True} if is_read_only else {}))
     return mounts
 
 

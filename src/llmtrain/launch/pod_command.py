@@ -1,7 +1,7 @@
 """The command line of the training container, which is the same in every pod and for every workload."""
 
 from llmtrain.config.schema import Config
-from llmtrain.launch.work import CONFIG_DIR, CONFIG_FILE, HELD_COMMAND, Work
+from llmtrain.launch.work import CONFIG_DIR, CONFIG_FILE, HELD_COMMAND, Work, master_port
 
 
 def pod_command(
@@ -34,7 +34,7 @@ def _rendezvous(config: Config, master_addr: str, run_id: str, etcd_id: str) -> 
     backend = ["--rdzv-backend", rendezvous.backend] if rendezvous.backend else []
     if rendezvous.backend == "etcd-v2":
         return [*backend, "--rdzv-endpoint", str(rendezvous.endpoint), "--rdzv-id", etcd_id]
-    master = ["--master-addr", master_addr, "--master-port", str(config.launch.master_port)]
+    master = ["--master-addr", master_addr, "--master-port", str(master_port(config))]
     return [*master, *backend, "--rdzv-id", run_id]
 
 
@@ -42,10 +42,10 @@ def _torchrun(config: Config, command: list[str], run_id: str, master_addr: str,
     launch = config.launch
     min_nodes, max_nodes = launch.node_range
     if min_nodes < max_nodes or config.distributed.rendezvous.backend == "c10d":
-        endpoint = f"{master_addr}:{launch.master_port}"
+        endpoint = f"{master_addr}:{master_port(config)}"
         rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", f"--rdzv-id={run_id}"]
     else:
-        master = [f"--master-addr={master_addr}", f"--master-port={launch.master_port}"]
+        master = [f"--master-addr={master_addr}", f"--master-port={master_port(config)}"]
         rendezvous = [f"--node-rank=$({index_variable})", *master]
     sizes = [f"--nnodes={launch.nodes}", f"--nproc-per-node={launch.processes_per_node}"]
     return ["torchrun", *sizes, *rendezvous, "--no-python", *command]

@@ -3,14 +3,15 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from llmtrain.config.document import Document, parse_document
-from llmtrain.config.load import build_config, dump_config
-from llmtrain.config.schema import SECTIONS, Config
+from llmtrain.config.load import build_config
+from llmtrain.config.schema import SECTIONS, Config, section_class, subsection
 from llmtrain.config.section import Section
+from llmtrain.config.upgrade import Upgrade, is_old, upgrade
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Object
@@ -157,13 +158,19 @@ def read_record(config_map: Object, place: str = "") -> Record:
     unknown: list[str] = []
     try:
         document = parse_document(data[CONFIG_FILE], f"the config of {run_id}")
-        values = _known(document.values, SECTIONS, "", unknown)
+        version = document.values.get("schema_version")
+        upgraded = upgrade(document.values, version, for_launch=True) if is_old(version) else Upgrade(document.values)
+        values = _known(upgraded.values, unknown)
+        if upgraded.problems:
+            raise UsageError(upgraded.problems[0])
         config = build_config(Document(document.source, values), is_launched=True)
+        if is_old(version):  # the image may not read a later schema
+            config = config.with_values("launch", image_schema=2)
     except LlmtrainError as problem:
         raise UsageError(f"{where} is not readable as a run of llmtrain: {problem.what}", remedy=remedy) from None
-    if config.launch.name != run_id:  # else `delete RUN` would delete another one's objects
+    if config.output.run_id != run_id:  # else `delete RUN` would delete another one's objects
         raise UsageError(
-            f"{where} is not the record of '{run_id}': launch.name is {config.launch.name}.", remedy=remedy
+            f"{where} is not the record of '{run_id}': output.run_id is {config.output.run_id}.", remedy=remedy
         )
     return Record(
         run_id=run_id,
@@ -208,8 +215,7 @@ _OPERATOR_KINDS = {
 
 def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:
     """Refuse changes that pods would not see: what the launch section or the pod itself decides is written over."""
-    before, after = _flat(dump_config(record.config)), _flat(dump_config(changed))
-    in_pods = _flat(plan.config_text)
+    before, after, in_pods = (_flat(config.as_dict()) for config in (record.config, changed, plan.config))
     for name, value in after.items():
         if value in (before.get(name), in_pods.get(name)):
             continue
@@ -217,23 +223,13 @@ def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:
             f"{name} is set to {value}, but pods would use {in_pods.get(name)}.",
             remedy=f"Leave it out{_DECIDED_BY.get(name, ': each pod finds that out for itself')}.",
         )
-    uri = record.config.launch.tracking_uri
-    if uri and not changed.launch.tracking_uri and changed.mlflow.tracking_uri == uri:
-        raise UsageError(
-            f"launch.tracking_uri is empty, but mlflow.tracking_uri of the run is {uri}, as its last launch set it.",
-            remedy="Set mlflow.tracking_uri too.",
-        )
 
 
-_DECIDED_BY = {
-    "mlflow.tracking_uri": ", and set launch.tracking_uri, which decides it",
-    "output.root_dir": ": it is launch.runs_volume.mount_path",
-}
+_DECIDED_BY = {"output.root_dir": ", or make it an absolute path"}
 
 
-def _flat(text: str) -> dict[str, Any]:
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """`section.field` -> value."""
-    values = parse_document(text, "the config").values
     return {
         f"{section}.{name}": value
         for section, fields in values.items()
@@ -242,17 +238,28 @@ def _flat(text: str) -> dict[str, Any]:
     }
 
 
-def _known(values: dict[str, Any], fields: Mapping[str, Any], path: str, unknown: list[str]) -> dict[str, Any]:
+def _known(values: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
     """Without what only another version of llmtrain knows: its runs can still be seen, stopped and fetched."""
     kept = {}
     for name, value in values.items():
-        if name != "schema_version" and name not in fields:
+        kind = section_class(name, value) if name in SECTIONS and isinstance(value, dict) else None
+        if kind is not None:
+            value = _known_fields(kind, value, f"{name}.", unknown)
+        elif name not in (*SECTIONS, "schema_version"):
+            unknown.append(name)
+            continue
+        kept[name] = value
+    return kept
+
+
+def _known_fields(kind: type[Section], values: dict[str, Any], path: str, unknown: list[str]) -> dict[str, Any]:
+    kept = {}
+    for name, value in values.items():
+        if name not in kind.model_fields:
             unknown.append(f"{path}{name}")
             continue
-        kinds = (fields.get(name), *get_args(fields.get(name)))  # `LoraSection | None` is two
-        section = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
-        if isinstance(value, dict) and section is not None:
-            inner = {key: field.annotation for key, field in section.model_fields.items()}
-            value = _known(value, inner, f"{path}{name}.", unknown)
+        inner = subsection(kind, name)
+        if inner is not None and isinstance(value, dict):
+            value = _known_fields(inner, value, f"{path}{name}.", unknown)
         kept[name] = value
     return kept

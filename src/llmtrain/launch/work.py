@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from llmtrain.config.schema import Config
+from llmtrain.config.upgrade import DEFAULT_PORT
 from llmtrain.env import HOLD_SCRIPT
 from llmtrain.launch.pod_scripts import script_command
 
@@ -19,3 +21,7 @@ class Work:
     """Mode `command`: the user's command, which every process runs."""
     launcher: Literal["llmtrain", "torchrun"] = "llmtrain"
     """Mode `command`: what starts the processes; torchrun for images without llmtrain."""
+
+
+def master_port(config: Config) -> int:
+    return config.distributed.master_port or DEFAULT_PORT

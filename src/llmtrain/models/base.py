@@ -4,12 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -29,7 +30,7 @@ class ModelAdapter(ABC):
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
-        self.vocab_size = config.vocab_size or tokenizer_vocab
+        self.vocab_size: int = getattr(config, "vocab_size", None) or tokenizer_vocab
         if self.vocab_size < tokenizer_vocab:
             raise UsageError(
                 f"model.vocab_size must be at least the tokenizer's {tokenizer_vocab}, got {self.vocab_size}.",
@@ -37,7 +38,7 @@ class ModelAdapter(ABC):
             )
 
     @classmethod
-    def default_tokenizer(cls, config: ModelSection) -> str:  # noqa: ARG003
+    def default_tokenizer(cls, config: Any) -> str:  # noqa: ARG003
         """The tokenizer to use if data.tokenizer is not set."""
         return "byte"
 
@@ -55,7 +56,7 @@ class ModelAdapter(ABC):
 
     @property
     def uses_dropout(self) -> bool:
-        return self.config.dropout > 0
+        return bool(getattr(self.config, "dropout", 0.0))
 
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None

@@ -4,13 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
-from llmtrain.errors import UsageError
+from llmtrain.config.model import DummyGptSection
 from llmtrain.models.base import ModelAdapter, parameter_count
 
 
 class DummyGPT(nn.Module):
-    def __init__(self, config: ModelSection, vocab_size: int) -> None:
+    def __init__(self, config: DummyGptSection, vocab_size: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.embedding = nn.Embedding(vocab_size, config.d_model)
@@ -22,12 +21,9 @@ class DummyGPT(nn.Module):
 
 
 class DummyGPTAdapter(ModelAdapter):
+    config: DummyGptSection
+
     def build(self) -> nn.Module:
-        if self.config.init != "random":
-            raise UsageError(
-                f"model.init must be random for dummy_gpt, got '{self.config.init}'.",
-                remedy="Set model.init to random.",
-            )
         return DummyGPT(self.config, self.vocab_size)
 
     def flops_per_token(self, module: nn.Module) -> float:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.config.schema import RUN_ID_PATTERN
+from llmtrain.config.section import RUN_ID_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.files import RESERVE_BYTES, disk_full, is_full, is_there
 from llmtrain.redact import redact

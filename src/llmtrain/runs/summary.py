@@ -7,6 +7,7 @@ from typing import Any
 
 from llmtrain.config.document import read_document
 from llmtrain.config.schema import differences
+from llmtrain.config.upgrade import upgraded_values
 from llmtrain.errors import LlmtrainError
 from llmtrain.files import is_there, open_text, read_json
 from llmtrain.runs.directory import RunDirectory
@@ -101,7 +102,7 @@ def describe(run: RunDirectory) -> dict[str, Any]:
 
 def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
     rows = [summarise(first), summarise(second)]
-    found = differences(config_values(first), config_values(second))
+    found = differences(*(upgraded_values(config_values(run)) for run in (first, second)))
     losses = [
         {row["step"]: row["train/loss"] for row in _metrics(run, []) if row.get("train/loss") is not None}
         for run in (first, second)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.schema import S3_URI_PATTERN
+from llmtrain.config.output import S3_URI_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.files import file_sha256, read_json
 from llmtrain.logs import log, warn

@@ -104,7 +104,7 @@ class MlflowTracker(NullTracker):
 
     def _close(self, status: Status, result: dict[str, Any] | None) -> None:
         best = (result or {}).get("best_checkpoint")
-        if best and self._run.config.mlflow.log_models:
+        if best and self._run.config.tracking.mlflow.log_models:
             self._made.client.log_artifacts(self._made.id, best, artifact_path="best_checkpoint")
         if status != "superseded":  # then the run goes on, in another process
             self._made.end(status)
@@ -146,7 +146,7 @@ class MlflowRun:
 
     def find(self) -> bool:
         """Go on in a run that carries our run id in the experiment, whoever made it."""
-        experiment = self.client.get_experiment_by_name(self._config.mlflow.experiment)
+        experiment = self.client.get_experiment_by_name(self._config.tracking.mlflow.experiment)
         if experiment is None:
             return False
         wanted = f"tags.`{RUN_ID_TAG}` = '{self._directory.run_id}'"
@@ -162,7 +162,7 @@ class MlflowRun:
         return True
 
     def create(self, started_at_ms: int | None = None) -> None:
-        config, run_id = self._config.mlflow, self._directory.run_id
+        config, run_id = self._config.tracking.mlflow, self._directory.run_id
         found = self.client.get_experiment_by_name(config.experiment)
         experiment = (
             found.experiment_id
@@ -248,7 +248,7 @@ def is_complete(run: RunDirectory) -> bool:
 def _say_where(config: Config, uri: str) -> None:
     """What opens the store: not always what was named."""
     shown, fields = redact(uri), {"tracking_uri": redact(uri)}
-    if is_login_missing(config.mlflow.tracking_uri):
+    if is_login_missing(config.tracking.mlflow.tracking_uri):
         warn(
             "TRAIN",
             f"the login of the MLflow server {shown} is not kept with the run: set MLFLOW_TRACKING_USERNAME and "
@@ -257,7 +257,7 @@ def _say_where(config: Config, uri: str) -> None:
     if local_folder(uri) is None:
         log("TRAIN", f"MLflow server {shown}", fields=fields)
         return
-    named = config.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or uri
+    named = config.tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or uri
     why = "" if named.startswith("sqlite:") else f" (MLflow opens the directory {named} itself only with {ALLOW}=true)"
     log("TRAIN", f"MLflow store {shown}{why if uri.startswith('sqlite:') else ''}", fields=fields)
 
@@ -298,7 +298,7 @@ def as_metrics(step: int, metrics: Metrics, time_ms: int) -> list["Metric"]:
 
 
 def check_installed() -> None:
-    require_mlflow("mlflow.enabled is true", ", or set mlflow.enabled to false")
+    require_mlflow("tracking.mlflow.enabled is true", ", or set tracking.mlflow.enabled to false")
 
 
 def require_mlflow(what: str, otherwise: str = "") -> None:
@@ -309,7 +309,7 @@ def require_mlflow(what: str, otherwise: str = "") -> None:
 def tracking_location(config: Config) -> tuple[str, str | None]:
     """Where a run with this config is tracked. The config wins over the environment, but for a URI that was read from
     the record of a run, where its login is hidden."""
-    named, from_environment = config.mlflow.tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
+    named, from_environment = config.tracking.mlflow.tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
     if named is None or HIDDEN_LOGIN in named:
         named = from_environment or named
     return store_at(without_login(named) if named else sqlite_in(Path(config.output.root_dir)))

@@ -73,7 +73,7 @@ def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
         "tracking_uri": redact(location[0]),
-        "experiment": config.mlflow.experiment,
+        "experiment": config.tracking.mlflow.experiment,
         "mlflow_run_id": made.id,
         "is_new": is_new,
         "status": status or "running",
@@ -86,7 +86,7 @@ def _replay(run: RunDirectory, config: Config, uri: str) -> dict[str, Any]:
 def _store_from_here(config: Config, run: RunDirectory) -> str:
     """As tracking_location, but the paths in the config are those of the machine that trained: a local store counts
     only where its directory is here, too. A login was taken out of the config before it was written down."""
-    named = config.mlflow.tracking_uri
+    named = config.tracking.mlflow.tracking_uri
     if named and HIDDEN_LOGIN in named and not os.environ.get("MLFLOW_TRACKING_URI") and not is_login_missing(named):
         return without_login(named)
     if named and redact(named) == named and "***" not in named:

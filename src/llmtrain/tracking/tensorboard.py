@@ -26,6 +26,6 @@ class TensorboardTracker(NullTracker):
 def check_installed() -> None:
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
-            "logging.tensorboard is on, but tensorboard is not installed.",
+            "tracking.tensorboard.enabled is true, but tensorboard is not installed.",
             remedy="pip install 'llmtrain[tensorboard]', or switch it off.",
         )

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.schema import MAX_THREADS, Config
+from llmtrain.config.model import HfCausalLmSection
+from llmtrain.config.run import MAX_THREADS
+from llmtrain.config.schema import Config
 from llmtrain.content_hash import files_sha256
 from llmtrain.data.base import DataModule, PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
@@ -87,7 +89,8 @@ def build_components(config: Config, world: World) -> Components:
 
 def check_combination(config: Config, world: World) -> None:
     """Refuse settings that are valid alone but not together or on this device."""
-    lora, attention = config.model.lora, config.model.attention
+    model = config.model if isinstance(config.model, HfCausalLmSection) else None
+    lora, attention = (model.lora, model.attention) if model else (None, None)
     if lora and config.trainer.optimizer == "adafactor":
         raise UsageError(
             "trainer.optimizer adafactor does not work with LoRA: its steps are proportional to the weights, and half "
@@ -166,11 +169,11 @@ def set_up_torch(config: Config) -> None:
 
 def check_trackers(config: Config) -> None:
     """Raise if a tracker is enabled whose package is not installed."""
-    if config.mlflow.enabled:
+    if config.tracking.mlflow.enabled:
         from llmtrain.tracking.mlflow import check_installed
 
         check_installed()
-    if config.logging.tensorboard:
+    if config.tracking.tensorboard.enabled:
         from llmtrain.tracking.tensorboard import check_installed
 
         check_installed()
@@ -178,8 +181,8 @@ def check_trackers(config: Config) -> None:
 
 def open_trackers(run: TrackedRun) -> NullTracker:
     names = ["jsonl", "console"]
-    names += ["mlflow"] if run.config.mlflow.enabled else []
-    names += ["tensorboard"] if run.config.logging.tensorboard else []
+    names += ["mlflow"] if run.config.tracking.mlflow.enabled else []
+    names += ["tensorboard"] if run.config.tracking.tensorboard.enabled else []
     opened: list[NullTracker] = []
     for name in names:
         try:

@@ -11,7 +11,7 @@ from llmtrain.checkpoint.artifacts import Artifacts
 from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import TrainState, model_tensors, optimizer_tensors
 from llmtrain.checkpoint.store import CheckpointRequest
-from llmtrain.config.schema import TrainerSection
+from llmtrain.config.trainer import TrainerSection
 from llmtrain.data.batches import Batch, TrainBatches
 from llmtrain.distributed.batch_split import Share
 from llmtrain.distributed.world import World
@@ -99,7 +99,7 @@ class Trainer:
 
     @property
     def stopped_early(self) -> bool:
-        patience = self.config.early_stopping
+        patience = self.config.early_stopping_patience
         return patience is not None and self.progress.evaluations_since_best >= patience
 
     def _is_interrupted(self) -> bool:

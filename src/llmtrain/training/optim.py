@@ -5,7 +5,7 @@ import math
 import torch
 from torch import nn
 
-from llmtrain.config.schema import TrainerSection
+from llmtrain.config.trainer import TrainerSection
 
 
 def lr_at(step: int, config: TrainerSection) -> float:

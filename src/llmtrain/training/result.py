@@ -6,7 +6,9 @@ from typing import Any, TypeGuard
 from llmtrain.checkpoint.artifacts import Artifacts
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.checkpoint.store import CheckpointStore
-from llmtrain.config.schema import Config, TrainerSection, differences, may_change
+from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.config.upgrade import upgraded_values
 from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.files import is_there, read_json, write_json
@@ -71,7 +73,7 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
         "world_size": world.world_size,
         "strategy": config.distributed.strategy,
         "generation": context.generation,
-        "tracking_uri": redact(tracking_location(config)[0]) if config.mlflow.enabled else None,
+        "tracking_uri": redact(tracking_location(config)[0]) if config.tracking.mlflow.enabled else None,
         "device": str(world.device),
         "threads": config.run.threads,
         "precision": with_device_precision(config, world.device).trainer.precision,
@@ -131,7 +133,7 @@ def finished_result(config: Config, resumption: Resumption, allow_change: bool =
 def complete_finished(config: Config, run: RunDirectory, result: TrainResult) -> TrainResult:
     """Finish reporting on rank 0. A previous process may have been killed after finished.json was written, while it
     was still sending metrics to MLflow or copying the run."""
-    if config.mlflow.enabled and not is_complete(run):
+    if config.tracking.mlflow.enabled and not is_complete(run):
         try:
             replay_run(run, tracking_location(config)[0])
         except LlmtrainError as problem:
@@ -143,7 +145,11 @@ def complete_finished(config: Config, run: RunDirectory, result: TrainResult) ->
 
 def requested_length(trainer: TrainerSection) -> dict[str, Any]:
     """How long the run was requested to train: kept with the result, to recognize a longer request."""
-    return trainer.model_dump(include={"max_steps", "max_epochs", "early_stopping"})
+    return {
+        "max_steps": trainer.max_steps,
+        "max_epochs": trainer.max_epochs,
+        "early_stopping": trainer.early_stopping_patience,
+    }
 
 
 def _is_result(value: Any) -> TypeGuard[TrainResult]:
@@ -158,7 +164,7 @@ def _is_result(value: Any) -> TypeGuard[TrainResult]:
 def _check_same_config(run: RunDirectory, config: Config) -> None:
     """Refuse a run id that belongs to a finished run with another config."""
     recorded = config_values(run)
-    changes = differences(recorded, redact_values(config.as_dict())) if recorded else []
+    changes = differences(upgraded_values(recorded), redact_values(config.as_dict())) if recorded else []
     refused = [change for change in changes if not may_change(change[0])]
     if refused:
         fields = ", ".join(f"{path}: {old!r} -> {new!r}" for path, old, new in refused[:5])

@@ -10,7 +10,9 @@ from torch import nn
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.state import TrainState, load_tensors
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
-from llmtrain.config.schema import MAX_THREADS, Config, differences, may_change
+from llmtrain.config.run import MAX_THREADS
+from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.config.upgrade import upgraded_values
 from llmtrain.data.tokenizers.load import saved_sha256
 from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
@@ -140,7 +142,7 @@ def check_config(resumption: Resumption, config: Config, allow_change: bool) -> 
     checkpoint = resumption.checkpoint
     if checkpoint is None:
         return
-    changes = differences(checkpoint.state()["config"], redact_values(config.as_dict()))
+    changes = differences(upgraded_values(checkpoint.state()["config"]), redact_values(config.as_dict()))
     refuse_changes(checkpoint, [change for change in changes if not may_change(change[0])], allow_change)
     trainer = config.trainer
     if trainer.max_epochs is None:
@@ -173,7 +175,9 @@ def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bo
     changes: list[Change] = [(name, then.get(name), now[name]) for name in names]
     if changes:
         paths = ("data.files", "data.val_files", "data.train_file", "data.val_file", "data.tokenizer", "model.path")
-        changes += [change for change in differences(then["config"], now["config"]) if change[0] in paths]
+        changes += [
+            change for change in differences(upgraded_values(then["config"]), now["config"]) if change[0] in paths
+        ]
     refuse_changes(checkpoint, changes, allow_change)
     if then.get("device") not in (None, now["device"]):
         warn("TRAIN", f"the run moves from {then['device']} to {now['device']}: results are not bit-exact across them")

@@ -11,7 +11,8 @@ from llmtrain.checkpoint.artifacts import Artifacts
 from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import TrainState
 from llmtrain.checkpoint.store import CheckpointStore
-from llmtrain.config.schema import Config, OutputSection
+from llmtrain.config.output import OutputSection
+from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.distributed.batch_split import Share, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors

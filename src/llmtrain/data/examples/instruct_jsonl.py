@@ -2,12 +2,15 @@
 
 from typing import Any
 
+from llmtrain.config.data import InstructJsonlSection
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation, plain_prompt
 from llmtrain.data.types import BadExample, Segment
 
 
 class InstructJsonl(JsonExamples):
+    config: InstructJsonlSection
+
     def identity(self) -> dict[str, Any]:
         config = self.config
         return {**super().identity(), "fields": [config.instruction_field, config.input_field, config.output_field]}

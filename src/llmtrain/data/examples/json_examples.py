@@ -7,10 +7,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ChatJsonlSection, InstructJsonlSection
 from llmtrain.data.base import ExampleData
 from llmtrain.data.examples.json_lines import Line, count_lines, find_file, read_json_lines
-from llmtrain.data.examples.prompts import choose_format
+from llmtrain.data.examples.prompts import adds_special_tokens, choose_format
 from llmtrain.data.hf_datasets import load_split, training_count
 from llmtrain.data.text.reader import files_identity
 from llmtrain.data.tokenizers.chat_template import ChatTemplate
@@ -19,11 +19,13 @@ from llmtrain.data.types import BadExample, Example, Segment, Split
 from llmtrain.errors import DataError
 from llmtrain.logs import warn_once
 
-SKIP_REMEDY = "Set data.bad_rows to skip to drop such examples."
+SKIP_REMEDY = "Set data.on_bad_example to skip to drop such examples."
 
 
 class JsonExamples(ExampleData):
-    def __init__(self, config: DataSection, seed: int) -> None:
+    config: InstructJsonlSection | ChatJsonlSection
+
+    def __init__(self, config: InstructJsonlSection | ChatJsonlSection, seed: int) -> None:
         super().__init__(config, seed)
         self._warned: set[tuple[str, str]] = set()
 
@@ -48,8 +50,8 @@ class JsonExamples(ExampleData):
             "kind": config.name,
             "version": 1,
             "format": self.format,
-            "special": config.add_special_tokens,
-            "bad_rows": config.bad_rows,
+            "special": adds_special_tokens(config),
+            "bad_rows": config.on_bad_example,
             "train": self._source_identity("train"),
             "val": self._source_identity("val") if self._has_val else config.val_fraction,
         }
@@ -99,7 +101,7 @@ class JsonExamples(ExampleData):
 
     def _usable(self, source: str, lines: Iterable[Line]) -> Iterator[Example]:
         is_plain = self.format == "plain"
-        begins_special = is_plain and self.config.add_special_tokens
+        begins_special = is_plain and adds_special_tokens(self.config)
         count, dropped, first = 0, 0, ""
         for line in lines:
             count += 1
@@ -111,7 +113,7 @@ class JsonExamples(ExampleData):
                     raise BadExample("contains a NUL character, the byte tokenizer's end of text")
                 yield Example(segments, source, line.number, begins_special, ends_text=is_plain)
             except BadExample as bad:
-                if self.config.bad_rows == "error":
+                if self.config.on_bad_example == "error":
                     raise DataError(
                         f"{source}, line {line.number}: {bad.reason}.",
                         remedy=f"{bad.remedy or 'Fix the example.'} {SKIP_REMEDY}",

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ChatJsonlSection, DataSection, InstructJsonlSection
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template
 from llmtrain.data.types import BadExample, Segment
@@ -14,7 +14,7 @@ __all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt",
 
 def choose_format(config: DataSection, tokenizer_dir: Path | None) -> Literal["chat", "plain"]:
     """Resolve `auto` for a tokenizer directory (None: a built-in tokenizer, which has no chat template)."""
-    requested = "chat" if config.name == "chat_jsonl" else config.prompt_format
+    requested = "chat" if isinstance(config, ChatJsonlSection) else getattr(config, "prompt_format", "auto")
     if requested == "plain":
         return "plain"
     if has_chat_template(tokenizer_dir):
@@ -72,7 +72,11 @@ def prompt_text(config: DataSection, tokenizer_dir: Path | None, messages: list[
 def prompt_prefix(config: DataSection, tokenizer_dir: Path | None, tokenizer: Tokenizer) -> list[int]:
     """Ids before such a prompt, as in training. A chat template writes its own."""
     is_plain = choose_format(config, tokenizer_dir) == "plain"
-    return tokenizer.prefix_ids() if is_plain and config.add_special_tokens else []
+    return tokenizer.prefix_ids() if is_plain and adds_special_tokens(config) else []
+
+
+def adds_special_tokens(config: DataSection) -> bool:
+    return not isinstance(config, InstructJsonlSection) or config.add_special_tokens
 
 
 def _plain_turn(message: Message) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.config.schema import DataSection
+from llmtrain.config.data import ExampleDataSection
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.errors import DataError
 from llmtrain.logs import warn_once
@@ -26,16 +26,16 @@ class Selection:
         return len(self.examples)
 
 
-def select_examples(store: ExampleStore, config: DataSection, block_size: int, label: str) -> Selection:
+def select_examples(store: ExampleStore, config: ExampleDataSection, block_size: int, label: str) -> Selection:
     """Truncate or drop long examples, drop those without an answer in the remaining tokens, and log how many."""
     lengths = store.lengths - 1
     is_long = lengths > block_size
-    if config.long_rows == "error" and is_long.any():
+    if config.truncation == "error" and is_long.any():
         raise _too_long(store, block_size, label, lengths, is_long)
     kept = np.minimum(lengths, block_size)
     has_target = kept > 0 if config.train_on_prompt else _count_targets(store, kept) > 0
-    is_skipped = is_long & (config.long_rows == "skip")
-    if config.long_rows == "skip":
+    is_skipped = is_long & (config.truncation == "skip")
+    if config.truncation == "skip":
         _warn_count(is_skipped, label, f"dropped: longer than model.block_size {block_size}")
     else:
         _warn_count(is_long & has_target, label, f"truncated to model.block_size {block_size}")
@@ -68,7 +68,7 @@ def _too_long(store: ExampleStore, block_size: int, label: str, lengths: Indexes
         f"{file}, line {line}: the example has {lengths[example]:,} tokens, more than model.block_size {block_size}"
         + (f"; {others:,} more {label} examples are too long." if others else "."),
         remedy=f"Raise model.block_size (the longest example needs {lengths.max()}), "
-        "or set data.long_rows to truncate or skip.",
+        "or set data.truncation to right or skip.",
     )
 
 

@@ -7,6 +7,7 @@ joined with the next row.
 from collections.abc import Iterator
 from typing import Any
 
+from llmtrain.config.data import HfTextSection
 from llmtrain.data.base import TextData
 from llmtrain.data.hf_datasets import call_datasets, hold_out, load_split
 from llmtrain.data.text.reader import expand_files, files_identity
@@ -18,6 +19,8 @@ ROWS_AT_ONCE = 1000
 
 
 class HFText(TextData):
+    config: HfTextSection
+
     def identity(self) -> dict[str, Any]:
         config = self.config
         identity: dict[str, Any] = {"kind": "hf_text", "column": config.text_column}

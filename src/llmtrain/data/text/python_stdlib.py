@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llmtrain.config.data import PythonStdlibSection
 from llmtrain.data.base import TextData
 from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
@@ -17,6 +18,8 @@ _EXCLUDED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__
 
 
 class PythonStdlib(TextData):
+    config: PythonStdlibSection
+
     def identity(self) -> dict[str, Any]:
         sizes = [[str(path.relative_to(_directory())), path.stat().st_size] for path in _files()]
         digest = hashlib.sha256(repr(sizes).encode()).hexdigest()

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmtrain.config.data import TextFilesSection
 from llmtrain.data.base import TextData
 from llmtrain.data.text.reader import expand_files, files_identity, read_chunks
 from llmtrain.data.types import Split, TextChunk
 
 
 class TextFiles(TextData):
+    config: TextFilesSection
+
     def identity(self) -> dict[str, Any]:
         config = self.config
         return {

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError
 from llmtrain.models.base import ModelAdapter, parameter_count
 from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
@@ -12,6 +13,8 @@ from llmtrain.text import one_line
 
 
 class GPTAdapter(ModelAdapter):
+    config: GptSection
+
     def build(self) -> nn.Module:
         module = GPT(self.config, self.vocab_size)
         if self.config.init != "random":

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.gpt.model import padded_vocab_size
 
@@ -21,7 +21,7 @@ _VOCABULARY = ("wte.weight", "lm_head.weight")
 
 def write_gpt2(
     directory: Path,
-    config: ModelSection,
+    config: GptSection,
     vocab_size: int,
     state: State,
     end_of_text: int | None = None,
@@ -41,7 +41,7 @@ def write_gpt2(
     (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
-def _gpt2_config(config: ModelSection, vocab_size: int) -> dict[str, Any]:
+def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -63,7 +63,7 @@ def _gpt2_config(config: ModelSection, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def read_gpt2(directory: Path, config: ModelSection, vocab_size: int) -> State:
+def read_gpt2(directory: Path, config: GptSection, vocab_size: int) -> State:
     """The state dict of a GPT with this config, read from a directory in GPT-2 format; refuses another shape."""
     try:
         gpt2_config = json.loads((directory / "config.json").read_text())
@@ -84,7 +84,7 @@ def read_gpt2(directory: Path, config: ModelSection, vocab_size: int) -> State:
     return state
 
 
-def _check_shape(directory: Path, config: ModelSection, vocab_size: int, actual: dict[str, Any]) -> None:
+def _check_shape(directory: Path, config: GptSection, vocab_size: int, actual: dict[str, Any]) -> None:
     expected = _gpt2_config(config, vocab_size)
     names = (
         "model_type",

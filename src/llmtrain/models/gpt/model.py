@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import GptSection
 
 INIT_STD = 0.02
 VOCAB_MULTIPLE = 64
 
 
 class CausalSelfAttention(nn.Module):
-    def __init__(self, config: ModelSection) -> None:
+    def __init__(self, config: GptSection) -> None:
         super().__init__()
         self.n_heads, self.dropout = config.n_heads, config.dropout
         self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)  # query, key and value of all heads
@@ -34,7 +34,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelSection) -> None:
+    def __init__(self, config: GptSection) -> None:
         super().__init__()
         d_ff = config.d_ff or 4 * config.d_model
         self.dropout = config.dropout
@@ -47,7 +47,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, config: ModelSection) -> None:
+    def __init__(self, config: GptSection) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.d_model)
         self.attn = CausalSelfAttention(config)
@@ -63,7 +63,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     padding_bias: torch.Tensor | None
 
-    def __init__(self, config: ModelSection, vocab_size: int) -> None:
+    def __init__(self, config: GptSection, vocab_size: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         padded_size = padded_vocab_size(vocab_size)

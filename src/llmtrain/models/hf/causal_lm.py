@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.hub.find import find_model
@@ -79,9 +79,10 @@ class CausalLM(nn.Module):
 
 
 class HFCausalLMAdapter(ModelAdapter):
+    config: HfCausalLmSection
     can_pack = True
 
-    def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
+    def __init__(self, config: HfCausalLmSection, tokenizer_vocab: int) -> None:
         check_installed()
         self.config = config
         self.directory = find_directory(config)
@@ -117,7 +118,7 @@ class HFCausalLMAdapter(ModelAdapter):
         return [path for name in CONFIG_FILES if (path := self.directory / name).is_file()]
 
     @classmethod
-    def default_tokenizer(cls, config: ModelSection) -> str:
+    def default_tokenizer(cls, config: HfCausalLmSection) -> str:
         directory = find_directory(config)
         if config.tokenizer_path:
             directory = find_model(config.tokenizer_path, None, config.local_files_only, "model.tokenizer_path")
@@ -148,7 +149,7 @@ class HFCausalLMAdapter(ModelAdapter):
         if self.config.lora:
             model = add_lora(model, self.config.lora)
             # adapter_config.json must name a base model that others can load: a directory or a name on the hub.
-            path = Path(self.config.path or "").expanduser()
+            path = Path(self.config.path).expanduser()
             name = str(path.absolute()) if path.is_dir() else self.config.path
             model.peft_config["default"].base_model_name_or_path = name
         elif self.config.dtype == "bfloat16":
@@ -300,9 +301,8 @@ class HFCausalLMAdapter(ModelAdapter):
             raise DataError(f"transformers cannot save the model: {one_line(problem, 300)}") from None
 
 
-def find_directory(config: ModelSection) -> Path:
+def find_directory(config: HfCausalLmSection) -> Path:
     """The directory of model.path, downloaded if it is a name on the hub."""
-    assert config.path is not None
     is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
     if config.trust_remote_code and not is_code_pinned:
         raise UsageError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from llmtrain.config.schema import ModelSection
+from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.text import one_line
 
@@ -34,7 +34,7 @@ def has_tokenizer(directory: Path) -> bool:
     return any((directory / name).is_file() for name in _TOKENIZER_FILES)
 
 
-def read_config(directory: Path, section: ModelSection) -> Any:
+def read_config(directory: Path, section: HfCausalLmSection) -> Any:
     from transformers import AutoConfig
 
     if not (directory / "config.json").is_file():
@@ -51,7 +51,7 @@ def read_config(directory: Path, section: ModelSection) -> Any:
         raise DataError(f"Cannot load {directory / 'config.json'}: {_one_line(problem)}") from None
 
 
-def read_weights(directory: Path, config: Any, section: ModelSection) -> Any:
+def read_weights(directory: Path, config: Any, section: HfCausalLmSection) -> Any:
     """The model with its weights, on the CPU (a quantized one on the GPU of this process)."""
     from transformers import AutoModelForCausalLM
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from llmtrain.config.schema import LoraSection
+from llmtrain.config.model import LoraSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.text import one_line
 

@@ -225,7 +225,7 @@ def start_in_all(cluster: Cluster, record: Record, words: Sequence[str], chosen:
 
     def start(pod: PodStatus) -> None:
         rank = pod.index * record.config.launch.processes_per_node
-        log = f"{record.config.launch.runs_volume.mount_path}/{record.run_id}/logs/rank-{rank}.log"
+        log = f"{record.config.output.mount_path}/{record.run_id}/logs/rank-{rank}.log"
         far = [*HELD_COMMAND, "start", _variables(record, pod), log, *words]
         _answer(cluster, record, pod, far)
         started.append(pod)
@@ -278,7 +278,7 @@ def _variables(record: Record, pod: PodStatus) -> str:
         "PET_NODE_RANK": pod.index,
         "PET_NPROC_PER_NODE": launch.processes_per_node,
         "PET_MASTER_ADDR": record.plan.master_addr,
-        "PET_MASTER_PORT": launch.master_port,
+        "PET_MASTER_PORT": record.plan.master_port,
     }
     return json.dumps({name: str(value) for name, value in place.items()})
 

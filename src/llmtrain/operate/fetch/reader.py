@@ -55,7 +55,7 @@ class Reader:
 
     def __init__(self, cluster: Cluster, record: Record) -> None:
         self._cluster, self._record = cluster, record
-        self._folder = f"{record.config.launch.runs_volume.mount_path}/{record.run_id}"
+        self._folder = f"{record.config.output.mount_path}/{record.run_id}"
         self._pod = ""
 
     @property

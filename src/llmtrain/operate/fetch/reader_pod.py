@@ -48,7 +48,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "env": [{"name": READER_SCRIPT, "value": code}],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
         **container_security(launch),  # as the pods that wrote the files: they may be root's alone
-        "volumeMounts": [{"name": "runs", "mountPath": launch.runs_volume.mount_path, "readOnly": True}],
+        "volumeMounts": [{"name": "runs", "mountPath": record.config.output.mount_path, "readOnly": True}],
     }
     spec = {
         "restartPolicy": "Never",

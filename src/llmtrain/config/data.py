@@ -1,0 +1,156 @@
+"""The `data` section: one class per kind of data, chosen by `data.name`."""
+
+# ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmtrain.config.section import CountOrZero, MayChange, Names, Problem, Section, Text
+
+
+class DataSection(Section):
+    """What every kind of data has."""
+
+    name: str
+    """Kind of data."""
+    tokenizer: MayChange[Text | None] = None
+    """`byte`, `char` (one token per character of the text), `gpt2`, or a Hugging Face tokenizer directory
+    (`llmtrain tokenizer train` makes one). null uses the model's own for `hf_causal_lm`, else `byte`."""
+    cache_dir: MayChange[str] = "~/.cache/llmtrain"
+    """Directory of tokenized data, reused while source and tokenizer are unchanged."""
+    num_workers: MayChange[CountOrZero] = 0
+    """Number of worker processes that prepare batches. 0 prepares them in the training process. Workers import the main
+    module, so a script of your own needs `if __name__ == "__main__":`."""
+
+
+class HeldOutSection(DataSection):
+    """Data of which a share may be held out for validation."""
+
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of the training data held out for validation where no validation data is given."""
+
+
+class FilesSection(HeldOutSection):
+    """Data from local text files."""
+
+    files: MayChange[Names] = []
+    """Training files or globs. Text must be UTF-8 without NUL characters; a byte order mark is removed."""
+    val_files: MayChange[Names] = []
+    """Validation files or globs. Empty holds out `val_fraction` of the training text."""
+
+
+class HubDatasetSection(HeldOutSection):
+    """Data from the datasets library."""
+
+    dataset_name: str | None = None
+    """Dataset on the Hugging Face Hub as owner/name, or a directory that the datasets library can load. A legacy name
+    without an owner, such as wikitext, is looked up."""
+    dataset_config: str | None = None
+    """Configuration of the dataset, such as wikitext-2-raw-v1."""
+    train_split: str = "train"
+    """Split to train on; slices such as `train[:90%]` work."""
+    val_split: str | None = "validation"
+    """Split to validate on. null holds out `val_fraction` of the training split."""
+
+
+class DummyTextSection(DataSection):
+    """Generated sentences, for smoke tests."""
+
+    name: Literal["dummy_text"] = "dummy_text"
+    """Kind of data."""
+
+
+class PythonStdlibSection(HeldOutSection):
+    """Source code of the Python standard library of this machine; requires no download."""
+
+    name: Literal["python_stdlib"] = "python_stdlib"
+    """Kind of data."""
+
+
+class TextFilesSection(FilesSection):
+    """Local text files."""
+
+    name: Literal["text_files"] = "text_files"
+    """Kind of data."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not self.files:
+            yield ("files",), "data.files is empty. Set it to at least one text file or glob."
+
+
+class HfTextSection(FilesSection, HubDatasetSection):
+    """Text from a dataset on the Hugging Face Hub, or from local text, json or parquet files."""
+
+    name: Literal["hf_text"] = "hf_text"
+    """Kind of data."""
+    text_column: str = "text"
+    """Column that holds the text. Each row is a document; a row that ends with a line break is joined with the next
+    one, as WikiText requires."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not self.files and not self.dataset_name:
+            yield (
+                ("files", "dataset_name"),
+                "data.dataset_name is empty. Set it to a dataset on the Hugging Face Hub, or set data.files.",
+            )
+
+
+class ExampleDataSection(HubDatasetSection):
+    """Examples with a prompt and an answer each."""
+
+    train_file: MayChange[Text | None] = None
+    """File of training examples, one JSON object per line."""
+    val_file: MayChange[Text | None] = None
+    """File of validation examples. null holds out `val_fraction` of the training examples."""
+    train_on_prompt: bool = False
+    """Compute the loss on prompts too, not only on answers."""
+    packing: bool = True
+    """Pack several short examples into one sequence of block_size; none attends to another. false pads batches of
+    examples of similar length."""
+    truncation: Literal["right", "skip", "error"] = "right"
+    """What to do with an example longer than block_size: cut its end off, leave it out, or stop with an error. An
+    example without any token of its answer left is left out."""
+    on_bad_example: Literal["error", "skip"] = "error"
+    """What to do with an example that cannot be used (invalid JSON, a duplicate key, a missing field, no answer): stop
+    with an error that names the line, or leave it out and count it."""
+
+    def problems(self) -> Iterator[Problem]:
+        if not self.train_file and not self.dataset_name:
+            yield (
+                ("train_file", "dataset_name"),
+                "data.train_file is empty. Set it to a file of JSON lines, or set data.dataset_name to a dataset on "
+                "the Hugging Face Hub.",
+            )
+
+
+class InstructJsonlSection(ExampleDataSection):
+    """Instruction examples: instruction, optional input, output."""
+
+    name: Literal["instruct_jsonl"] = "instruct_jsonl"
+    """Kind of data."""
+    prompt_format: Literal["auto", "chat", "plain"] = "auto"
+    """`chat` renders an example with the tokenizer's chat template, `plain` as paragraphs with headings. `auto` uses
+    `chat` if the tokenizer has a template."""
+    instruction_field: Text = "instruction"
+    """Field that holds the instruction."""
+    input_field: Text = "input"
+    """Field that holds the input; it may be missing or empty."""
+    output_field: Text = "output"
+    """Field that holds the answer."""
+    add_special_tokens: bool = True
+    """Begin an example in `plain` format with the tokenizer's special tokens."""
+
+
+class ChatJsonlSection(ExampleDataSection):
+    """Conversations: a list of messages per example, rendered with the tokenizer's chat template."""
+
+    name: Literal["chat_jsonl"] = "chat_jsonl"
+    """Kind of data."""
+
+
+DataConfig = Annotated[
+    DummyTextSection | PythonStdlibSection | TextFilesSection | HfTextSection | InstructJsonlSection | ChatJsonlSection,
+    Field(discriminator="name"),
+]

@@ -1,0 +1,36 @@
+"""The `tracking` section: experiment trackers besides metrics.jsonl."""
+
+from llmtrain.config.section import Section, Text
+
+
+class MlflowSection(Section):
+    """MLflow (extra `mlflow`)."""
+
+    enabled: bool = False
+    """Send parameters, metrics, config and metadata to MLflow."""
+    tracking_uri: str | None = None
+    """Server, sqlite URI or directory; on a cluster, as pods reach it. null uses MLFLOW_TRACKING_URI, else a sqlite
+    file in output.root_dir. A directory gets MLflow's file store if MLflow still opens one (before 3.13, or with
+    MLFLOW_ALLOW_FILE_STORE=true), else a sqlite file, mlflow.db."""
+    experiment: Text = "llmtrain"
+    """Experiment name."""
+    run_name: str | None = None
+    """Name of the MLflow run. null uses the run id."""
+    log_models: bool = False
+    """Upload the best checkpoint at the end."""
+
+
+class TensorboardSection(Section):
+    """TensorBoard (extra `tensorboard`)."""
+
+    enabled: bool = False
+    """Write TensorBoard event files to the run directory."""
+
+
+class TrackingSection(Section):
+    """Experiment trackers. metrics.jsonl is always written."""
+
+    mlflow: MlflowSection = MlflowSection()
+    """MLflow (extra `mlflow`)."""
+    tensorboard: TensorboardSection = TensorboardSection()
+    """TensorBoard (extra `tensorboard`)."""

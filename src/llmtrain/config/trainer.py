@@ -1,0 +1,106 @@
+"""The `trainer` section: batch, optimizer, schedule, evaluation and checkpoints."""
+
+# ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from llmtrain.config.section import (
+    CountOrZero,
+    MayChange,
+    Names,
+    NotNegative,
+    Positive,
+    PositiveInt,
+    Problem,
+    Section,
+    Share,
+    TwoOrMoreOrAll,
+)
+
+DEFAULT_STEPS = 1000
+
+
+class TrainerSection(Section):
+    """Batch, optimizer, schedule, evaluation and checkpoints. A step is one optimizer step."""
+
+    max_steps: MayChange[PositiveInt | None] = None
+    """Number of optimizer steps. null means as many as max_epochs takes, or 1000."""
+    max_epochs: MayChange[PositiveInt | None] = None
+    """Number of passes over the training data, if max_steps is not reached first. The model is evaluated and saved
+    after each."""
+    early_stopping_patience: MayChange[PositiveInt | None] = None
+    """Stop after this many evaluations without a lower validation loss. null disables early stopping."""
+    micro_batch_size: PositiveInt = 8
+    """Sequences per forward pass of one process."""
+    grad_accum_steps: PositiveInt = 1
+    """Micro-batches per step, over all processes; at least the number of processes."""
+    scale_batch: bool = False
+    """Count `grad_accum_steps` per process instead, so that the batch grows with the number of processes. Results then
+    depend on that number."""
+    optimizer: Literal["adamw", "adafactor"] = "adamw"
+    """Optimizer. `adafactor` needs less memory."""
+    lr: Positive = 3e-4
+    """Peak learning rate."""
+    min_lr: NotNegative = 0.0
+    """Learning rate at the end of the schedule."""
+    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    """Learning-rate schedule after the warmup: `cosine` and `linear` decay to min_lr, `constant` stays at lr, `wsd`
+    (warmup, stable, decay) stays at lr and decays linearly at the end."""
+    schedule_steps: PositiveInt | None = None
+    """Steps until the schedule reaches min_lr. null means max_steps. Set it if max_steps may be raised later."""
+    warmup_steps: CountOrZero = 0
+    """Steps of linear warmup to lr."""
+    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the schedule that `wsd` spends decaying."""
+    weight_decay: NotNegative = 0.1
+    """Weight decay of matrices; biases and norms have none."""
+    betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
+    """AdamW's beta1 and beta2."""
+    max_grad_norm: Positive | None = 1.0
+    """Clip the gradient norm to this value. null disables clipping."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16` runs forward and backward under bfloat16 autocast; weights and optimizer state stay float32. A CPU without
+    bfloat16 instructions computes in float32."""
+    compile: bool = False
+    """Use torch.compile."""
+    log_every_steps: MayChange[PositiveInt] = 10
+    """Steps between logged training losses."""
+    eval_every_steps: MayChange[PositiveInt | None] = 200
+    """Steps between evaluations. null evaluates only at the end."""
+    eval_batches: PositiveInt | None = None
+    """Micro-batches per evaluation, always the same ones. null evaluates the whole validation split."""
+    eval_prompts: MayChange[Names] = []
+    """Prompts to complete at each evaluation; the completions are stored in the run's samples/."""
+    eval_prompt_tokens: MayChange[PositiveInt] = 64
+    """Maximum number of tokens of such a completion."""
+    save_every_steps: MayChange[PositiveInt | None] = 200
+    """Steps between checkpoints. null saves only at the end and for a new best validation loss."""
+    async_save: MayChange[bool] = False
+    """Write checkpoints in the background, from a copy in memory."""
+    keep_checkpoints: MayChange[TwoOrMoreOrAll] = 3
+    """Number of most recent checkpoints to keep, or `all`. The best one is always kept."""
+
+    @property
+    def steps(self) -> int:
+        """max_steps with its default. With max_epochs alone, max_steps must have been resolved from the data."""
+        assert self.max_steps is not None or self.max_epochs is None
+        return self.max_steps or DEFAULT_STEPS
+
+    def problems(self) -> Iterator[Problem]:
+        if self.min_lr > self.lr:
+            yield (
+                ("lr", "min_lr"),
+                f"trainer.min_lr {self.min_lr} is above trainer.lr {self.lr}. Set it to at most trainer.lr.",
+            )
+        if self.max_steps is None and self.max_epochs is not None and self.schedule_steps is None:
+            return  # the length of the schedule depends on the data
+        length = self.schedule_steps or self.steps
+        if self.schedule != "constant" and self.warmup_steps >= length and length > 1:
+            yield (
+                ("max_steps", "schedule_steps", "warmup_steps", "schedule"),
+                f"trainer.warmup_steps {self.warmup_steps} is not below the {length} steps of the schedule. "
+                "Lower it, or raise trainer.max_steps.",
+            )
