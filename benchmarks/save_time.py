@@ -17,7 +17,7 @@ from llmtrain.checkpoint.saver import Saver
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
 from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.load import load_config
-from llmtrain.config.model import ModelSection
+from llmtrain.config.model import GptSection
 from llmtrain.distributed.world import World
 from llmtrain.models.gpt.model import GPT
 from llmtrain.runs.lock import NullLock

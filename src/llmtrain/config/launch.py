@@ -134,7 +134,7 @@ class HfTokenSection(Section):
 class LaunchSection(Section):
     """How `llmtrain launch` runs on Kubernetes. No field here changes the result of a run."""
 
-    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.LAUNCHERS)})] = "indexed_job"
+    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.WORKLOADS)})] = "indexed_job"
     """Workload kind: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (require
     their operator)."""
     namespace: Namespace | None = None
