@@ -118,14 +118,14 @@ TABLE = [
         65,
         ["validation", "model.block_size"],
     ),
-    ("vocabulary too small", ["model.vocab_size=100"], 64, ["model.vocab_size 100 is smaller", "256"]),
+    ("vocabulary too small", ["model.vocab_size=100"], 64, ["model.vocab_size", "256", "100"]),
     ("no such tokenizer", ["data.tokenizer=nowhere"], 64, ["'nowhere'", "byte, char, gpt2"]),
     ("directory without a tokenizer", ["data.tokenizer=folder"], 65, ["folder", "tokenizer.json"]),
     (
         "initial weights missing",
         ["model.name=gpt", "model.n_heads=2", "model.init=nowhere"],
         64,
-        ["model.init nowhere"],
+        ["model.init", "nowhere"],
     ),
 ]
 
