@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_llama import make_model, make_rows
+from tiny_llama import make_examples, make_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHORT: dict[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ def test_a_benchmark_runs(name: str, tmp_path: Path) -> None:
         pytest.importorskip("transformers", reason="needs the hf extra")
     if name == "lora":
         make_model(tmp_path / "model", max_position_embeddings=1024)
-        make_rows(tmp_path / "rows.jsonl", 16)
+        make_examples(tmp_path / "rows.jsonl", 16)
     write_text(tmp_path)
     said = run(name, tmp_path, *SHORT[name])
     assert (" x " in said or "ratio" in said) != said.startswith("skipped"), said

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hub_server import FakeHub, Repo, serve
 from llmtrain.hub.token import TOKEN_VARIABLES
-from tiny_llama import make_chats, make_model, make_rows, make_tokenizer
+from tiny_llama import make_chats, make_examples, make_model, make_tokenizer
 
 pytestmark = pytest.mark.hf
 
@@ -117,8 +117,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     directory = tmp_path_factory.mktemp("fine-tune")
     make_model(directory / "base")
     (directory / "base" / "generation_config.json").write_text(json.dumps(GENERATION))
-    make_rows(directory / "train.jsonl", 60)
-    make_rows(directory / "val.jsonl", 6, first=100)
+    make_examples(directory / "train.jsonl", 60)
+    make_examples(directory / "val.jsonl", 6, first=100)
     write_config(directory)
     created = Workspace(directory, {})
     kinds = {"lora": [], "full": ["model.lora=null", "trainer.lr=1e-3"]}

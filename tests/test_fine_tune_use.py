@@ -11,13 +11,13 @@ import torch
 from llmtrain.config.load import load_config
 from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
-from tiny_llama import make_model, make_rows, make_tokenizer
+from tiny_llama import make_examples, make_model, make_tokenizer
 
 
 @pytest.fixture
 def base(workdir: Path) -> Path:
-    make_rows(workdir / "train.jsonl", 24)
-    make_rows(workdir / "val.jsonl", 6, 100)
+    make_examples(workdir / "train.jsonl", 24)
+    make_examples(workdir / "val.jsonl", 6, 100)
     return make_model(workdir / "base")
 
 

@@ -14,7 +14,7 @@ from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import plan_job
 from llmtrain.registry import WORKLOADS
-from tiny_llama import make_model, make_rows
+from tiny_llama import make_examples, make_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,8 +68,8 @@ def test_distributed_guide_commands_succeed_with_equal_hashes(tmp_path):
 def test_fine_tuning_guide_commands_succeed(tmp_path):
     tool = load_tour_tool()
     make_model(tmp_path / tool.MODEL_AT, max_position_embeddings=512)
-    make_rows(tmp_path / "data/train.jsonl", 300)
-    make_rows(tmp_path / "data/val.jsonl", 30, 500)
+    make_examples(tmp_path / "data/train.jsonl", 300)
+    make_examples(tmp_path / "data/val.jsonl", 30, 500)
     assert run_tour(tool.FINE_TUNING, tmp_path) >= 6
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
     assert (tmp_path / "my-adapter" / "adapter_model.safetensors").is_file()

@@ -11,7 +11,7 @@ import pytest
 from kube import ROOT, Kube
 from services import FILES, start_service
 
-from tiny_llama import make_model, make_rows
+from tiny_llama import make_examples, make_model
 
 pytestmark = pytest.mark.slow  # needs an image with the extra hf
 
@@ -54,7 +54,7 @@ def reference(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hub runs, and holds what the config names; the hash that the same files give on this machine."""
     folder = tmp_path_factory.mktemp("hub")
     model = make_model(folder / "tiny")
-    data = make_rows(folder / "rows" / "train.jsonl", 40).parent
+    data = make_examples(folder / "rows" / "train.jsonl", 40).parent
     repos = {"acme/tiny": content(model, "model"), "acme/rows": content(data, "dataset")}
     (kube.folder / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
     kube.llmtrain("secret", "hf-token", "--from-env-file", ".env")

@@ -62,8 +62,8 @@ def make_material(base: Path) -> Material:
     folder = Path(mkdtemp(prefix="material-", dir=base))
     return Material(
         tiny_llama.make_model(folder / "model"),
-        tiny_llama.make_rows(folder / "train.jsonl", 30),
-        tiny_llama.make_rows(folder / "val.jsonl", 6, first=100),
+        tiny_llama.make_examples(folder / "train.jsonl", 30),
+        tiny_llama.make_examples(folder / "val.jsonl", 6, first=100),
         tiny_llama.make_chats(folder / "chats.jsonl", 24),
         tiny_llama.make_chats(folder / "val_chats.jsonl", 5),
     )
