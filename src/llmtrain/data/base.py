@@ -89,7 +89,7 @@ class ExampleData(DataModule):
         directory = open_or_build(
             self.cache_dir,
             identity={
-                "rows": self.identity(),  # the key of stores on disk
+                "rows": self.identity(),  # not renamed: it is part of the key of stores on disk
                 "tokenizer": tokenizer_identity(self.tokenizer_spec),
                 "template": template_identity(tokenizer_dir(self.tokenizer_spec)),
             },

@@ -53,7 +53,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def _sha256(self) -> str:
-        # Over the whole vocabulary (50 ms for 128,000 tokens), so computed once per tokenizer.
+        # Covers the whole vocabulary, so compute it once.
         facts = [self.kind, self.vocab_size, self.end_of_text, self._description(), self._vocabulary()]
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

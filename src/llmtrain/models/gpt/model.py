@@ -1,6 +1,6 @@
 """The GPT-2 architecture, for one device; parallelism is applied from outside.
 
-Modules have GPT-2's names, so that the transformers format (gpt2_format.py) is only a transposition away.
+Modules have GPT-2's names, so that the transformers format (gpt2_format.py) differs only by transpositions.
 Shapes: B batch size, T sequence length, C d_model, nh heads, hs head size, V padded vocabulary size.
 """
 
