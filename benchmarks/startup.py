@@ -1,4 +1,4 @@
-"""How long `llmtrain --help` and `llmtrain validate` take, beside `python -c pass`.
+"""Startup time of `llmtrain --help` and `llmtrain validate`, compared with `python -c pass`.
 
 python benchmarks/startup.py [--rounds 7]
 """
