@@ -74,7 +74,7 @@ class Place:
 
 def write_config(folder: Path) -> None:
     document = {
-        "schema_version": 2,
+        "schema_version": 3,
         "run": {"name": "tiny", "device": "cpu", "threads": 1},
         "model": {"name": "hf_causal_lm", "path": str(folder / "base"), "lora": {"rank": 4, "alpha": 8.0}},
         "data": {

@@ -8,12 +8,13 @@ from urllib.parse import urlsplit
 
 from llmtrain import registry
 from llmtrain.config.data import ExampleDataSection, FilesSection, HubDatasetSection
+from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.document import dump_document
 from llmtrain.config.launch import NAME_LIMIT, DataVolumeSection, LaunchSection, mount_problems
 from llmtrain.config.load import dump_config
 from llmtrain.config.model import GptSection, HfCausalLmSection
 from llmtrain.config.schema import SCHEMA_VERSION, Config
-from llmtrain.config.upgrade import DEFAULT_PORT, downgrade
+from llmtrain.config.upgrade import downgrade
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
 from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH
@@ -256,7 +257,7 @@ def _in_the_pod(config: Config, run_id: str) -> Config:
 
 
 def _master_port(config: Config) -> int:
-    return config.distributed.master_port or DEFAULT_PORT
+    return config.distributed.master_port or DEFAULT_MASTER_PORT
 
 
 def _check(config: Config, work: Work, master_addr: str) -> None:
