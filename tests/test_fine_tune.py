@@ -75,7 +75,7 @@ class Workspace:
 
 def write_config(directory: Path) -> None:
     document = {
-        "schema_version": 2,
+        "schema_version": 3,
         "run": {"name": "tiny", "device": "cpu", "threads": 1},
         "model": {"name": "hf_causal_lm", "path": str(directory / "base"), "lora": {"rank": 4, "alpha": 8.0}},
         "data": {

@@ -35,7 +35,7 @@ with serve("0.0.0.0", {PORT}) as hub:
         time.sleep(0.1)
 """
 CONFIG = """
-schema_version: 2
+schema_version: 3
 run: {name: lora, threads: 1}
 model: {name: hf_causal_lm, path: MODEL, block_size: 64, lora: {rank: 4}}
 data: {name: instruct_jsonl, dataset_name: DATA, val_split: null, val_fraction: 0.2}

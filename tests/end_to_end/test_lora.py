@@ -13,7 +13,7 @@ from real_model import smollm2
 pytestmark = pytest.mark.slow
 
 CONFIG = """
-schema_version: 2
+schema_version: 3
 run: {name: lora, threads: 1}
 model:
   name: hf_causal_lm

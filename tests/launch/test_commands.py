@@ -396,10 +396,9 @@ class TestResume:
             ("--kind", "jobs"),
             ("--set", "output.run_id=x"),
             ("--set", "launch.runs_volume.size=99Gi"),
-            ("--set", "output.root_dir=/elsewhere"),
+            ("--set", "output.root_dir=elsewhere"),
             ("--set", "distributed.master_addr=10.0.0.1"),
-            ("--set", "tracking.mlflow.tracking_uri=http://other:5000"),
-            ("--set", "tracking.mlflow.tracking_uri=null"),
+            ("--set", "launch.tracking_uri=http://other:5000"),
         ):
             assert call("resume", "demo", *words).code == 64, words
         assert call("resume", "demp").code == 64
@@ -410,7 +409,7 @@ class TestResume:
 
     @pytest.mark.parametrize(
         "sets",
-        [("launch.namespace=lab",), ("output.run_id=other", "output.run_id=other")],
+        [("launch.namespace=lab",), ("output.run_id=other",)],
         ids=["namespace", "name"],
     )
     def test_it_stays_the_run_it_is(self, call: Cli, kube: KubeServer, sets: tuple[str, ...]) -> None:

@@ -290,7 +290,7 @@ def test_the_config_field(tmp_path: Path) -> None:
         load_config(path)
     assert SECRET not in str(problem.value)
     with pytest.raises(ConfigError, match=r"output\.sync_uri"):
-        build_config(Document("test", {"schema_version": 2, "output": {"sync_uri": "/tmp/x"}}))
+        build_config(Document("test", {"schema_version": 3, "output": {"sync_uri": "/tmp/x"}}))
 
 
 def test_a_run_with_the_field_is_copied_at_its_end(s3: FakeS3, train, workdir: Path) -> None:

@@ -8,6 +8,8 @@ from pydantic import Field
 
 from llmtrain.config.section import CountOrZero, PositiveInt, Problem, Section
 
+DEFAULT_MASTER_PORT = 29500
+
 
 def is_host_port(text: str) -> bool:
     """Whether the text is a host name or address (IPv6 in brackets) with a port."""

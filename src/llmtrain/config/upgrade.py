@@ -5,11 +5,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.document import KeyPath
 from llmtrain.config.output import DEFAULT_MOUNT_PATH
 from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, section_class, subsection
-
-DEFAULT_PORT = 29500
 
 # What version 1 did and had no field for. A document that has the field anyway keeps its own value.
 _IMPLIED_IN_V1: tuple[tuple[str, str, Any, str], ...] = (
@@ -37,7 +36,7 @@ _REPEATED: dict[KeyPath, KeyPath] = {
 }
 _REPEATED_DEFAULTS: dict[KeyPath, Any] = {
     ("launch", "runs_volume", "mount_path"): DEFAULT_MOUNT_PATH,
-    ("launch", "master_port"): DEFAULT_PORT,
+    ("launch", "master_port"): DEFAULT_MASTER_PORT,
 }
 _ONLY_IN_V3: tuple[KeyPath, ...] = (("launch", "image_schema"),)
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads

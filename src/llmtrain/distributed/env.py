@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.run import MAX_THREADS
 from llmtrain.env import SHARED_CORES
 from llmtrain.errors import UsageError
 
 T = TypeVar("T")
 
-DEFAULT_PORT = 29500
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 # Where the driver lists the GPUs of this machine or container, first existing one counts.
 GPU_LISTS = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
@@ -193,7 +193,7 @@ def processes(text: str, environ: Mapping[str, str]) -> int:
 
 def port(text: str) -> int:
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
-        remedy = f"Set it to a number from 1 to 65535; the usual one is {DEFAULT_PORT}."
+        remedy = f"Set it to a number from 1 to 65535; the usual one is {DEFAULT_MASTER_PORT}."
         if "://" in text:
             remedy += " Kubernetes makes such values from a Service's name: set enableServiceLinks: false."
         raise InvalidValue("which is no port", remedy)
@@ -205,11 +205,11 @@ def endpoint(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"\[([^\]]+)\](?::([^:]*))?|([^:]+)(?::([^:]*))?", text)
     if match is None:
         if text.count(":") > 1:  # an IPv6 address without brackets has no room for a port
-            return text, DEFAULT_PORT
+            return text, DEFAULT_MASTER_PORT
         raise InvalidValue("which is no host:port", "Write it as host:port, with pod 0's own name as the host.")
     host, host_port = match[1] or match[3], match[2] or match[4]
     try:
-        return host, port(host_port) if host_port else DEFAULT_PORT
+        return host, port(host_port) if host_port else DEFAULT_MASTER_PORT
     except InvalidValue as error:
         raise InvalidValue("whose port is none", error.remedy) from None
 

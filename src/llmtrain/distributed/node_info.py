@@ -6,9 +6,8 @@ Each value is a list of sources, the first that is set wins. Problems go to the 
 import functools
 from dataclasses import dataclass
 
-from llmtrain.config.distributed import DistributedSection, RendezvousSection
+from llmtrain.config.distributed import DEFAULT_MASTER_PORT, DistributedSection, RendezvousSection
 from llmtrain.distributed.env import (
-    DEFAULT_PORT,
     NAMES,
     EnvReader,
     EnvValue,
@@ -237,9 +236,9 @@ def read_master(
         EnvValue(meeting.value[1], meeting.source) if meeting else None,
         from_config("master_port", distributed.master_port),
         EnvValue(tcp.value[1], tcp.source) if tcp else None,
-        EnvValue(DEFAULT_PORT, "default"),
+        EnvValue(DEFAULT_MASTER_PORT, "default"),
     )
-    return addr or "", chosen or DEFAULT_PORT
+    return addr or "", chosen or DEFAULT_MASTER_PORT
 
 
 def check_index(reader: EnvReader, rank: EnvValue[int] | None, index: EnvValue[int] | None) -> None:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.schema import Config
-from llmtrain.config.upgrade import DEFAULT_PORT
 from llmtrain.env import HOLD_SCRIPT
 from llmtrain.launch.pod_scripts import script_command
 
@@ -24,4 +24,4 @@ class Work:
 
 
 def master_port(config: Config) -> int:
-    return config.distributed.master_port or DEFAULT_PORT
+    return config.distributed.master_port or DEFAULT_MASTER_PORT
