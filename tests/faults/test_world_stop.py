@@ -383,8 +383,8 @@ def test_world_size_may_change_on_resume_with_fsdp(
     assert [ended.code for ended in ends] == [0, 0]
     rows = harness.train_rows(root / RUN_ID)
     assert [step for step, _ in rows] == [step for step, _ in fsdp_golden.train]
-    for (_, (loss, *_rest)), (_, (wanted, *_more)) in zip(rows, fsdp_golden.train, strict=True):
-        assert float.fromhex(loss) == pytest.approx(float.fromhex(wanted), rel=1e-4)
+    for (_, (loss, *_rest)), (_, (expected, *_more)) in zip(rows, fsdp_golden.train, strict=True):
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(expected), rel=1e-4)
 
 
 # Heartbeats
