@@ -335,4 +335,4 @@ def test_going_back_with_max_steps_is_refused(train) -> None:
     assert train("output.run_id=mine").code == 0
     done = train("trainer.max_steps=1", more=["--resume", "mine"])
     assert done.code == 64
-    assert "is past the last step, 1, of trainer.max_steps" in done.err
+    assert "trainer.max_steps" in done.err

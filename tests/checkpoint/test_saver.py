@@ -86,16 +86,16 @@ def test_background_save_is_not_affected_by_later_steps(tmp_path: Path) -> None:
     store = GatedStore(tmp_path, is_open=False)
     saver = saver_of(store, in_background=True)
     module, optimizer = model()
-    wanted = module.weight.detach().clone()
+    expected = module.weight.detach().clone()
     averages = optimizer.state[module.weight]["exp_avg"].clone()
     saver.save(request(1, module, optimizer, STATE))
     module(torch.full((3,), 5.0)).sum().backward()
     optimizer.step()
-    assert not torch.equal(module.weight, wanted)
+    assert not torch.equal(module.weight, expected)
     assert store.steps() == []
     store.gate.set()
     saver.finish()
-    assert torch.equal(store.at(1).tensors("model")["weight"], wanted)
+    assert torch.equal(store.at(1).tensors("model")["weight"], expected)
     assert torch.equal(store.at(1).tensors("optimizer")["state.weight.exp_avg"], averages)
 
 
@@ -138,8 +138,8 @@ def test_best_is_the_best_existing_checkpoint(tmp_path: Path) -> None:
         saver.save(request(step, module, optimizer, state))
         with contextlib.suppress(OSError):
             saver.finish()
-        wanted = 1 if step < 4 else 4
-        assert store.pointed("best") == store.at(wanted) == store.best()
+        expected = 1 if step < 4 else 4
+        assert store.pointed("best") == store.at(expected) == store.best()
     assert store.steps() == [4, 6, 7]
 
 
@@ -259,9 +259,9 @@ def test_interrupted_run_waits_for_its_save(make: Callable[..., Config]) -> None
 
 def test_run_with_background_saves_resumes_exactly(make: Callable[..., Config]) -> None:
     uninterrupted, config = make(), make(trainer__async_save=True)
-    wanted = ranks.trained(uninterrupted, 1)
+    expected = ranks.trained(uninterrupted, 1)
     (killed,) = ranks.train_ranks(config, 1, env={"LLMTRAIN_FAULT": "after_optimizer:7:0:kill"})
     assert killed.code == -9
     result = ranks.trained(config, 1, harness.RUN_ID)
     assert result["resumed_from"] in (4, 6), "the save of step 6 may or may not have been complete"
-    assert result["state_sha256"] == wanted["state_sha256"]
+    assert result["state_sha256"] == expected["state_sha256"]

@@ -124,7 +124,7 @@ class Rows:
 
 
 def cuts(draw: st.DrawFn, length: int, parts: int) -> list[tuple[int, int]]:
-    """Stretches that cover the length; some may be empty."""
+    """Consecutive intervals that cover the length; some may be empty."""
     inner = sorted(draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1)))
     edges = [0, *inner, length]
     return list(itertools.pairwise(edges))
@@ -132,7 +132,7 @@ def cuts(draw: st.DrawFn, length: int, parts: int) -> list[tuple[int, int]]:
 
 @st.composite
 def split_tensors(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], int, int, dict[str, Any]]:
-    """Tensors; writers; readers; for each sharded tensor the stretches of the writers and of the readers."""
+    """Tensors, writers, readers, and for each sharded tensor the intervals of the writers and of the readers."""
     writers, readers = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     whole, stretches = {}, {}
     for number in range(draw(st.integers(1, 5))):
@@ -156,11 +156,11 @@ def test_any_split_can_be_read_by_any_other(tmp_path_factory: pytest.TempPathFac
             name: Rows(tensor, *stretches[name][0][rank]) if name in stretches else tensor
             for name, tensor in whole.items()
         }
-        mine = shard("model", held, rank, writers)  # type: ignore[arg-type]
-        written += sum(tensor.numel() for tensor in mine.tensors.values())
-        if mine.tensors:
-            save_file(mine.tensors, folder / file_name("model", rank, writers))
-        parts.append({"model": (file_name("model", rank, writers), mine.entries)})
+        own = shard("model", held, rank, writers)  # type: ignore[arg-type]
+        written += sum(tensor.numel() for tensor in own.tensors.values())
+        if own.tensors:
+            save_file(own.tensors, folder / file_name("model", rank, writers))
+        parts.append({"model": (file_name("model", rank, writers), own.entries)})
     assert written == sum(tensor.numel() for tensor in whole.values()), "nothing is written twice or omitted"
     entries = json.loads(json.dumps(merge_indexes(parts)))["model"]
 
@@ -186,9 +186,9 @@ def test_any_split_can_be_read_by_any_other(tmp_path_factory: pytest.TempPathFac
 @pytest.fixture
 def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     tensors = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.tensor(1.0)}
-    mine = shard("model", tensors, 0, 1)
-    save_file(mine.tensors, tmp_path / "model.safetensors")
-    return tmp_path, merge_indexes([{"model": ("model.safetensors", mine.entries)}])["model"]
+    own = shard("model", tensors, 0, 1)
+    save_file(own.tensors, tmp_path / "model.safetensors")
+    return tmp_path, merge_indexes([{"model": ("model.safetensors", own.entries)}])["model"]
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_inconsistent_index_is_refused(forged: Callable[..., Checkpoint], change
 
 
 def pieces(*boxes: tuple[list[int], list[int]]) -> Callable[[dict[str, Any]], None]:
-    """Boxes that have as many elements as the whole, each in a file of its own as far as there are files."""
+    """Boxes with as many elements as the full tensor, each in its own file as far as there are files."""
     files = ("model.safetensors", "optimizer.safetensors", "state.json", "index.json")
     return lambda entry: entry.update(
         pieces=[
@@ -408,7 +408,7 @@ _hashes: list[str] = []
 
 
 def hash_after_restore() -> None:
-    """In a rank: note the hash of what was loaded."""
+    """In a rank: record the hash of the restored state."""
     before = run_module.restore
 
     def noting(resumption: Any, store: Any, module: Any, optimizer: Any, world: Any) -> Any:

@@ -442,7 +442,7 @@ def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) 
     assert not left.is_over()
     announce_start(folder, 0)
     assert left.wait(15) == 75, left.err
-    assert "Node 0 was started anew" in left.err
+    assert "Pod 0 of the run was replaced" in left.err
     frozen.send(signal.SIGKILL)
     frozen.wait()
 

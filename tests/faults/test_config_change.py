@@ -78,22 +78,22 @@ def test_raised_max_steps_equals_the_longer_run(make_config: MakeConfig, root: P
     uninterrupted = longer.with_values("output", root_dir=str(tmp_path / "uninterrupted"))
     ended = harness.run(uninterrupted)
     assert ended.code == 0, ended.output
-    wanted = harness.outcome(tmp_path / "uninterrupted", ended.result)
+    expected = harness.outcome(tmp_path / "uninterrupted", ended.result)
 
     assert harness.run(make_config(trainer__schedule="constant", trainer__max_steps=8)).code == 0
     ended = harness.run(longer, RUN_ID)
     assert ended.code == 0, ended.output
     assert ended.result["resumed_from"] == 8
-    assert harness.outcome(root, ended.result) == wanted
+    assert harness.outcome(root, ended.result) == expected
 
 
 def test_max_steps_may_change_with_schedule_steps(make_config: MakeConfig, root: Path, tmp_path: Path) -> None:
     longer = make_config(trainer__schedule_steps=12, trainer__max_steps=12)
     ended = harness.run(longer.with_values("output", root_dir=str(tmp_path / "uninterrupted")))
-    wanted = harness.outcome(tmp_path / "uninterrupted", ended.result)
+    expected = harness.outcome(tmp_path / "uninterrupted", ended.result)
     assert harness.run(make_config(trainer__schedule_steps=12, trainer__max_steps=8)).code == 0
     ended = harness.run(longer, RUN_ID)
-    assert harness.outcome(root, ended.result) == wanted
+    assert harness.outcome(root, ended.result) == expected
 
 
 def test_allow_config_change_resumes(make_config: MakeConfig, killed_root: Path, golden: Outcome) -> None:

@@ -276,7 +276,7 @@ def test_keep_checkpoints_all_keeps_every_checkpoint(make_config: MakeConfig, ro
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target

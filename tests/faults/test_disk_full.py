@@ -65,7 +65,7 @@ def test_full_disk_at_the_final_save(config: Config, root: Path, golden: Outcome
 def test_full_disk_at_the_save_after_sigterm(config: Config, root: Path, golden: Outcome) -> None:
     """Exits 65, not 75: the checkpoint to resume from is older than the interrupted step."""
 
-    def be_told() -> None:
+    def send_sigterm() -> None:
         import signal
 
         begin = CheckpointStore._begin
@@ -77,7 +77,7 @@ def test_full_disk_at_the_save_after_sigterm(config: Config, root: Path, golden:
 
         CheckpointStore._begin = begin_after_sigterm
 
-    ended = harness.run(config, fault="save_begin:6:0:enospc", before=be_told)
+    ended = harness.run(config, fault="save_begin:6:0:enospc", before=send_sigterm)
     assert ended.code == 65, ended.output
     assert "could not be written" in ended.output
     assert harness.steps_saved(root) == [2, 4]
@@ -101,7 +101,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def do_not_look_before_writing() -> None:
-    """Without the check of free space first, the write itself fails half-way."""
+    """Without the check of free space, the write itself fails halfway."""
     import shutil
 
     checkpoint_module.shutil = SimpleNamespace(rmtree=shutil.rmtree, disk_usage=lambda _: SimpleNamespace(free=1 << 40))
@@ -117,7 +117,7 @@ def test_full_file_system(
     plain = make_config(**shape)
     ended = harness.run(plain.with_values("output", root_dir=str(tmp_path / "roomy" / "runs")))
     assert ended.code == 0, ended.output
-    wanted = harness.outcome(tmp_path / "roomy" / "runs", ended.result)
+    expected = harness.outcome(tmp_path / "roomy" / "runs", ended.result)
     size = sum(len(data) for data in harness.tree(tmp_path / "roomy/runs" / RUN_ID / "checkpoints/step_8").values())
     assert 1 << 20 < size < 4 << 20
 
@@ -137,7 +137,7 @@ def test_full_file_system(
     ended = harness.run(on_small_disk, RUN_ID)
     assert ended.code == 0, ended.output
     assert ended.result["resumed_from"] == kept[-1]
-    assert harness.outcome(root, ended.result) == wanted
+    assert harness.outcome(root, ended.result) == expected
 
 
 def fill(path: Path) -> None:
@@ -207,7 +207,7 @@ def unshare() -> list[str]:
 
 
 def on_small_disk(config: Config, tmp_path: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script with $DISK (4 MB), $CONFIG of the run and $PYTHON. It copies what is to be looked at."""
+    """Run a shell script with $DISK (4 MB), $CONFIG of the run and $PYTHON. It copies the files to inspect."""
     disk = tmp_path / "disk"
     document = tmp_path / "config.yaml"
     document.write_text(
@@ -224,7 +224,7 @@ def on_small_disk(config: Config, tmp_path: Path, script: str, **env: str) -> su
     )
 
 
-FILL_WHILE_IT_TRAINS = """
+FILL_DURING_TRAINING = """
 touch "$LLMTRAIN_FAULT_FILE"
 "$PYTHON" -m llmtrain train --config "$CONFIG" --json &
 while ! grep -q '"step": 11,' "$DISK/runs/tiny/metrics.jsonl" 2>/dev/null; do kill -0 $! || exit 126; sleep 0.1; done
@@ -251,7 +251,7 @@ def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_pa
     ended = on_small_disk(
         config,
         tmp_path,
-        FILL_WHILE_IT_TRAINS,
+        FILL_DURING_TRAINING,
         LLMTRAIN_FAULT="forward:12:0:wait",
         LLMTRAIN_FAULT_FILE=str(tmp_path / "waiting"),
         THEN=then,
@@ -278,7 +278,7 @@ def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_pa
         CheckpointStore(run.checkpoints).at(step).verify()
 
 
-START_WITH_LITTLE_LEFT = """
+START_WITH_LITTLE_SPACE = """
 mkdir -p "$DISK/runs" "$AFTER"
 for free in 0 8 16 24 200; do
   rm -f "$DISK/filler"
@@ -293,7 +293,7 @@ done
 
 @pytest.mark.timeout(300)
 def test_start_on_a_full_disk(make_config: MakeConfig, tmp_path: Path) -> None:
-    done = on_small_disk(make_config(), tmp_path, START_WITH_LITTLE_LEFT)
+    done = on_small_disk(make_config(), tmp_path, START_WITH_LITTLE_SPACE)
     assert done.returncode == 0, done.stderr
     for free in (0, 8, 16, 24, 200):
         stderr = (tmp_path / "after" / f"{free}.err").read_text()

@@ -40,7 +40,7 @@ SAVE_STEPS = EVAL_STEPS
 SAVED_BEFORE = {3: 0, 4: 3, 6: 4, 8: 6}
 REPLACING = "save_while_replacing"  # only reached when a step is saved a second time: tested separately
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
-UNSTEADY = ("time", "train/tokens_per_second", "train/seconds_left", "train/mfu")
+TIMINGS = ("time", "train/tokens_per_second", "train/seconds_left", "train/mfu")
 Before = Callable[[], None]
 MakeConfig = Callable[..., Config]
 
@@ -152,7 +152,7 @@ def val_losses(*losses: float) -> Before:
 def rows(folder: Path, name: str) -> list[tuple[int, dict[str, str]]]:
     """The rows of metrics.jsonl that have this metric: step and every steady value as float.hex."""
     return [
-        (row["step"], {k: float(v).hex() for k, v in row.items() if k not in ("step", *UNSTEADY)})
+        (row["step"], {k: float(v).hex() for k, v in row.items() if k not in ("step", *TIMINGS)})
         for row in read_metrics(folder / "metrics.jsonl")
         if name in row
     ]
@@ -452,15 +452,15 @@ def test_every_kind_of_fine_tuning_resumes_exactly(
     """Interrupted in the first epoch, killed in the second."""
     change = {**VARIANTS, **SLOW_VARIANTS}[variant]
     change = chat_changes(material) if change is CHATS else change
-    wanted = uninterrupted(tmp_path / "uninterrupted", cache, material, **change)
+    expected = uninterrupted(tmp_path / "uninterrupted", cache, material, **change)
     config = make(**change)
-    assert wanted.epochs == 2
-    steps = wanted.plain.steps
+    assert expected.epochs == 2
+    steps = expected.plain.steps
     assert steps // 2 > 2
     assert train(config, fault="after_optimizer:2:0:term")[0].code == 75
     (ended,) = train(config, resume=RUN_ID, fault=f"after_optimizer:{steps // 2 + 2}:0:kill")
     assert ended.code == -9, ended.output
-    assert resume_and_check(config, wanted) >= 2
+    assert resume_and_check(config, expected) >= 2
     assert (run_dir(config) / "adapter").is_dir() == (config.model.lora is not None)
 
 
@@ -507,5 +507,5 @@ def test_sigkill_of_one_rank_with_fsdp(
 def test_sigkill_of_one_rank_during_the_save_of_an_epoch(
     make: MakeConfig, golden: FineTuned, fsdp_golden: FineTuned, strategy: str, point: str, rank: int
 ) -> None:
-    wanted = fsdp_golden if strategy == "fsdp" else golden
-    kill_rank(make(distributed__strategy=strategy), wanted, point, STEPS_IN_EPOCH, rank)
+    expected = fsdp_golden if strategy == "fsdp" else golden
+    kill_rank(make(distributed__strategy=strategy), expected, point, STEPS_IN_EPOCH, rank)

@@ -31,7 +31,7 @@ def test_nan_ends_the_run_and_names_step_and_samples(
 
 
 def test_nan_is_not_saved_after_sigterm(make_config: Callable[..., Config], root: Path) -> None:
-    def be_told_too() -> None:
+    def send_sigterm() -> None:
         import os
         import signal
 
@@ -46,7 +46,7 @@ def test_nan_is_not_saved_after_sigterm(make_config: Callable[..., Config], root
 
         step_module.inject_fault = both
 
-    ended = harness.run(make_config(trainer__log_every_steps=100), fault="loss:5:0:nan", before=be_told_too)
+    ended = harness.run(make_config(trainer__log_every_steps=100), fault="loss:5:0:nan", before=send_sigterm)
     assert ended.code == 65, ended.output
     assert harness.steps_saved(root) == [2, 4]
 

@@ -23,7 +23,7 @@ MakeConfig = Callable[..., Config]
 
 
 def hits(folder: Path, canaries: list[str]) -> list[str]:
-    """Files below a folder that hold a canary, in any encoding a file of ours has."""
+    """Files below a directory that contain a canary, in any encoding that our files use."""
     return [
         f"{path}: {canary}"
         for path in sorted(folder.rglob("*"))

@@ -26,7 +26,7 @@ def lower(make_config: MakeConfig, tmp_path: Path) -> Config:
 
 @pytest.fixture
 def upper(make_config: MakeConfig, tmp_path: Path) -> Config:
-    """Another alphabet whose ids agree: in both texts every character has the same place in the alphabet."""
+    """A different alphabet with the same ids: each character has the same index in both."""
     return _config(make_config, tmp_path / "upper.txt", LOWER.upper())
 
 
@@ -43,9 +43,9 @@ def alphabet(root: Path) -> set[str]:
 def test_checkpoints_and_run_record_the_tokenizer(lower: Config, root: Path) -> None:
     ended = harness.run(lower)
     assert ended.code == 0, ended.output
-    wanted = load_saved_tokenizer(root / RUN_ID / "tokenizer").sha256()
-    assert {checkpoint.state()["tokenizer_sha256"] for checkpoint in harness.checkpoints(root)} == {wanted}
-    assert harness.read_result(root)["tokenizer_sha256"] == wanted
+    expected = load_saved_tokenizer(root / RUN_ID / "tokenizer").sha256()
+    assert {checkpoint.state()["tokenizer_sha256"] for checkpoint in harness.checkpoints(root)} == {expected}
+    assert harness.read_result(root)["tokenizer_sha256"] == expected
 
 
 def test_run_without_checkpoints_accepts_a_new_tokenizer(lower: Config, upper: Config, root: Path) -> None:

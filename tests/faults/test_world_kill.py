@@ -48,25 +48,25 @@ def kill(config: Config, point: str, step: int, rank: int, resume: str | None = 
     killed, survivor = ends[rank], ends[1 - rank]
     assert killed.code == -signal.SIGKILL, killed.output
     assert survivor.code == 75, survivor.output
-    assert "Another process of the run is gone" in survivor.output
+    assert survivor.error["error"] == "PeerLost", survivor.output
     assert survivor.seconds - killed.seconds < PROMPT_SEC
     return ends
 
 
-def kill_and_go_on(config: Config, golden: Outcome, point: str, step: int, rank: int, in_flight: int = 0) -> None:
+def kill_and_resume(config: Config, golden: Outcome, point: str, step: int, rank: int, in_flight: int = 0) -> None:
     kill(config, point, step, rank)
     assert step - harness.resume_and_check(config, 2, golden) <= SAVE_EVERY + in_flight
 
 
 @pytest.mark.parametrize(("point", "step", "rank"), A_FEW)
 def test_sigkill(world_config: Config, world_golden: Outcome, point: str, step: int, rank: int) -> None:
-    kill_and_go_on(world_config, world_golden, point, step, rank)
+    kill_and_resume(world_config, world_golden, point, step, rank)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "step", "rank"), [case for case in EVERYWHERE if case not in A_FEW])
 def test_sigkill_everywhere(world_config: Config, world_golden: Outcome, point: str, step: int, rank: int) -> None:
-    kill_and_go_on(world_config, world_golden, point, step, rank)
+    kill_and_resume(world_config, world_golden, point, step, rank)
 
 
 IN_BACKGROUND = [("save_before_rename", 4, 0)]
@@ -76,7 +76,7 @@ IN_BACKGROUND = [("save_before_rename", 4, 0)]
 def test_sigkill_with_background_saves(
     make_world_config: MakeConfig, world_golden: Outcome, point: str, step: int, rank: int
 ) -> None:
-    kill_and_go_on(make_world_config(trainer__async_save=True), world_golden, point, step, rank, in_flight=SAVE_EVERY)
+    kill_and_resume(make_world_config(trainer__async_save=True), world_golden, point, step, rank, in_flight=SAVE_EVERY)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_sigkill_with_background_saves(
 def test_sigkill_everywhere_with_background_saves(
     make_world_config: MakeConfig, world_golden: Outcome, point: str, step: int, rank: int
 ) -> None:
-    kill_and_go_on(make_world_config(trainer__async_save=True), world_golden, point, step, rank, in_flight=SAVE_EVERY)
+    kill_and_resume(make_world_config(trainer__async_save=True), world_golden, point, step, rank, in_flight=SAVE_EVERY)
 
 
 SHARDED = [
@@ -102,7 +102,7 @@ SHARDED = [
 def test_sigkill_with_fsdp(
     make_world_config: MakeConfig, fsdp_golden: Outcome, point: str, step: int, rank: int
 ) -> None:
-    kill_and_go_on(make_world_config(distributed__strategy="fsdp"), fsdp_golden, point, step, rank)
+    kill_and_resume(make_world_config(distributed__strategy="fsdp"), fsdp_golden, point, step, rank)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ _started: list["subprocess.Popen[str]"] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path: Path) -> Iterator[None]:
-    """Every process that a test starts carries its mark; none may be there when it ends."""
+    """Every process that a test starts has its mark; none may remain when the test ends."""
     yield
     for process in _started:
         process.kill()
@@ -38,11 +38,11 @@ def _nothing_left(tmp_path: Path) -> Iterator[None]:
 
 
 def marked(mark: str) -> list[int]:
-    wanted = f"{MARK}={mark}".encode()
+    expected = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if folder.name.isdigit() and expected in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -83,7 +83,7 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], Any]) -> 
 
 
 def wait_until_held(process: "subprocess.Popen[str]", root: Path, rank: int, generation: int = 1) -> int:
-    """Until a rank has stopped itself; its process."""
+    """Wait until a rank has stopped itself; returns its process id."""
     heartbeats = root / RUN_ID / "heartbeats"
     wait_for(process, lambda: read_heartbeats(heartbeats).get(rank, {}).get("generation") == generation)
     pid = int(read_heartbeats(heartbeats)[rank]["pid"])
@@ -239,7 +239,7 @@ def test_repeated_sigterm_still_saves(file: Path, root: Path) -> None:
 
 
 def is_told(pid: int, number: signal.Signals = signal.SIGTERM) -> bool:
-    """Whether a signal waits for a process that is stopped."""
+    """Whether a signal is pending for a stopped process."""
     status = Path(f"/proc/{pid}/status").read_text()
     pending = next(line for line in status.splitlines() if line.startswith("ShdPnd"))
     return bool(int(pending.split()[1], 16) & 1 << number - 1)
@@ -327,7 +327,7 @@ def test_sigterm_at_any_time_during_startup(file: Path, tmp_path: Path, delay: f
 
 
 # The signal comes while the main thread is inside C code: only the thread that listens for signals hears it.
-AS_THEY_START = """
+SIGTERM_AT_WORKER_START = """
 import ctypes, os, signal, sys
 from llmtrain.distributed import agent
 start_workers = agent.NodeAgent._start_workers
@@ -343,7 +343,7 @@ from llmtrain.cli import main
 main(sys.argv[1:])
 """
 # The workers are there but have not begun to listen for signals: they die of the one that is passed on to them.
-BEFORE_THEY_LISTEN = """
+SIGTERM_BEFORE_HANDLERS = """
 import os, signal, sys
 from llmtrain.distributed import agent
 initialize = agent.NodeAgent._initialize_workers
@@ -357,7 +357,9 @@ main(sys.argv[1:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [AS_THEY_START, BEFORE_THEY_LISTEN], ids=["as_they_start", "before_they_listen"])
+@pytest.mark.parametrize(
+    "script", [SIGTERM_AT_WORKER_START, SIGTERM_BEFORE_HANDLERS], ids=["as_they_start", "before_they_listen"]
+)
 def test_sigterm_right_after_the_workers_start(file: Path, tmp_path: Path, script: str) -> None:
     command = [sys.executable, "-c", script, *NODE, "--config", str(file), "--max-restarts", "2"]
     env = {**os.environ, MARK: str(tmp_path)}

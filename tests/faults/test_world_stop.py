@@ -1,5 +1,6 @@
 """Ranks that hang, and ranks that receive SIGTERM."""
 
+import json
 import os
 import signal
 import time
@@ -228,14 +229,15 @@ def test_sigterm_while_joining(world_config: Config, root: Path, rank: int) -> N
     """Rank 0 waits for rank 1, which is never started; rank 1 waits for the master."""
     env = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness.free_port()), "LLMTRAIN_DEBUG": "1"}
-    child = harness.start(world_config, env=env)
+    report = root.parent / "report.json"
+    child = harness.start(world_config, env={**env, "TORCHELASTIC_ERROR_FILE": str(report)})
     child.wait_for(lambda: f"joining as rank {rank} of 2" in child.output())
     child.send(signal.SIGTERM)
     sent_at = time.monotonic()
     ended = child.wait()
     assert ended.code == 75, ended.output
     assert time.monotonic() - sent_at < 5
-    assert ended.error["error"] == "Interrupted"
+    assert json.loads(report.read_text())["llmtrain"]["error"] == "Interrupted"
     assert not root.exists()
 
 
@@ -381,8 +383,8 @@ def test_world_size_may_change_on_resume_with_fsdp(
     assert [ended.code for ended in ends] == [0, 0]
     rows = harness.train_rows(root / RUN_ID)
     assert [step for step, _ in rows] == [step for step, _ in fsdp_golden.train]
-    for (_, (loss, *_rest)), (_, (wanted, *_more)) in zip(rows, fsdp_golden.train, strict=True):
-        assert float.fromhex(loss) == pytest.approx(float.fromhex(wanted), rel=1e-4)
+    for (_, (loss, *_rest)), (_, (expected, *_more)) in zip(rows, fsdp_golden.train, strict=True):
+        assert float.fromhex(loss) == pytest.approx(float.fromhex(expected), rel=1e-4)
 
 
 # Heartbeats

@@ -38,7 +38,7 @@ STOPS = [
 
 
 def some_slow(*fast: tuple[str, int, int], until: int = 8) -> list[Any]:
-    """All of them, the named ones in the fast set."""
+    """All values; only the named ones are not slow."""
     return [pytest.param(*stop, marks=[] if stop in fast else pytest.mark.slow) for stop in STOPS if stop[1] <= until]
 
 

@@ -14,17 +14,17 @@ from gpu_run import TINY, Done, Train
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    mine = [item for item in items if here in item.path.parents]
-    if not mine:
+    own = [item for item in items if here in item.path.parents]
+    if not own:
         return
     import torch
 
     count = torch.cuda.device_count()
-    for item in mine:
+    for item in own:
         item.add_marker(pytest.mark.gpu)
-        wanted = 2 if "several" in item.path.stem else 1
-        if count < wanted:
-            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA devices, found {count}"))
+        expected = 2 if "several" in item.path.stem else 1
+        if count < expected:
+            item.add_marker(pytest.mark.skip(reason=f"needs {expected} CUDA devices, found {count}"))
 
 
 @pytest.fixture

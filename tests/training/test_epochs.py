@@ -43,7 +43,7 @@ from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
-SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
+ONLY_AT_EPOCH_ENDS: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
 CONSTANT: dict[str, Any] = {"trainer__schedule": "constant"}
 LINE = re.compile(
     r"(\d+)/(\d+) \| step (\d+)/(\d+) \| train loss ([\d.]+) \| val loss ([\d.]+) \| perplexity ([\d.]+)"
@@ -96,7 +96,7 @@ def check_epochs(config: Config, ends: list[int], all_losses: dict[int, float], 
 
 def test_epochs_evaluate_and_save_at_their_end(make: MakeConfig) -> None:
     """Without eval_every_steps and save_every_steps."""
-    config = make(**SELDOM, trainer__max_epochs=3, trainer__keep_checkpoints=5)
+    config = make(**ONLY_AT_EPOCH_ENDS, trainer__max_epochs=3, trainer__keep_checkpoints=5)
     result = trained(config)
     assert (result["steps"], result["epochs"], result["stopped_early"]) == (12, 3, False)
     check_epochs(config, [4, 8, 12], train_losses(config), of=3)
@@ -129,7 +129,7 @@ def test_epoch_loss_is_the_mean_over_all_steps(make: MakeConfig) -> None:
 def test_smaller_of_max_epochs_and_max_steps_wins(
     make: MakeConfig, max_steps: int, steps: int, ends: list[int]
 ) -> None:
-    config = make(**SELDOM, trainer__max_steps=max_steps)
+    config = make(**ONLY_AT_EPOCH_ENDS, trainer__max_steps=max_steps)
     result = trained(config)
     assert (result["steps"], result["epochs"]) == (steps, steps // STEPS_IN_EPOCH)
     check_epochs(config, ends, train_losses(config), of=2)
@@ -139,7 +139,10 @@ def test_smaller_of_max_epochs_and_max_steps_wins(
 
 def test_schedule_spans_the_epochs(make: MakeConfig) -> None:
     """lr decays until the last step of the last epoch, as with the equivalent max_steps."""
-    in_epochs, in_steps = make(**SELDOM), make(**SELDOM, trainer__max_epochs=None, trainer__max_steps=STEPS)
+    in_epochs, in_steps = (
+        make(**ONLY_AT_EPOCH_ENDS),
+        make(**ONLY_AT_EPOCH_ENDS, trainer__max_epochs=None, trainer__max_steps=STEPS),
+    )
     results = trained(in_epochs), trained(in_steps)
     assert results[0]["state_sha256"] == results[1]["state_sha256"]
     learned = [
@@ -248,11 +251,11 @@ def test_every_example_is_read_once_per_epoch(
             assert seen.setdefault((step, first), found) == found, "repeated with other examples"
     assert again >= 4, "step 5 was repeated"
     assert len(seen) == STEPS * 4
-    wanted = all_rows(config)
-    assert sum(wanted.values()) == 30
+    expected = all_rows(config)
+    assert sum(expected.values()) == 30
     epochs = [[key for key in sorted(seen) if key[0] // STEPS_IN_EPOCH == number] for number in (0, 1)]
     for number, keys in enumerate(epochs):
-        assert Counter(row for key in keys for row in seen[key]) == wanted, f"epoch {number}"
+        assert Counter(row for key in keys for row in seen[key]) == expected, f"epoch {number}"
     assert [seen[key] for key in epochs[0]] != [seen[key] for key in epochs[1]], "each has an order of its own"
 
 
@@ -276,7 +279,7 @@ def test_epochs_of_text(tmp_path: Path, cache: Path, data: str) -> None:
             "model__n_layers": 1,
         }
     config = harness.tiny_config(
-        tmp_path / "runs", cache, **changes, **SELDOM, trainer__max_steps=None, trainer__max_epochs=2
+        tmp_path / "runs", cache, **changes, **ONLY_AT_EPOCH_ENDS, trainer__max_steps=None, trainer__max_epochs=2
     )
     windows = build_components(config, World(device=torch.device("cpu"))).train_batches.sampler.windows  # type: ignore[attr-defined]
     in_step = 2 * changes["trainer__micro_batch_size"]
@@ -293,7 +296,7 @@ def test_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
     """Fewer examples than one step reads."""
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f'{{"instruction": "say {word}", "output": "{word}"}}\n' for word in ("red", "sun", "milk")))
-    config = make(**SELDOM, data__train_file=str(few), trainer__max_epochs=3, trainer__warmup_steps=0)
+    config = make(**ONLY_AT_EPOCH_ENDS, data__train_file=str(few), trainer__max_epochs=3, trainer__warmup_steps=0)
     result = trained(config)
     assert (result["steps"], result["epochs"]) == (3, 3)
     check_epochs(config, [1, 2, 3], train_losses(config), of=3)
@@ -303,16 +306,16 @@ def test_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
 
 
 def test_raised_max_epochs_on_resume(make: MakeConfig) -> None:
-    uninterrupted = make(**CONSTANT, **SELDOM)
-    wanted = trained(uninterrupted)
-    config = make(**CONSTANT, **SELDOM, trainer__max_epochs=1)
+    uninterrupted = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
+    expected = trained(uninterrupted)
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_epochs=1)
     assert trained(config)["epochs"] == 1
     more = config.with_values("trainer", max_epochs=2)
     assert train(more, resume=RUN_ID, fault="after_optimizer:6:0:term")[0].code == 75
     assert not (run_dir(config) / "finished.json").exists(), "it is not finished any more"
     result = trained(more, resume=RUN_ID)
     assert (result["steps"], result["epochs"], result["resumed_from"]) == (8, 2, 6)
-    assert result["state_sha256"] == wanted["state_sha256"]
+    assert result["state_sha256"] == expected["state_sha256"]
     check_epochs(uninterrupted, [4, 8], train_losses(uninterrupted), of=2)
     numbers = [row for row in rows(run_dir(config), "val/loss") if "epoch/number" in row[1]]
     assert numbers == rows(run_dir(uninterrupted), "val/loss")
@@ -320,19 +323,19 @@ def test_raised_max_epochs_on_resume(make: MakeConfig) -> None:
 
 def test_raised_max_steps_within_the_epochs(make: MakeConfig) -> None:
     """Stopped by max_steps in the middle of the second epoch: its mean loss is still that of all its steps."""
-    uninterrupted = make(**CONSTANT, **SELDOM)
-    wanted = trained(uninterrupted)
-    config = make(**CONSTANT, **SELDOM, trainer__max_steps=6)
+    uninterrupted = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
+    expected = trained(uninterrupted)
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_steps=6)
     assert trained(config)["steps"] == 6
     result = trained(config.with_values("trainer", max_steps=None), resume=RUN_ID)
     assert result["steps"] == STEPS
-    assert result["state_sha256"] == wanted["state_sha256"]
+    assert result["state_sha256"] == expected["state_sha256"]
     check_epochs(config, [4, 8], train_losses(uninterrupted), of=2)
 
 
 def test_max_epochs_set_in_the_middle_of_an_epoch(make: MakeConfig) -> None:
     """A run of 6 steps is resumed to the end of its second epoch: the mean is over that epoch's 4 steps."""
-    config = make(**CONSTANT, **SELDOM, trainer__max_epochs=None, trainer__max_steps=6)
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_epochs=None, trainer__max_steps=6)
     assert trained(config)["epochs"] == 1
     result = trained(config.with_values("trainer", max_steps=None, max_epochs=2), resume=RUN_ID)
     assert (result["steps"], result["epochs"]) == (8, 2)
@@ -343,14 +346,14 @@ def test_max_epochs_set_in_the_middle_of_an_epoch(make: MakeConfig) -> None:
 
 @pytest.fixture(scope="module")
 def finished(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
-    config = make(**SELDOM)
+    config = make(**ONLY_AT_EPOCH_ENDS)
     return config, trained(config)
 
 
 @pytest.mark.parametrize("is_node", [False, True])
 def test_finished_run_returns_immediately(finished: tuple[Config, dict[str, Any]], is_node: bool) -> None:
     """Started by a person or restarted by `llmtrain node`: returns its result and writes nothing."""
-    config, wanted = finished
+    config, expected = finished
     before = harness.tree(run_dir(config))
 
     def no_model() -> None:
@@ -360,7 +363,7 @@ def test_finished_run_returns_immediately(finished: tuple[Config, dict[str, Any]
 
     env = {"LLMTRAIN_NODE": "1"} if is_node else {}
     result = trained(config, resume="auto" if is_node else RUN_ID, before=no_model, env=env)
-    assert result == wanted
+    assert result == expected
     assert harness.tree(run_dir(config)) == before
 
 
@@ -377,7 +380,7 @@ def test_finished_run_of_a_node_needs_no_peers(finished: tuple[Config, dict[str,
 def test_resume_with_its_own_config(make: MakeConfig) -> None:
     """`llmtrain train --resume <dir>`, as an interrupted run suggests: it still counts epochs."""
     uninterrupted = make()
-    wanted = fine_tuned(uninterrupted, trained(uninterrupted))
+    expected = fine_tuned(uninterrupted, trained(uninterrupted))
     config = make()
     assert train(config, fault="after_optimizer:3:0:term")[0].code == 75
     kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
@@ -389,8 +392,8 @@ def test_resume_with_its_own_config(make: MakeConfig) -> None:
         started.end()
     result = json.loads(started.out)
     assert (result["steps"], result["epochs"], result["resumed_from"]) == (8, 2, 3)
-    assert result["state_sha256"] == wanted.plain.state_sha256
-    assert epoch_lines(run_dir(config)) == wanted.epoch_lines
+    assert result["state_sha256"] == expected.plain.state_sha256
+    assert epoch_lines(run_dir(config)) == expected.epoch_lines
     kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
     assert (kept["max_epochs"], kept["max_steps"]) == (2, None)
 

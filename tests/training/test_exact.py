@@ -149,11 +149,11 @@ def test_every_kind_of_run_resumes_exactly(make_config: MakeConfig, tmp_path: Pa
         assert text.stat().st_size / 16 < 8 * 2 * 16
         change = {**change, "data__files": [str(text)]}
     uninterrupted = make_config(**change)
-    wanted = harness.outcome(Path(uninterrupted.output.root_dir), trained(uninterrupted))
+    expected = harness.outcome(Path(uninterrupted.output.root_dir), trained(uninterrupted))
     config = make_config(**change)
     assert harness.run(config, fault="after_optimizer:5:0:kill").code == -9
     root = Path(config.output.root_dir)
-    assert harness.outcome(root, trained(config, resume=RUN_ID)) == wanted
+    assert harness.outcome(root, trained(config, resume=RUN_ID)) == expected
 
 
 def test_adafactor_trains(make_config: MakeConfig) -> None:
@@ -229,11 +229,11 @@ def test_compiled_training(make_config: MakeConfig) -> None:
     child = harness.start(compiled)
     ended = child.wait(timeout=240)
     assert ended.code == 0, ended.output
-    wanted = harness.outcome(Path(compiled.output.root_dir), ended.result)
+    expected = harness.outcome(Path(compiled.output.root_dir), ended.result)
     assert ended.result["final_train_loss"] == pytest.approx(plain["final_train_loss"], rel=1e-3)
 
     again = make_config(trainer__compile=True, model__dropout=0.0)
     assert harness.start(again, fault="after_optimizer:5:0:kill").wait(timeout=240).code == -9
     ended = harness.start(again, RUN_ID).wait(timeout=240)
     assert ended.code == 0, ended.output
-    assert harness.outcome(Path(again.output.root_dir), ended.result) == wanted
+    assert harness.outcome(Path(again.output.root_dir), ended.result) == expected

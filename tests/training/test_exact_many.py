@@ -44,8 +44,8 @@ def watch() -> None:
         result = before(self, step, lr, batches, first_micro, counts)
         module = self.model.module
         digest = state_sha256(model_tensors(module), optimizer_tensors(module, self.optimizer))
-        weighty = [batch for batch in batches if batch.target_count]
-        samples = [(batch.first_sample, tuple(batch.inputs.reshape(-1).tolist())) for batch in weighty]
+        with_targets = [batch for batch in batches if batch.target_count]
+        samples = [(batch.first_sample, tuple(batch.inputs.reshape(-1).tolist())) for batch in with_targets]
         _steps.append({"step": step, "samples": samples, "hash": digest, "passes": len(batches)})
         return result
 
@@ -71,10 +71,10 @@ def by_size(make: MakeConfig) -> dict[int, Watched]:
 def test_every_step_is_bit_exact_on_any_world_size(by_size: dict[int, Watched], size: int) -> None:
     (alone,), result, folder = by_size[1]
     steps, other, other_folder = by_size[size]
-    wanted = [step["hash"] for step in alone]
-    assert len(set(wanted)) == harness.STEPS
+    expected = [step["hash"] for step in alone]
+    assert len(set(expected)) == harness.STEPS
     for rank in range(size):
-        assert [step["hash"] for step in steps[rank]] == wanted, f"rank {rank}"
+        assert [step["hash"] for step in steps[rank]] == expected, f"rank {rank}"
     assert harness.train_rows(other_folder) == harness.train_rows(folder), "losses and norms, as float.hex"
     assert harness.val_rows(other_folder) == harness.val_rows(folder)
     assert other["state_sha256"] == result["state_sha256"]
@@ -109,7 +109,7 @@ UNEVEN: dict[str, Any] = {"trainer__grad_accum_steps": 5, "model__dropout": 0.1,
 )
 def test_world_sizes_that_do_not_divide_the_micro_batches(make: MakeConfig, size: int, strategy: str) -> None:
     """Of 5 micro-batches, ranks of 3 have 2, 2 and 1: the same samples, dropout and gradient as on one process."""
-    (alone,), wanted, folder = watched(make(**UNEVEN), 1)
+    (alone,), expected, folder = watched(make(**UNEVEN), 1)
     steps, result, other = watched(make(**UNEVEN, distributed__strategy=strategy), size)
     rounds = -(-5 // size)
     assert {step["passes"] for rank in steps for step in rank} == {rounds}, "every rank makes the same collectives"
@@ -117,9 +117,9 @@ def test_world_sizes_that_do_not_divide_the_micro_batches(make: MakeConfig, size
         shares = [steps[rank][number]["samples"] for rank in range(size)]
         assert {len(share) for share in shares} == {rounds, rounds - 1}
         assert [sample for share in shares for sample in share] == alone[number]["samples"], f"step {number}"
-    assert result["tokens"] == wanted["tokens"]
+    assert result["tokens"] == expected["tokens"]
     for key in ("final_train_loss", "final_val_loss"):
-        assert result[key] == pytest.approx(wanted[key], rel=1e-5)
+        assert result[key] == pytest.approx(expected[key], rel=1e-5)
     norms = [[float.fromhex(row[1][2]) for row in harness.train_rows(path)] for path in (folder, other)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
@@ -127,12 +127,12 @@ def test_world_sizes_that_do_not_divide_the_micro_batches(make: MakeConfig, size
 def test_resume_on_three_processes(make: MakeConfig) -> None:
     """As when a job is scaled from 2 pods to 3."""
     config = make(**PLAIN)
-    wanted = ranks.trained(make(**PLAIN), 2)
+    expected = ranks.trained(make(**PLAIN), 2)
     ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "after_optimizer:3:1:term"})
     assert [end.code for end in ended] == [75, 75]
     result = ranks.trained(config, 3, harness.RUN_ID)
-    assert (result["world_size"], result["tokens"]) == (3, wanted["tokens"])
-    assert result["final_val_loss"] == pytest.approx(wanted["final_val_loss"], rel=1e-5)
+    assert (result["world_size"], result["tokens"]) == (3, expected["tokens"])
+    assert result["final_val_loss"] == pytest.approx(expected["final_val_loss"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -200,14 +200,14 @@ def test_killed_run_resumes_on_any_world_size(make: MakeConfig, by_size: dict[in
     assert stopped.code == 75
     assert harness.steps_saved(Path(config.output.root_dir))[-1] == 6
     steps, result, folder = watched(config, 2, harness.RUN_ID)
-    (alone,), wanted, wanted_folder = by_size[1]
-    assert result["state_sha256"] == wanted["state_sha256"]
+    (alone,), expected, expected_folder = by_size[1]
+    assert result["state_sha256"] == expected["state_sha256"]
     assert [step["hash"] for step in steps[0]] == [step["hash"] for step in alone[6:]]
     assert [[step["samples"][0] for step in share] for share in steps] == [
         [step["samples"][0] for step in alone[6:]],
         [step["samples"][2] for step in alone[6:]],
     ]
-    assert harness.train_rows(folder) == harness.train_rows(wanted_folder)
+    assert harness.train_rows(folder) == harness.train_rows(expected_folder)
 
 
 def test_only_rank_0_writes_metrics_and_logs(make: MakeConfig) -> None:

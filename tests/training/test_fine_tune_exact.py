@@ -121,9 +121,9 @@ def test_world_size_may_change_on_every_resume(make: MakeConfig, alone: Trained)
     ids=["full", "unpacked", "checkpointing", "async"],
 )
 def test_other_kinds_of_fine_tuning_on_1_2_and_4_processes(make: MakeConfig, change: dict[str, Any]) -> None:
-    wanted = finished(make(**change))[1]
-    assert finished(make(**change), 2)[1] == wanted
-    assert finished(make(**change), 4)[1] == wanted
+    expected = finished(make(**change))[1]
+    assert finished(make(**change), 2)[1] == expected
+    assert finished(make(**change), 4)[1] == expected
 
 
 @pytest.mark.parametrize(

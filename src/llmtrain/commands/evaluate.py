@@ -33,7 +33,7 @@ def command(
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Evaluate the model of a run, an adapter, or a model directory on files."""
+    """Evaluate a run, adapter or model directory on files."""
     from llmtrain.inference.evaluate import evaluate_files
     from llmtrain.inference.load import Source, load_model
     from llmtrain.training.shutdown import StopFlag

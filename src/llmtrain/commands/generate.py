@@ -36,7 +36,7 @@ def command(
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Generate text with the model of a run, an adapter, or a model directory."""
+    """Generate text from a run, adapter or model directory."""
     from llmtrain.inference.generate import answers_questions, generate_text
     from llmtrain.inference.load import Source, load_model
     from llmtrain.training.sample import Sampling

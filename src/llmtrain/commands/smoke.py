@@ -18,7 +18,7 @@ def command(
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 4,
     lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate.")] = 3e-3,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of samples and weights.")] = 42,
-    processes: Annotated[int | None, typer.Option(min=1, help="Start this many processes on this machine.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     json_: JsonOption = False,
 ) -> None:
     """Train a small classifier on synthetic samples, with the processes, network and device of a real run. Of the
@@ -47,7 +47,8 @@ def command(
 
 
 def _text(result: dict[str, Any]) -> str:
+    count = result["world_size"]
     return (
-        f"{result['world_size']} processes on {result['device']}: accuracy {result['accuracy']:.1%}, "
+        f"{count} process{'es' if count > 1 else ''} on {result['device']}: accuracy {result['accuracy']:.1%}, "
         f"loss {result['first_loss']:.4f} -> {result['final_loss']:.4f} in {result['seconds']:.1f} s"
     )

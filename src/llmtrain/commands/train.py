@@ -40,14 +40,16 @@ def command(
     set_: SetOption = None,
     resume: Annotated[
         str | None,
-        typer.Option(help="Resume a run: its id, the path of a checkpoint, or `auto`.", show_default=False),
+        typer.Option(help="Resume a run (id, checkpoint path or `auto`).", show_default=False),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run one forward pass; report sizes and memory.")] = False,
     allow_config_change: Annotated[
         bool,
-        typer.Option("--allow-config-change", help="Resume even if the config has changed."),
+        typer.Option(
+            "--allow-config-change", help="Resume even though the config changed in a way that affects results."
+        ),
     ] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="Train in this many processes on this machine.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="With --processes: restarts after a crash, from the newest checkpoint.")
     ] = 10,

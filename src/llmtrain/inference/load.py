@@ -21,6 +21,7 @@ from llmtrain.files import read_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.runs.summary import config_values
 from llmtrain.training.build import GPU_ATTENTION, autocast_for, base_sha256, build_adapter, with_device_precision
 from llmtrain.training.model import Autocast
 
@@ -213,7 +214,7 @@ def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
         if checkpoint:
             warn("SAVE", f"run {run.run_id} has no '{name}' checkpoint; using {checkpoint.path.name}")
             return checkpoint
-        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.")
+        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.", remedy=_first_save(run))
     try:
         return find_checkpoint(run.checkpoints / name)
     except CheckpointError:
@@ -221,3 +222,10 @@ def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
         raise CheckpointError(
             f"Run '{run.run_id}' has no checkpoint '{name}'.", known=["best", "latest", *known]
         ) from None
+
+
+def _first_save(run: RunDirectory) -> str:
+    trainer = config_values(run).get("trainer")
+    every = trainer.get("save_every_steps") if isinstance(trainer, dict) else None
+    where = f"at step {every} (trainer.save_every_steps)" if every else "at the end of the epoch or of the run"
+    return f"Wait for the first one, which is saved {where}."

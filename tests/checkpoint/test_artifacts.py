@@ -38,7 +38,7 @@ from llmtrain.training.step import Stepper
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
 EPOCHS: dict[str, Any] = {"output__layout": "epochs", "trainer__eval_prompts": []}
-SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
+ONLY_AT_EPOCH_ENDS: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
 FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors", "llmtrain.json"}
 
 
@@ -57,7 +57,7 @@ def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Materi
 
 
 @pytest.fixture(scope="module")
-def laid_out(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+def epoch_run(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
     """An uninterrupted run with epoch directories and all its checkpoints."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     return config, trained(config)
@@ -89,9 +89,9 @@ def leftovers(config: Config) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_epoch_directories_have_the_files_of_their_ranks(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
 ) -> None:
-    config = laid_out[0] if size == 1 else make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = epoch_run[0] if size == 1 else make(**EPOCHS, trainer__keep_checkpoints=9)
     if size == 2:
         trained(config, 2)
     for epoch, step in ((1, 4), (2, 8)):
@@ -111,9 +111,9 @@ def test_epoch_directories_have_the_files_of_their_ranks(
     assert leftovers(config) == []
 
 
-def test_epochs_and_best_are_hard_links_and_adapter_is_a_copy(laid_out: tuple[Config, dict[str, Any]]) -> None:
+def test_epochs_and_best_are_hard_links_and_adapter_is_a_copy(epoch_run: tuple[Config, dict[str, Any]]) -> None:
     """epoch-N/ and best/ take no space; adapter/ is a copy that people may edit."""
-    config = laid_out[0]
+    config = epoch_run[0]
     weights = step_dir(config, 4) / "model.safetensors"
     assert (run_dir(config) / "epoch-1" / "rank-0" / "model.safetensors").samefile(weights)
     of_best = best_dir(config)
@@ -123,7 +123,7 @@ def test_epochs_and_best_are_hard_links_and_adapter_is_a_copy(laid_out: tuple[Co
 
 
 @pytest.mark.slow
-def test_storage_without_hard_links(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
+def test_storage_without_hard_links(make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
     """Some network storage does not support them."""
 
     def no_links() -> None:
@@ -134,7 +134,7 @@ def test_storage_without_hard_links(make: MakeConfig, laid_out: tuple[Config, di
 
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_links)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     copied = run_dir(config) / "epoch-1" / "rank-0"
     assert harness.tree(copied) == harness.tree(step_dir(config, 4))
     assert not (copied / "model.safetensors").samefile(step_dir(config, 4) / "model.safetensors")
@@ -213,7 +213,7 @@ def late_saves(killed_after: int | None = None) -> Callable[[], None]:
 
 def test_background_save_publishes_the_saved_step(make: MakeConfig) -> None:
     """Training continues meanwhile: the saved step is published, not the current one."""
-    config = make(**EPOCHS, **SELDOM, trainer__async_save=True, trainer__keep_checkpoints=9)
+    config = make(**EPOCHS, **ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__keep_checkpoints=9)
     assert trained(config, before=late_saves())["epochs"] == 2
     for epoch, step in ((1, 4), (2, 8)):
         found = harness.tree(run_dir(config) / f"epoch-{epoch}" / "rank-0")
@@ -223,7 +223,7 @@ def test_background_save_publishes_the_saved_step(make: MakeConfig) -> None:
 
 def test_background_save_publishes_the_best_adapter_immediately(make: MakeConfig) -> None:
     """Not only at the end of the run, which may be killed before."""
-    config = make(**SELDOM, trainer__async_save=True, trainer__eval_prompts=[])
+    config = make(**ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__eval_prompts=[])
     (ended,) = train(config, before=late_saves(killed_after=6))
     assert ended.code == -signal.SIGKILL, ended.output
     step_4 = step_dir(config, 4)
@@ -237,14 +237,14 @@ def test_background_save_publishes_the_best_adapter_immediately(make: MakeConfig
 @pytest.mark.parametrize("point", ["save_after_rename", pytest.param("save_before_prune", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [4, 8])
 def test_sigkill_between_checkpoint_and_artifacts(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], point: str, step: int
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], point: str, step: int
 ) -> None:
     """The checkpoint is complete and is not saved again: the resumed run creates its directories."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault=f"{point}:{step}:0:kill")[0].code == -signal.SIGKILL
     result = trained(config, resume=RUN_ID)
     assert result["resumed_from"] == step
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert harness.tree(run_dir(config) / "best") == harness.tree(best_dir(config))
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
     for epoch, end in ((1, 4), (2, 8)):
@@ -272,18 +272,18 @@ def killed_between_renames(name: str) -> Callable[[], None]:
 
 @pytest.mark.parametrize("name", ["adapter", "best", "epoch-1"])
 def test_sigkill_while_a_directory_is_replaced(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], name: str
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], name: str
 ) -> None:
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     (ended,) = train(config, before=killed_between_renames(name))
     assert ended.code == -signal.SIGKILL, ended.output
     assert not (run_dir(config) / name).exists()
     result = trained(config, resume=RUN_ID)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
-    wanted = {"adapter": best_dir(config) / "adapter", "best": best_dir(config), "epoch-1": step_dir(config, 4)}[name]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
+    expected = {"adapter": best_dir(config) / "adapter", "best": best_dir(config), "epoch-1": step_dir(config, 4)}[name]
     found = run_dir(config) / name
     assert found.is_dir(), f"{name}/ was never created"
-    assert harness.tree(found / "rank-0" if name == "epoch-1" else found) == harness.tree(wanted)
+    assert harness.tree(found / "rank-0" if name == "epoch-1" else found) == harness.tree(expected)
     assert leftovers(config) == []
 
 
@@ -291,7 +291,7 @@ def test_sigkill_while_a_directory_is_replaced(
 
 
 def test_directories_of_the_user_are_not_replaced(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], tmp_path: Path
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path
 ) -> None:
     """Whatever their names: those that the run would create, later epochs, and names that are not epochs."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
@@ -309,7 +309,7 @@ def test_directories_of_the_user_are_not_replaced(
     (run / "adapter").symlink_to(tmp_path)
     before = {name: harness.tree(run / name) for name in (*own, "best")}
     result = trained(config, resume=RUN_ID)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert {name: harness.tree(run / name) for name in before} == before
     assert (run / "adapter").is_symlink()
     assert list(tmp_path.iterdir()) == []
@@ -362,13 +362,13 @@ def fails_with(number: int, what: str) -> Callable[[], None]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["folders", "answers"])
 def test_failing_artifacts_do_not_end_training(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], what: str, number: int
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], what: str, number: int
 ) -> None:
     config = make(**{**EPOCHS, "trainer__eval_prompts": ["say red"], "trainer__save_every_steps": 1})
     (ended,) = train(config, before=fails_with(number, what))
     assert ended.code == 0, ended.output
     assert ended.result is not None
-    assert ended.result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert ended.result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert os.strerror(number) in ended.output, "there is a warning"
     harness.verify_all(run_dir(config).parent)
 
@@ -384,7 +384,7 @@ def test_checkpoints_are_pruned_even_if_artifacts_fail(make: MakeConfig) -> None
     assert harness.steps_saved(run_dir(config).parent) == [7, 8]
 
 
-def test_later_save_publishes_what_failed(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
+def test_later_save_publishes_what_failed(make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
     """No space at the end of the first epoch, space again afterwards."""
 
     def no_space_for_a_while() -> None:
@@ -399,7 +399,7 @@ def test_later_save_publishes_what_failed(make: MakeConfig, laid_out: tuple[Conf
 
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_space_for_a_while)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
     assert harness.tree(run_dir(config) / "epoch-2" / "rank-0") == harness.tree(step_dir(config, 8))
 
@@ -408,8 +408,8 @@ def test_later_save_publishes_what_failed(make: MakeConfig, laid_out: tuple[Conf
 
 
 @pytest.fixture
-def copied(laid_out: tuple[Config, dict[str, Any]], tmp_path: Path) -> Checkpoint:
-    copy = Checkpoint(shutil.copytree(step_dir(laid_out[0], 8), tmp_path / "step_8"))
+def copied(epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path) -> Checkpoint:
+    copy = Checkpoint(shutil.copytree(step_dir(epoch_run[0], 8), tmp_path / "step_8"))
     copy.verify()
     return copy
 
@@ -437,7 +437,7 @@ def test_damaged_adapter_file_is_detected(copied: Checkpoint, tmp_path: Path, na
 
 
 def test_resume_skips_a_checkpoint_with_a_damaged_adapter(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]
 ) -> None:
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="after_optimizer:7:0:kill")[0].code == -signal.SIGKILL
@@ -450,7 +450,7 @@ def test_resume_skips_a_checkpoint_with_a_damaged_adapter(
     assert f"{path} is damaged" in ended.output
     assert ended.result is not None
     assert ended.result["resumed_from"] == 4
-    assert ended.result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert ended.result["state_sha256"] == epoch_run[1]["state_sha256"]
 
 
 @pytest.mark.parametrize(
