@@ -57,7 +57,7 @@ def remove_pods(kube: KubeServer, run: FakeRun) -> None:
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "CONFIRM_SEC", 0.01)
+    monkeypatch.setattr(lifecycle, "POLL_SEC", 0.01)
 
 
 @pytest.mark.parametrize("kind", WORKLOADS)
@@ -122,7 +122,7 @@ def test_resume_keeps_the_label_of_the_first_launch(kube: KubeServer, kind: str)
     again = find_record(kube.cluster(), "old", "team")
     assert (again.number, again.run_label) == (2, FIRST_VERSION_RUN_LABEL)
     assert RUN_LABEL not in str({key: found for key, found in kube.objects.items() if key[2].startswith("old")})
-    for manifest in render(again.plan):
+    for manifest in again.manifests:
         created = kube.objects[PLURALS[manifest["kind"]], "team", manifest["metadata"]["name"]]
         assert created["metadata"]["labels"].items() >= OLD_LABELS.items()
     assert [status.run_id for status in all_status(kube.cluster(), "team")] == ["old"]

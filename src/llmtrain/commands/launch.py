@@ -98,7 +98,7 @@ def command(
 
     from llmtrain.commands.stop import PodCount, warn_of_lost
     from llmtrain.commands.watch import check_ended, check_watching, follow_run
-    from llmtrain.kubernetes.api_errors import AlreadyThere
+    from llmtrain.kubernetes.api_errors import AlreadyExists
     from llmtrain.launch import lifecycle as apply
     from llmtrain.launch.record import find_record
 
@@ -114,7 +114,7 @@ def command(
         return
     try:
         apply.submit(cluster, plan, keep_data=resume)
-    except AlreadyThere:
+    except AlreadyExists:
         if not resume or cluster.get("v1", "ConfigMap", plan.config_map, plan.namespace) is None:
             raise
         record = find_record(cluster, plan.run_id, plan.namespace)

@@ -16,7 +16,7 @@ from llmtrain.kubernetes.labels import (
     LOGS_ANNOTATION,
     has_labels,
 )
-from llmtrain.launch.lifecycle import find_object, undoing
+from llmtrain.launch.objects import find_object, undo_on_error
 from llmtrain.launch.plan import Manifest
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
 
@@ -157,7 +157,7 @@ def install(cluster: Cluster, plan: GuardPlan) -> str:
                 f"{found['kind']} {NAME} in namespace {plan.namespace} is there already, and llmtrain did not make it.",
                 remedy="Nothing was changed. Remove it if it is yours.",
             )
-    with undoing() as undo:
+    with undo_on_error() as undo:
         for manifest, found in zip(manifests, there, strict=True):
             if found is None:
                 undo.append(partial(_remove, cluster, plan.namespace, manifest["apiVersion"], manifest["kind"]))

@@ -20,7 +20,7 @@ QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/prior
 
 def render(plan: JobPlan) -> list[Manifest]:
     """All manifests of a run, in the order in which they are applied."""
-    shared = [_config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
+    shared = [config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
     return [*shared, *find_workload(plan.launch).render(plan)]
 
 
@@ -74,7 +74,7 @@ def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
     )
 
 
-def _config_map(plan: JobPlan) -> Manifest:
+def config_map(plan: JobPlan) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

@@ -150,7 +150,7 @@ class Guard:
         for meta in (pod["metadata"] for pod in pods):
             self._told.add(meta.get("uid", ""))
             try:
-                self._cluster.note_on_pod(meta["name"], self._namespace, meta.get("uid", ""), {NOTIFIED: end.event})
+                self._cluster.annotate_pod(meta["name"], self._namespace, meta.get("uid", ""), {NOTIFIED: end.event})
             except LlmtrainError as problem:
                 if not self._cannot_mark:
                     warn(

@@ -10,7 +10,7 @@ from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
-from llmtrain.launch.lifecycle import is_overdue
+from llmtrain.launch.objects import is_overdue
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.lost_nodes import lost_pod
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import Missing, one_line
+from llmtrain.kubernetes.api_errors import KindNotFound, one_line
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.record import Record
 
@@ -36,7 +36,7 @@ def find_queue_state(cluster: Cluster, record: Record, job: Object) -> QueueStat
     """Asks for all Workloads of the namespace: their names end in a hash, and they carry no label of ours."""
     try:
         version, workloads = _workloads(cluster, record.namespace)
-    except Missing:  # Kueue is not installed
+    except KindNotFound:  # Kueue is not installed
         return NOT_QUEUED
     except UsageError as refused:
         return QueueState(unseen=refused.what)
@@ -67,7 +67,7 @@ def queue_state(workload: Object | None) -> QueueState:
 def _workloads(cluster: Cluster, namespace: str) -> tuple[str, list[Object]]:
     try:
         return API_VERSIONS[0], cluster.find(API_VERSIONS[0], "Workload", namespace)
-    except Missing:
+    except KindNotFound:
         return API_VERSIONS[1], cluster.find(API_VERSIONS[1], "Workload", namespace)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import Missing, one_line
+from llmtrain.kubernetes.api_errors import KindNotFound, one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Labels, Object
 from llmtrain.kubernetes.labels import APP_LABEL, belongs_to_run, run_id_of
 from llmtrain.launch.record import Record, UnreadableRecord, all_records
@@ -220,7 +220,7 @@ def make_status(record: Record, seen: Seen) -> RunStatus:
 def find_job(cluster: Cluster, record: Record) -> Object | None:
     try:
         job = cluster.get(record.workload.api_version, record.workload.kind, record.run_id, record.namespace)
-    except Missing:  # its operator was removed, and its jobs with it
+    except KindNotFound:  # its operator was removed, and its jobs with it
         return None
     return job if job is not None and belongs_to_run(job, record.run_id) else None
 
@@ -306,7 +306,7 @@ def _all_jobs(
     for api_version, kind in sorted(kinds):
         try:
             jobs = cluster.find(api_version, kind, namespace, _ALL_RUNS)
-        except Missing:  # its operator was removed, and its jobs with it
+        except KindNotFound:  # its operator was removed, and its jobs with it
             continue
         except UsageError as refused:  # of the others something can be said all the same
             unseen[kind] = refused.what
