@@ -295,7 +295,7 @@ class TestAnotherModel:
         assert same()
 
     def test_a_run_that_exists(self, train, same) -> None:
-        assert_refused(train("output.run_id=mine"), 64, ["'mine' exists already", "--resume mine"])
+        assert_refused(train("output.run_id=mine"), 64, ["'mine' already exists", "--resume mine"])
         assert same()
 
     @pytest.mark.parametrize("name", ["step_99", "step_99.pt", "nonsense", "", "../../../etc/step_2"])

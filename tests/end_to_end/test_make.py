@@ -51,7 +51,7 @@ def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
 
     refused = make(kube, "k8s-train", K8S_RUN="by-make")
     assert refused.code != 0
-    assert "Run 'by-make' exists already" in refused.err
+    assert "Run 'by-make' already exists" in refused.err
 
     logs = make(kube, "k8s-logs")
     assert logs.code == 0, logs.err

@@ -6,7 +6,7 @@ from typing import Any
 from llmtrain.errors import UsageError
 from llmtrain.files import read_json
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.generations import KEPT, read_generations, valid_rows
+from llmtrain.runs.generations import MAX_GENERATIONS, read_generations, valid_rows
 from llmtrain.runs.lock import is_held
 
 _ELSEWHERE = "Fetch to another directory with --to; nothing was changed."
@@ -51,7 +51,7 @@ def _is_known(last: dict[str, Any], far: list[dict[str, Any]]) -> bool:
     was, unless it was by hand where all of the cluster's are by a launcher."""
     if any(row.get("started_at") == last.get("started_at") for row in far):
         return True
-    is_forgotten = len(far) >= KEPT and last["generation"] < far[0]["generation"]
+    is_forgotten = len(far) >= MAX_GENERATIONS and last["generation"] < far[0]["generation"]
     is_by_hand = last.get("launch") is None and all(row.get("launch") is not None for row in far)
     return is_forgotten and not is_by_hand
 

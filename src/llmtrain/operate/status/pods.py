@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
-from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
+from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.objects import is_overdue
@@ -190,7 +190,7 @@ def worst_code(codes: Iterable[int | None]) -> int | None:
     """What stands for all: 64 or 65 over a crash over 75 over 0."""
 
     def severity(code: int) -> int:
-        return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == TOLD else 1
+        return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == INTERRUPTED else 1
 
     return min((code for code in codes if code is not None), key=severity, default=None)
 
