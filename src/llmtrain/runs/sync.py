@@ -21,6 +21,7 @@ from llmtrain.logs import log, warn
 from llmtrain.redact import redact, redacted_line
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
+from llmtrain.text import format_bytes, plural
 
 CONNECT_SEC = 10
 _SHA256 = "sha256"  # key in the metadata of an object
@@ -78,7 +79,7 @@ def sync_finished(run: RunDirectory, uri: str) -> None:
         what = problem.what if isinstance(problem, LlmtrainError) else redact(str(problem))
         warn("SAVE", f"the run is finished, but was not copied: {what} Run: llmtrain sync {run.path} {uri}")
         return
-    log("SAVE", f"{copied['files']} files, {copied['bytes'] / 1e6:.1f} MB copied to {copied['uri']}")
+    log("SAVE", f"{plural(copied['files'], 'file')} ({format_bytes(copied['bytes'])}) copied to {copied['uri']}")
 
 
 def _send(run: RunDirectory, copy: "_Copy") -> None:

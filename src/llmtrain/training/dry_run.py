@@ -4,7 +4,7 @@ from typing import Any
 
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
-from llmtrain.distributed.world import World, pick_device, current_process_info
+from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.training.build import autocast_for, build_components, resolve_steps, resolve_threads, set_up_torch
