@@ -1,6 +1,6 @@
-# Two commands do everything on a fresh machine with Python 3.11 and make:
-#   make train    sets up .venv and trains a small GPT (a minute and a half on two cores)
-#   make test     sets up .venv and runs the tests
+# On a machine with Python 3.11 or newer and make:
+#   make train    creates .venv and trains a small GPT (a minute and a half on two cores)
+#   make test     creates .venv and runs the tests
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,23 +9,23 @@ CONFIG ?= gpt_stdlib
 ARGS   ?=
 PROCESSES ?= 2
 
-# On a cluster (docs/local-cluster.md). Empty KIND_CLUSTER: none is made, the one of your kubeconfig is used.
+# Kubernetes (docs/local-cluster.md). Empty KIND_CLUSTER: use the current context instead of a kind cluster.
 KIND_CLUSTER  ?= llmtrain
 K8S_IMAGE     ?= llmtrain:dev
 K8S_BUILD     ?= docker build
 K8S_CONFIG    ?= k8s_indexed_job
-# The name of the run. Empty: a new one for k8s-train, for the others the last, which is kept in K8S_LAST.
+# Name of the run. Empty: k8s-train generates one and stores it in K8S_LAST for the other targets.
 K8S_RUN       ?=
 K8S_LAST       = .k8s-run
 K8S_CLAIM     ?= runs
 K8S_NAMESPACE ?=
-# K8S_ARGS: which cluster (--kubeconfig FILE, --context NAME). K8S_SET: more for launch (--set launch.nodes=1).
+# K8S_ARGS: another cluster (--kubeconfig FILE, --context NAME). K8S_SET: options for launch (--set launch.nodes=1).
 K8S_ARGS      ?=
 K8S_SET       ?=
 K8S_PLACE      = $(K8S_ARGS) $(if $(K8S_NAMESPACE),--namespace $(K8S_NAMESPACE))
 K8S_NEW        = $(or $(K8S_RUN),k8s-demo-$$(date +%m%d-%H%M%S))
 K8S_NAME       = $(or $(K8S_RUN),$$(cat $(K8S_LAST)))
-K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet: make k8s-train, or name one with K8S_RUN=name." >&2; exit 64; })
+K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet. Run make k8s-train, or set K8S_RUN=name." >&2; exit 64; })
 
 .PHONY: help setup train train-ddp test test-slow test-gpu lint format bench constraints e2e e2e-full clean
 .PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
@@ -33,43 +33,43 @@ K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet: ma
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | column -t -s "$$(printf '\t')"
 
-setup: $(STAMP)  ## make .venv with llmtrain and every extra
+setup: $(STAMP)  ## create .venv with llmtrain and all extras except qlora
 
-# PIP_NO_INPUT: a CI job has no standard input to answer a question with.
+# PIP_NO_INPUT: fail instead of prompting in CI.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "llmtrain needs Python 3.11 or newer; set PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mlflow,hf,k8s,tensorboard,etcd,s3,dev]'
 	touch $(STAMP)
 
-train: setup  ## train a small GPT on Python's own source files; CONFIG=preset or file, ARGS="--set ..."
+train: setup  ## train a small GPT on Python's standard library; CONFIG=preset or file, ARGS="--set ..."
 	$(BIN)/llmtrain train --config $(CONFIG) $(ARGS)
 
-train-ddp: setup  ## the same with two processes; CONFIG=preset or file (default ddp_smoke), PROCESSES=2
+train-ddp: setup  ## train with two processes; CONFIG=preset or file (default ddp_smoke), PROCESSES=2
 	$(BIN)/llmtrain train --config $(if $(filter file,$(origin CONFIG)),ddp_smoke,$(CONFIG)) --processes $(PROCESSES) $(ARGS)
 
-k8s-cluster: setup  ## a Kubernetes cluster on this machine, with Docker and kind; runs are in ./runs
+k8s-cluster: setup  ## create a local Kubernetes cluster with Docker and kind; runs are in ./runs
 	$(BIN)/llmtrain cluster up --name $(KIND_CLUSTER)
 
-k8s-build: setup  ## build the image; load it if the kubeconfig leads to the cluster of k8s-cluster
+k8s-build: setup  ## build the image, and load it if the current context is the cluster of k8s-cluster
 	$(K8S_BUILD) -t $(K8S_IMAGE) -f docker/Dockerfile .
 	$(if $(KIND_CLUSTER),$(BIN)/llmtrain cluster load-image $(K8S_IMAGE) --name $(KIND_CLUSTER) --if-reached $(K8S_ARGS))
 
-# The name is kept first: launch shows the run until it ends, and k8s-logs may be wanted meanwhile.
-k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name (default a new one), K8S_CONFIG=preset or file, K8S_SET="--set ..."
+# Store the name first: launch blocks until the run finishes, and k8s-logs may be called meanwhile.
+k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name (default generated), K8S_CONFIG=preset or file, K8S_SET="--set ..."
 	@echo "$(K8S_NEW)" > $(K8S_LAST)
 	$(BIN)/llmtrain launch --config $(K8S_CONFIG) --name "$$(cat $(K8S_LAST))" --image $(K8S_IMAGE) \
 	  --set launch.runs_volume.claim=$(K8S_CLAIM) $(K8S_SET) $(K8S_PLACE)
 
-k8s-logs: setup  ## the logs of that run
+k8s-logs: setup  ## show the logs of the last run, or of K8S_RUN
 	$(K8S_HAS_NAME)
 	$(BIN)/llmtrain logs "$(K8S_NAME)" $(K8S_PLACE)
 
-k8s-clean: setup  ## remove that run from the cluster; its files stay
+k8s-clean: setup  ## delete the last run, or K8S_RUN, from the cluster; its files stay
 	$(K8S_HAS_NAME)
 	$(BIN)/llmtrain delete "$(K8S_NAME)" $(K8S_PLACE)
 
-k8s-cluster-delete: setup  ## remove the cluster of k8s-cluster, and no other; runs stay
+k8s-cluster-delete: setup  ## delete the cluster of k8s-cluster; runs stay
 	$(BIN)/llmtrain cluster down --name $(KIND_CLUSTER)
 
 k8s-full: setup  ## k8s-cluster, k8s-build, k8s-train and k8s-logs
@@ -78,35 +78,35 @@ k8s-full: setup  ## k8s-cluster, k8s-build, k8s-train and k8s-logs
 	$(MAKE) k8s-train
 	$(MAKE) k8s-logs
 
-test: setup  ## the tests, without the slow ones
+test: setup  ## run the tests, except slow ones
 	$(BIN)/python -m pytest -n 2 -m "not slow" --durations 20 --ignore tests/end_to_end
 
-test-slow: setup  ## the slow tests: real text, long fault sweeps
+test-slow: setup  ## run the slow tests: real text, long fault sweeps
 	$(BIN)/python -m pytest -n 2 -m slow --timeout 600 --durations 20 --ignore tests/end_to_end
 
-test-gpu: setup  ## the tests that need a GPU (pip install '.[qlora]' for one of them)
+test-gpu: setup  ## run the tests that need a GPU (one of them needs pip install '.[qlora]')
 	$(BIN)/python -m pytest tests/gpu -rs --timeout 600 --durations 10
 
-lint: setup  ## ruff, format check, mypy --strict
+lint: setup  ## run ruff, the format check and mypy --strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup  ## let ruff format and fix
+format: setup  ## format and fix with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-e2e: setup  ## end to end: a wheel; every launch kind on a real cluster (../shared/kube, or LLMTRAIN_E2E_KUBECONFIG)
+e2e: setup  ## run the end-to-end tests: wheel, every launch kind on a real cluster (../shared/kube or LLMTRAIN_E2E_KUBECONFIG)
 	$(BIN)/python -m pytest tests/end_to_end -m "not slow" --timeout 1200 --durations 10 -rs
 
-e2e-full: setup  ## the same with the long ones: LoRA of a real model, deleted pods on every kind
+e2e-full: setup  ## run all end-to-end tests, including slow ones: LoRA of a real model, deleted pods on every kind
 	LLMTRAIN_E2E_EXTRAS=hf,mlflow,s3,k8s $(BIN)/python -m pytest tests/end_to_end --timeout 1800 --durations 20 -rs
 
-bench: setup  ## side-by-side measurements; needs ../shared/data
+bench: setup  ## run the benchmarks; needs ../shared/data
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
-constraints: setup  ## write constraints.txt anew from pyproject.toml (and uv's copy of it)
+constraints: setup  ## regenerate constraints.txt (and uv's copy in pyproject.toml)
 	$(BIN)/python tools/constraints.py
 
-clean:  ## remove .venv and caches; runs stay
+clean:  ## delete .venv and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,11 +1,10 @@
-"""GPT-2 124M on one GPU: tokens/s, utilisation and memory of the preset gpt2_124m, compiled against eager, plain
-against DDP and FSDP over nccl (a world of one process), and whether runs stopped half-way and resumed end in the same
-state.
+"""GPT-2 124M on one GPU: tokens/s, MFU and memory of the preset gpt2_124m: compiled and eager, without and with DDP and
+FSDP over NCCL (world size 1), and whether interrupted and resumed runs end in the same state.
 
     python benchmarks/gpt2_gpu.py --files train.txt [--steps 60]
-    python benchmarks/gpt2_gpu.py --files train.txt --tiny      the same commands with a tiny model on a CPU
+    python benchmarks/gpt2_gpu.py --files train.txt --tiny      a tiny model on a CPU
 
-Prints one table; the tokens/s are those of the step loop after its warm-up, as `llmtrain train --json` reports them.
+Prints one table. tokens/s are measured after the warm-up, as reported by `llmtrain train --json`.
 """
 
 import argparse
@@ -45,8 +44,8 @@ def main() -> None:
     if not arguments.files or not (arguments.tiny or torch.cuda.is_available()):
         print("skipped: needs a GPU and --files")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
         base = ["--config", "gpt2_124m"]
         base += settings(
             data__files=json.dumps(arguments.files),
@@ -71,14 +70,14 @@ def main() -> None:
         small = ["--config", "gpt2_124m", *base[2:], *settings(model__dropout=0.1, run__deterministic="true")]
         small += settings(trainer__max_steps=8, trainer__warmup_steps=2, trainer__micro_batch_size=4)
         small += settings(trainer__save_every_steps=4, trainer__compile="false", trainer__log_every_steps=1)
-        verdicts = {}
+        hashes = {}
         for name, more in {"plain": [], "ddp": WORLD, "fsdp": [*WORLD, *FSDP]}.items():
             golden = train(root, *small, *more)
-            stopped = settings(output__run_id=f"stopped-{name}")
-            train(root, *small, *more, *stopped, expect=75, LLMTRAIN_FAULT="after_optimizer:5:0:term")
-            resumed = train(root, *small, *more, *stopped, "--resume", f"stopped-{name}")
-            verdicts[name] = golden["state_sha256"], resumed["state_sha256"]
-    print(f"{'':16}{'tokens/s':>12}{'utilisation':>14}{'peak memory':>14}{'loss':>16}")
+            interrupted = settings(output__run_id=f"interrupted-{name}")
+            train(root, *small, *more, *interrupted, expect=75, LLMTRAIN_FAULT="after_optimizer:5:0:term")
+            resumed = train(root, *small, *more, *interrupted, "--resume", f"interrupted-{name}")
+            hashes[name] = golden["state_sha256"], resumed["state_sha256"]
+    print(f"{'':16}{'tokens/s':>12}{'MFU':>14}{'peak memory':>14}{'loss':>16}")
     for name, row in rows.items():
         losses = f"{row['first_train_loss']:.2f} -> {row['final_train_loss']:.2f}"
         print(
@@ -87,9 +86,9 @@ def main() -> None:
         )
     rates = [row["tokens_per_second"] for row in rows.values()]
     print(f"ratio compile / eager: {rates[0] / rates[1]:.2f}")
-    for name, (golden, resumed) in verdicts.items():
-        same = "same state" if golden == resumed else "DIFFERENT STATE"
-        print(f"{name}: stopped at step 5 and resumed, deterministic: {same} {golden[:12]}")
+    for name, (golden, resumed) in hashes.items():
+        verdict = "same state" if golden == resumed else "DIFFERENT STATE"
+        print(f"{name}: interrupted at step 5 and resumed, deterministic: {verdict} {golden[:12]}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""llmtrain against the Hugging Face Trainer with transformers' GPT-2: same model, batch, data and threads, in turn.
+"""llmtrain compared with the Hugging Face Trainer and GPT-2 of transformers: same model, batch, data and threads.
 
     python benchmarks/gpt_cpu.py [--rounds 5 --steps 60]
 
-Each round trains both for the same number of steps, one after the other, in this process, and counts tokens/s of
-the steps after a warm-up. Prints every round and the median of the ratios llmtrain / Hugging Face.
+Each round trains both for the same number of steps, one after the other in this process, and measures tokens/s after a
+warm-up. Prints every round and the median of the ratios llmtrain / Hugging Face.
 """
 
 import argparse
@@ -23,9 +23,8 @@ from llmtrain.data.text.window_batches import WindowBatches
 from llmtrain.training.run import run_training
 
 WARM_UP = 10
-# (layers, heads, width, context, batch, vocabulary): what people try first on a laptop, Tiny Shakespeare's, the
-# default preset, GPT-2's vocabulary. The larger the shape, the more of the time is spent in matrix products, which
-# are the same library's on both sides.
+# (layers, heads, width, context, batch, vocabulary): a first try on a laptop, Tiny Shakespeare, the default preset, the
+# vocabulary of GPT-2. Larger shapes spend more of their time in matrix products, which are the same on both sides.
 SHAPES = {
     "tiny": (2, 2, 64, 64, 8, 256),
     "small": (4, 4, 128, 64, 12, 256),
@@ -36,7 +35,7 @@ Shape = tuple[int, int, int, int, int, int]
 
 
 class Clock(TrainerCallback):
-    """Time of the steps after the warm-up."""
+    """Measures the steps after the warm-up."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.started, self.seconds = steps, 0.0, 0.0
@@ -48,7 +47,7 @@ class Clock(TrainerCallback):
             self.seconds = time.perf_counter() - self.started
 
 
-def hugging_face(shape: Shape, batches: WindowBatches, steps: int, folder: str) -> float:
+def run_hugging_face(shape: Shape, batches: WindowBatches, steps: int, directory: str) -> float:
     layers, heads, width, context, batch, vocabulary = shape
     config = GPT2Config(
         vocab_size=vocabulary,
@@ -63,7 +62,7 @@ def hugging_face(shape: Shape, batches: WindowBatches, steps: int, folder: str) 
     )
     rows = [{"input_ids": row, "labels": row} for i in range(steps) for row in batches[i].inputs]
     arguments = TrainingArguments(
-        output_dir=folder,
+        output_dir=directory,
         max_steps=steps,
         per_device_train_batch_size=batch,
         learning_rate=1e-3,
@@ -83,17 +82,17 @@ def hugging_face(shape: Shape, batches: WindowBatches, steps: int, folder: str) 
     return (steps - WARM_UP) * batch * context / clock.seconds
 
 
-def ours(config: Config) -> float:
-    # The first step of a process is left out of tokens_per_second; both sides have warmed up torch by then.
+def run_llmtrain(config: Config) -> float:
+    # tokens_per_second excludes the first step; torch is warm on both sides by then.
     return float(run_training(config)["tokens_per_second"])
 
 
 def compare(name: str, shape: Shape, rounds: int, steps: int, threads: int) -> float:
     layers, heads, width, context, batch, vocabulary = shape
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as directory:
         settings = [f"model.n_layers={layers}", f"model.n_heads={heads}", f"model.d_model={width}"]
         settings += [f"model.block_size={context}", f"model.vocab_size={vocabulary}"]
-        settings += [f"run.threads={threads}", f"output.root_dir={folder}", f"data.cache_dir={folder}"]
+        settings += [f"run.threads={threads}", f"output.root_dir={directory}", f"data.cache_dir={directory}"]
         settings += [f"trainer.max_steps={steps}", f"trainer.micro_batch_size={batch}", "trainer.lr=1e-3"]
         settings += ["trainer.warmup_steps=0", "trainer.eval_batches=1", "trainer.log_every_steps=10"]
         config = load_config("gpt_stdlib", [*settings, "logging.level=ERROR"])
@@ -101,10 +100,13 @@ def compare(name: str, shape: Shape, rounds: int, steps: int, threads: int) -> f
         batches = WindowBatches(prepared.train, context, batch, 1, config.run.seed, vocabulary)
         ratios = []
         for number in range(rounds):
-            theirs = hugging_face(shape, batches, steps, folder)
-            mine = ours(config)
-            ratios.append(mine / theirs)
-            print(f"{name}, round {number + 1}: Hugging Face {theirs:,.0f} tokens/s, llmtrain {mine:,.0f}", flush=True)
+            hf_rate = run_hugging_face(shape, batches, steps, directory)
+            llmtrain_rate = run_llmtrain(config)
+            ratios.append(llmtrain_rate / hf_rate)
+            print(
+                f"{name}, round {number + 1}: Hugging Face {hf_rate:,.0f} tokens/s, llmtrain {llmtrain_rate:,.0f}",
+                flush=True,
+            )
     return statistics.median(ratios)
 
 

@@ -1,9 +1,9 @@
-"""Tokens a second of 2 processes with 1 thread each against 1 process with 1 thread, the same step, DDP and FSDP.
+"""Scaling: tokens/s of 2 processes compared with 1 process, one thread each, the same step, DDP and FSDP.
 
     python benchmarks/scaling.py [--rounds 3 --steps 12]
 
-The variants take turns; the median of each is compared. Target: 1.8 for DDP. Two lone processes at the same time, which
-share nothing, show what the machine can give: cores share caches, memory and power.
+Variants alternate; medians are compared. Target: 1.8 for DDP. Two independent processes at the same time show the upper
+bound of the machine, because cores share caches, memory and power.
 """
 
 import argparse
@@ -36,13 +36,13 @@ VARIANTS = {
     "2 processes, ddp, reproducible_reduce": ("ddp", 2, "true"),
     "2 processes, fsdp": ("fsdp", 2, "false"),
 }
-LONE = "2 lone processes at once"
+INDEPENDENT = "2 independent processes"
 
 
-def measure(folder: Path, steps: int, strategy: str, processes: int, reproducible: str) -> float:
-    own = {"distributed.strategy": strategy, "distributed.reproducible_reduce": reproducible}
-    own["trainer.max_steps"] = str(steps)
-    sets = {**SHAPE, **own, "output.root_dir": str(folder), "data.cache_dir": str(folder / "cache")}
+def measure(directory: Path, steps: int, strategy: str, processes: int, reproducible: str) -> float:
+    variant = {"distributed.strategy": strategy, "distributed.reproducible_reduce": reproducible}
+    variant["trainer.max_steps"] = str(steps)
+    sets = {**SHAPE, **variant, "output.root_dir": str(directory), "data.cache_dir": str(directory / "cache")}
     command = [sys.executable, "-m", "llmtrain", "train", "--config", "gpt_smoke", "--json"]
     command += [part for key, value in sets.items() for part in ("--set", f"{key}={value}")]
     command += ["--processes", str(processes)] if processes > 1 else []
@@ -54,21 +54,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--variant", choices=[*VARIANTS, LONE], action="append", help="beside 1 process; all of them")
+    parser.add_argument("--variant", choices=[*VARIANTS, INDEPENDENT], action="append", help="default: all")
     arguments = parser.parse_args()
-    chosen = ["1 process", *arguments.variant] if arguments.variant else [*VARIANTS, LONE]
-    found: dict[str, list[float]] = {name: [] for name in chosen}
-    with tempfile.TemporaryDirectory() as folder:
+    chosen = ["1 process", *arguments.variant] if arguments.variant else [*VARIANTS, INDEPENDENT]
+    rates_by_name: dict[str, list[float]] = {name: [] for name in chosen}
+    with tempfile.TemporaryDirectory() as directory:
         for _ in range(arguments.rounds):
-            for name in found:
-                copies = 2 if name == LONE else 1
-                variant = VARIANTS["1 process" if name == LONE else name]
+            for name in rates_by_name:
+                copies = 2 if name == INDEPENDENT else 1
+                variant = VARIANTS["1 process" if name == INDEPENDENT else name]
                 with ThreadPoolExecutor(copies) as pool:
-                    each = [pool.submit(measure, Path(folder), arguments.steps, *variant) for _ in range(copies)]
-                    found[name].append(sum(rate.result() for rate in each))
-    base = statistics.median(found["1 process"])
+                    results = [pool.submit(measure, Path(directory), arguments.steps, *variant) for _ in range(copies)]
+                    rates_by_name[name].append(sum(result.result() for result in results))
+    base = statistics.median(rates_by_name["1 process"])
     print(f"{'variant':40} {'tokens/s':>10} {'ratio':>6}")
-    for name, rates in found.items():
+    for name, rates in rates_by_name.items():
         rate = statistics.median(rates)
         print(f"{name:40} {rate:10,.0f} {rate / base:6.2f}")
 

@@ -1,8 +1,8 @@
-"""Seconds from starting the command to the first step with 2 processes, against torchrun of a bare all-reduce.
+"""Time from the start of the command to the first step with 2 processes, compared with torchrun of an all-reduce.
 
     python benchmarks/start_many.py [--rounds 5]
 
-Both are measured in turns, to the line they print. Wanted: at most 3 s more.
+Both alternate and are measured until they print a line. Target: at most 3 s more.
 """
 
 import argparse
@@ -23,31 +23,31 @@ dist.destroy_process_group()
 """
 
 
-def seconds_until(command: list[str], word: str) -> float:
+def seconds_until(command: list[str], text: str) -> float:
     started = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout
-        found = next((time.perf_counter() - started for line in process.stdout if word in line), None)
+        seconds = next((time.perf_counter() - started for line in process.stdout if text in line), None)
         process.stdout.read()
-    assert found is not None, command
-    return found
+    assert seconds is not None, command
+    return seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder) / "hello.py"
+    with tempfile.TemporaryDirectory() as directory:
+        script = Path(directory) / "hello.py"
         script.write_text(HELLO)
         sets = [
             "trainer.log_every_steps=1",
-            f"output.root_dir={folder}",
+            f"output.root_dir={directory}",
             "trainer.max_steps=2",
             "trainer.warmup_steps=0",
         ]
         ours = ["train", "--config", "ddp_smoke", "--processes", "2"]
-        ours += [part for text in sets for part in ("--set", text)]
+        ours += [part for setting in sets for part in ("--set", setting)]
         commands = {
             "torchrun, hello": (
                 [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", str(script)],
@@ -55,15 +55,15 @@ def main() -> None:
             ),
             "llmtrain train --processes 2": ([sys.executable, "-m", "llmtrain", *ours], "[TRAIN] step 1/"),
         }
-        found: dict[str, list[float]] = {name: [] for name in commands}
+        times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
-            for name, (command, word) in commands.items():
-                found[name].append(seconds_until(command, word))
-    middle = {name: statistics.median(values) for name, values in found.items()}
-    for name, value in middle.items():
+            for name, (command, text) in commands.items():
+                times[name].append(seconds_until(command, text))
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, value in medians.items():
         print(f"{name:32} {value:6.2f} s")
-    first, second = middle.values()
-    print(f"{'more':32} {second - first:6.2f} s, ratio {second / first:.2f}")
+    first, second = medians.values()
+    print(f"{'difference':32} {second - first:6.2f} s, ratio {second / first:.2f}")
 
 
 if __name__ == "__main__":

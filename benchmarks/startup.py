@@ -1,4 +1,4 @@
-"""How long `llmtrain --help` and `llmtrain validate` take, beside `python -c pass`.
+"""Startup time of `llmtrain --help` and `llmtrain validate`, compared with `python -c pass`.
 
 python benchmarks/startup.py [--rounds 7]
 """
@@ -29,7 +29,7 @@ def main() -> None:
     for _ in range(rounds):
         for name, arguments in commands.items():
             times[name].append(seconds(*arguments))
-    medians = {name: statistics.median(found) for name, found in times.items()}
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
     for name, value in medians.items():
         print(f"{name:20}{value:7.3f} s   {value / medians['python -c pass']:6.1f} x python -c pass")
 

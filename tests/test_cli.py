@@ -494,13 +494,13 @@ class TestEval:
         """The validation text of the run, evaluated whole, by the other path."""
         from llmtrain.data.text.dummy_text import DummyText
 
-        text = "\n".join(piece.text for piece in DummyText(Config().data, 1).pieces("val"))
+        text = "\n".join(chunk.text for chunk in DummyText(Config().data, 1).chunks("val"))
         (workdir / "val.txt").write_text(text)
         done = cli("eval", "--run", "one", "--root", root, "--file", "val.txt", "--checkpoint", "step_4", "--json")
         summary = cli("runs", "show", "one", "--root", root, "--json").json
         assert done.json["loss"] == pytest.approx(summary["val_loss"], abs=0.1)
 
-    @pytest.mark.parametrize(("content", "word"), [("", "empty"), ("short", "fewer than"), (None, "no file matches")])
+    @pytest.mark.parametrize(("content", "word"), [("", "empty"), ("short", "model.block_size"), (None, "x.txt")])
     def test_bad_files(self, cli, root: Path, workdir: Path, content: str | None, word: str) -> None:
         if content is not None:
             (workdir / "x.txt").write_text(content)
@@ -655,7 +655,7 @@ class TestTokenizerTrain:
         [
             (["--vocab-size", "10"], 64, "257"),
             (["--vocab-size", "0"], 64, "vocab-size"),
-            (["--file", "nowhere*.txt"], 65, "no file matches"),
+            (["--file", "nowhere*.txt"], 65, "nowhere*.txt"),
             (["--file", "bad.txt"], 65, "not valid UTF-8"),
             (["--to", "text.txt/below"], 64, "text.txt"),
             (["--to", "text.txt"], 64, "text.txt"),

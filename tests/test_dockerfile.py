@@ -1,4 +1,4 @@
-"""What can be said of the image without building it: nothing of a host, the pods' uid, exact versions, small layers."""
+"""The Dockerfile without building it: no host names, the uid of pods, exact versions, small layers."""
 
 import fnmatch
 import json
@@ -20,7 +20,7 @@ def text(repo: Path) -> str:
 
 @pytest.fixture(scope="module")
 def stages(text: str) -> dict[str, list[Instruction]]:
-    """Name -> instructions, lines joined and comments left out; the stage without a name is the image."""
+    """Stage name -> instructions, without comments and continuation lines; the last stage is named `image`."""
     code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
     found: dict[str, list[Instruction]] = {}
     for line in code.replace("\\\n", " ").splitlines():
@@ -38,12 +38,12 @@ def values(stage: list[Instruction], word: str) -> list[str]:
     return [rest for name, rest in stage if name == word]
 
 
-def test_no_host_is_written_down(text: str) -> None:
+def test_dockerfile_names_no_host(text: str) -> None:
     assert "://" not in text
     assert not re.search(r"\b[\w-]+\.(?:com|org|io|net|dev|local)\b", text.replace("org.opencontainers", ""))
 
 
-def test_nothing_is_fetched_but_by_pip_and_what_was_asked_for(stages: dict[str, list[Instruction]]) -> None:
+def test_build_downloads_only_with_pip_and_requested_packages(stages: dict[str, list[Instruction]]) -> None:
     every = [row for stage in stages.values() for row in stage]
     assert not values(every, "ADD")
     runs = [rest for rest in values(every, "RUN") if not rest.startswith('test -z "$PACKAGES" || {')]
@@ -53,21 +53,21 @@ def test_nothing_is_fetched_but_by_pip_and_what_was_asked_for(stages: dict[str, 
     assert "--no-install-recommends $PACKAGES &&" in asked
 
 
-def test_what_leads_to_the_index_ends_before_the_image(stages: dict[str, list[Instruction]]) -> None:
-    """A stage's arguments are in its history; that of the image and of its base is kept."""
-    given = [row.split("=") for name in stages for row in values(stages[name], "ARG")]
-    of_pip = {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
-    assert {name for name, _ in given} == {"EXTRAS", "PACKAGES"} | of_pip
-    assert all(value == '""' for name, value in given if name != "EXTRAS")
+def test_index_settings_are_not_in_image(stages: dict[str, list[Instruction]]) -> None:
+    """Build arguments are in the history of their stage, and the image keeps the history of its own and of base."""
+    arguments = [row.split("=") for name in stages for row in values(stages[name], "ARG")]
+    pip_arguments = {"PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"}
+    assert {name for name, _ in arguments} == {"EXTRAS", "PACKAGES"} | pip_arguments
+    assert all(value == '""' for name, value in arguments if name != "EXTRAS")
     for kept in ("base", "image"):
         assert values(stages[kept], "ARG") in ([], ['PACKAGES=""'])
         assert not [rest for _, rest in stages[kept] if re.search(r"PIP_|pip\.conf|secret|index", rest, re.I)]
     assert values(stages["image"], "FROM") == ["base"]
-    # A copy takes named results only, never the root directory or a home of the stage where pip ran.
+    # Copy only named results, never the root or home directory of the stage in which pip ran.
     assert values(stages["image"], "COPY") == ["--from=dependencies /opt/venv /opt/venv", "--from=project /image /"]
 
 
-def test_it_runs_as_the_user_of_the_pods(stages: dict[str, list[Instruction]]) -> None:
+def test_image_user_is_pod_user(stages: dict[str, list[Instruction]]) -> None:
     assert values(stages["image"], "USER") == [f"{USER_ID}:{USER_ID}"]
     [made] = [rest for rest in values(stages["base"], "RUN") if "useradd" in rest]
     assert f"groupadd --gid {USER_ID} llmtrain" in made
@@ -76,8 +76,8 @@ def test_it_runs_as_the_user_of_the_pods(stages: dict[str, list[Instruction]]) -
     assert f" HOME={CACHE_DIR} " in values(stages["image"], "ENV")[0]
 
 
-def test_the_working_directory_is_made_where_the_user_may_write(stages: dict[str, list[Instruction]]) -> None:
-    """WORKDIR alone would leave it to root, or to a root filesystem that is read-only."""
+def test_working_directory_is_writable(stages: dict[str, list[Instruction]]) -> None:
+    """WORKDIR alone would create a directory of root."""
     [workdir] = values(stages["image"], "WORKDIR")
     made = re.search(r"install -d -m 1777 ([^&]+)", values(stages["base"], "RUN")[0])
     assert made is not None
@@ -85,12 +85,12 @@ def test_the_working_directory_is_made_where_the_user_may_write(stages: dict[str
 
 
 @pytest.mark.parametrize(("word", "expected"), [("ENTRYPOINT", ["python", "-m", "llmtrain"]), ("CMD", ["--help"])])
-def test_exec_form_so_that_signals_arrive(stages: dict[str, list[Instruction]], word: str, expected: list[str]) -> None:
+def test_entrypoint_has_exec_form(stages: dict[str, list[Instruction]], word: str, expected: list[str]) -> None:
     [value] = values(stages["image"], word)
     assert json.loads(value) == expected
 
 
-def test_every_version_is_that_of_the_constraints(stages: dict[str, list[Instruction]]) -> None:
+def test_every_install_uses_constraints(stages: dict[str, list[Instruction]]) -> None:
     runs = [rest for stage in stages.values() for rest in values(stage, "RUN")]
     installs = [part for run in runs for part in run.split("&&") if re.search(r"\bpip\b.* (?:install|wheel) ", part)]
     assert len(installs) == 4
@@ -98,22 +98,22 @@ def test_every_version_is_that_of_the_constraints(stages: dict[str, list[Instruc
         assert ("-c /constraints.txt" in command) != ("--no-index --no-deps" in command), command
 
 
-def test_the_dependencies_do_not_depend_on_the_source(stages: dict[str, list[Instruction]]) -> None:
-    """A change of the code makes the last layer anew, the small one; nothing editable, no source tree stays."""
+def test_dependency_layer_does_not_depend_on_source(stages: dict[str, list[Instruction]]) -> None:
+    """A code change rebuilds only the last, small layer; the image has no editable install and no source tree."""
     copied = [rest for name in ("base", "requirements", "dependencies") for rest in values(stages[name], "COPY")]
     assert not [rest for rest in copied if "src" in rest.split()]
     assert list(stages) == ["base", "requirements", "dependencies", "project", "image"]
     assert not [rest for rest in values(stages["project"], "RUN") if re.search(r"(?:-e|--editable) ", rest)]
 
 
-def test_its_extras_exist_and_are_not_those_of_development(repo: Path, stages: dict[str, list[Instruction]]) -> None:
+def test_image_extras_exist_without_dev(repo: Path, stages: dict[str, list[Instruction]]) -> None:
     [extras] = [row.removeprefix("EXTRAS=").split(",") for row in values(stages["requirements"], "ARG")]
     known = tomllib.loads((repo / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras) <= set(known) - {"dev"}
 
 
-def test_the_build_sees_only_what_it_copies(repo: Path, stages: dict[str, list[Instruction]]) -> None:
-    """All is ignored but what is named; so no .env, no .git and no run can get into an image."""
+def test_dockerignore_allows_only_copied_paths(repo: Path, stages: dict[str, list[Instruction]]) -> None:
+    """Everything else is ignored, so no .env, .git or run can get into an image."""
     rows = [row for row in (repo / ".dockerignore").read_text().splitlines() if row and not row.startswith("#")]
     assert rows[0] == "*"
     allowed = {row.removeprefix("!") for row in rows if row.startswith("!")}

@@ -1,5 +1,5 @@
-"""What the pages say exists: commands and their options, config fields, links, rules of lint, causes of `why`; and what
-they show of commands that need no cluster is what those print. (What needs one: operate/test_doc_scenes.py.)"""
+"""Docs are true: commands and options, config fields, links, lint rules and causes of `why` exist, and the output shown
+for commands that need no cluster is their real output. (For those that need one: operate/test_doc_scenes.py.)"""
 
 import importlib.util
 import re
@@ -19,13 +19,12 @@ from llmtrain.operate.why.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))])
-NEW = ("docs/moving.md", "docs/troubleshooting.md")  # their commands are run here, as they are in no tour
+RUN_HERE = ("docs/moving.md", "docs/troubleshooting.md")  # other pages: test_readme.py
 CODE = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```$", re.S | re.M)
 SPAN = re.compile(r"`([^`\n]+)`")
-FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.S)
 SHELL = ("", "console", "sh")
 GROUPS = ("llmtrain guard", "llmtrain cluster", "llmtrain secret")
-MISTAKES = {"trainer.lrr"}  # which a page shows the answer to
+DELIBERATE_MISTAKES = {"trainer.lrr"}
 
 
 def read(page: str) -> str:
@@ -35,8 +34,8 @@ def read(page: str) -> str:
 # Commands.
 
 
-def typed(page: str) -> Iterator[str]:
-    """Commands that stand on a line of their own: in a block, or indented."""
+def command_lines(page: str) -> Iterator[str]:
+    """Commands on their own line, in a fenced or indented block."""
     text = read(page)
     for _, language, body in CODE.findall(text):
         if language.partition(" ")[0] in SHELL:
@@ -46,14 +45,14 @@ def typed(page: str) -> Iterator[str]:
             yield line.strip()
 
 
-def mentioned(page: str) -> Iterator[str]:
-    """In the middle of a sentence, often without what follows."""
+def inline_commands(page: str) -> Iterator[str]:
+    """Commands in the middle of a sentence, often without their arguments."""
     text = CODE.sub("", read(page))
     yield from (span for span in SPAN.findall(text) if re.match(r"llmtrain [a-z]", span))
 
 
 def parse(command: str) -> None:
-    """With the parser of the command line itself; nothing is run."""
+    """Parse with the parser of the command line; run nothing."""
     program, *words = shlex.split(command.partition(" # ")[0].replace("...", ""))
     assert program == "llmtrain"
     words = [_SPELLING.get(word, word) for word in words]
@@ -62,26 +61,26 @@ def parse(command: str) -> None:
     while hasattr(group, "commands"):
         parent = group.make_context(group.name, [], parent=parent, resilient_parsing=True)
         name, group, words = group.resolve_command(parent, words or [""])
-        assert group is not None, f"{name!r} is no command"
+        assert group is not None, f"{name!r} is not a command"
     group.make_context(group.name, words, parent=parent)
 
 
-def problem_with(command: str, is_whole: bool) -> str:
-    """Empty where it can be typed. `is_whole`: nothing may be missing, as it may in the middle of a sentence."""
+def parse_error(command: str, is_complete: bool) -> str:
+    """Empty if the command parses. `is_complete`: required arguments may not be missing."""
     try:
         parse(command)
-    except Exception as problem:
-        if type(problem).__name__ == "MissingParameter" and not is_whole:
+    except Exception as error:
+        if type(error).__name__ == "MissingParameter" and not is_complete:
             return ""
-        return f"{command}: {type(problem).__name__}: {problem}"
+        return f"{command}: {type(error).__name__}: {error}"
     return ""
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_can_be_parsed(page: str) -> None:
-    problems = [problem_with(command, is_whole=True) for command in typed(page)]
-    problems += [problem_with(command, is_whole=False) for command in mentioned(page) if command not in GROUPS]
-    assert [problem for problem in problems if problem] == []
+def test_commands_on_page_parse(page: str) -> None:
+    errors = [parse_error(command, is_complete=True) for command in command_lines(page)]
+    errors += [parse_error(command, is_complete=False) for command in inline_commands(page) if command not in GROUPS]
+    assert [error for error in errors if error] == []
 
 
 @pytest.mark.parametrize(
@@ -95,20 +94,20 @@ def test_every_command_can_be_parsed(page: str) -> None:
         "llmtrain logs demo --tail x",
     ],
 )
-def test_a_command_that_does_not_exist_is_found(command: str) -> None:
-    assert problem_with(command, is_whole=True)
-    assert not problem_with("llmtrain why", is_whole=False)
+def test_parse_error_reports_invalid_command(command: str) -> None:
+    assert parse_error(command, is_complete=True)
+    assert not parse_error("llmtrain why", is_complete=False)
 
 
-def test_the_new_pages_show_what_they_are_about() -> None:
-    said = "\n".join(command for page in PAGES for command in typed(page))
+def test_docs_show_every_cluster_command() -> None:
+    commands = "\n".join(command for page in PAGES for command in command_lines(page))
     for verb in ("why", "recover", "guard install", "guard status", "guard remove", "push", "exec", "lint", "doctor"):
-        assert f"llmtrain {verb}" in said, verb
+        assert f"llmtrain {verb}" in commands, verb
     for option in ("--hold", "--detach", "--kill", "--recover-lost-nodes", "--doctor", "--smoke"):
-        assert f" {option}" in said, option
+        assert f" {option}" in commands, option
 
 
-# What commands show.
+# Output of commands.
 
 
 def load_tour_tool() -> Any:
@@ -121,7 +120,7 @@ def load_tour_tool() -> Any:
 
 
 def is_abridged(shown: list[str], real: list[str]) -> bool:
-    """All lines are real ones, in order and next to each other; `...` stands for any number of others."""
+    """Whether the shown lines are the real ones, where `...` stands for any number of omitted lines."""
     if not shown:
         return not real
     if shown[0] == "...":
@@ -129,7 +128,7 @@ def is_abridged(shown: list[str], real: list[str]) -> bool:
     return bool(real) and shown[0] == real[0] and is_abridged(shown[1:], real[1:])
 
 
-def test_abridging() -> None:
+def test_is_abridged_accepts_only_omissions() -> None:
     assert is_abridged(["a", "...", "d"], ["a", "b", "c", "d"])
     assert is_abridged(["...", "d"], ["d"])
     assert not is_abridged(["a", "d"], ["a", "b", "d"])
@@ -137,11 +136,10 @@ def test_abridging() -> None:
     assert not is_abridged(["a"], ["a", "b"])
 
 
-@pytest.mark.parametrize("page", NEW)
-def test_what_a_page_shows_is_what_is_printed(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_page_shows_real_output(page: str, tmp_path: Path) -> None:
     tool, text, ran = load_tour_tool(), read(page), 0
-    for name, content in FILE.findall(text):
-        (tmp_path / name).write_text(content)
+    tool.write_files(text, tmp_path)
     for code, body in tool.BLOCK.findall(text):
         for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
             command, *shown = part.splitlines()
@@ -151,7 +149,7 @@ def test_what_a_page_shows_is_what_is_printed(page: str, tmp_path: Path) -> None
     assert ran >= 5
 
 
-# Names.
+# Config fields, causes, rules.
 
 
 def fields(model: type[BaseModel], before: str = "") -> Iterator[str]:
@@ -168,29 +166,29 @@ NAMED = re.compile(rf"(?:^|--set )((?:{SECTIONS})\.[a-z0-9_]+(?:\.[a-z0-9_]+)*)(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_config_field_exists(page: str) -> None:
+def test_config_fields_on_page_exist(page: str) -> None:
     text = read(page)
-    spans = [*SPAN.findall(CODE.sub("", text)), *typed(page)]
+    spans = [*SPAN.findall(CODE.sub("", text)), *command_lines(page)]
     named = {name for span in spans for name in NAMED.findall(span)}
-    assert {name for name in named - KNOWN - MISTAKES if not name.startswith("launch.env.")} == set()
-    if page in NEW:
+    assert {name for name in named - KNOWN - DELIBERATE_MISTAKES if not name.startswith("launch.env.")} == set()
+    if page in RUN_HERE:
         assert len(named) >= 10
 
 
-def test_a_config_field_that_does_not_exist_is_found() -> None:
+def test_unknown_config_field_is_detected() -> None:
     assert NAMED.findall("launch.resources.memry: 8Gi") == ["launch.resources.memry"]
     assert "launch.resources.memry" not in KNOWN
     assert {"launch.resources.memory", "launch.runs_volume.claim", "model.lora.rank", "trainer.lr"} <= KNOWN
 
 
-def test_every_cause_has_a_row_and_no_other() -> None:
+def test_troubleshooting_lists_every_cause() -> None:
     section = read("docs/troubleshooting.md").partition("\n## Causes\n")[2]
     rows = re.findall(r"^\| `([a-z_]+)` \|", section, re.M)
     assert rows == [*dict.fromkeys(cause.id for cause in CAUSES), "unknown"]
 
 
-@pytest.mark.parametrize("page", NEW)
-def test_every_rule_of_lint_exists(page: str) -> None:
+@pytest.mark.parametrize("page", RUN_HERE)
+def test_lint_rules_on_page_exist(page: str) -> None:
     known = {rule.id for rule in RULES}
     text = read(page)
     named = set(re.findall(r"`([a-z]+(?:-[a-z]+)+)`", CODE.sub("", text))) | set(
@@ -204,7 +202,7 @@ def test_every_rule_of_lint_exists(page: str) -> None:
 
 
 def anchor(heading: str) -> str:
-    """As GitHub makes them."""
+    """The anchor that GitHub generates for a heading."""
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
@@ -214,7 +212,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_and_anchor_leads_somewhere(page: str) -> None:
+def test_links_and_anchors_resolve(page: str) -> None:
     path = ROOT / page
     for target, part in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", CODE.sub("", path.read_text())):
         if "://" in target:
@@ -224,13 +222,13 @@ def test_every_link_and_anchor_leads_somewhere(page: str) -> None:
         assert not part or part in anchors(to), f"{page}: {target}#{part}; there are {sorted(anchors(to))}"
 
 
-def test_the_readme_links_every_guide() -> None:
+def test_readme_links_every_guide() -> None:
     text = read("README.md")
     for path in (ROOT / "docs").glob("*.md"):
         assert f"](docs/{path.name})" in text, path.name
 
 
-def test_every_symptom_has_its_section_and_every_section_a_symptom() -> None:
+def test_every_symptom_has_a_section() -> None:
     text = read("docs/troubleshooting.md")
     table = set(re.findall(r"\]\(#([^)]+)\) \|$", text, re.M))
     sections = anchors(ROOT / "docs/troubleshooting.md") - {"troubleshooting", "causes"}

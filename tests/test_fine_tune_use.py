@@ -1,4 +1,4 @@
-"""Corners of using a fine-tuned model that a fresh reader of the code found: each was wrong once."""
+"""Regression tests of fine-tuned models: precision, export, adapters and their base models, eval."""
 
 import json
 import shutil
@@ -11,13 +11,13 @@ import torch
 from llmtrain.config.load import load_config
 from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
-from tiny_llama import make_model, make_rows, make_tokenizer
+from tiny_llama import make_examples, make_model, make_tokenizer
 
 
 @pytest.fixture
 def base(workdir: Path) -> Path:
-    make_rows(workdir / "train.jsonl", 24)
-    make_rows(workdir / "val.jsonl", 6, 100)
+    make_examples(workdir / "train.jsonl", 24)
+    make_examples(workdir / "val.jsonl", 6, 100)
     return make_model(workdir / "base")
 
 
@@ -41,8 +41,8 @@ def test_every_mixture_of_precisions_trains(tune, dora: bool, dtype: str, precis
     assert done.code == 0, done.err
 
 
-def test_a_compiled_layer_is_the_layer(tmp_path: Path) -> None:
-    """Inside a compiler the adapter is computed in another form: the same numbers, with and without autocast."""
+def test_compiled_lora_layer_matches_eager(tmp_path: Path) -> None:
+    """torch.compile computes the adapter in another form: the same numbers, with and without autocast."""
     adapter = HFCausalLMAdapter(
         HfCausalLmSection(path=str(make_model(tmp_path)), block_size=32, lora=LoraSection(rank=4)), 0
     )
@@ -59,7 +59,7 @@ def test_a_compiled_layer_is_the_layer(tmp_path: Path) -> None:
 
 
 def softly_capped(folder: Path) -> Path:
-    """An architecture that changes its logits under a name nobody could list."""
+    """An architecture that changes its logits in a way that no list of names would catch."""
     from transformers import RecurrentGemmaConfig, RecurrentGemmaForCausalLM
 
     size = make_tokenizer(folder)
@@ -79,11 +79,11 @@ def softly_capped(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("make", "is_plain"), [(make_model, True), (softly_capped, False)])
-def test_whether_the_loss_may_be_taken_in_parts_is_tried(tmp_path: Path, make: Any, is_plain: bool) -> None:
+def test_chunked_loss_is_used_only_where_it_is_exact(tmp_path: Path, make: Any, is_plain: bool) -> None:
     section = HfCausalLmSection(path=str(make(tmp_path / "m")), block_size=16)
     adapter = HFCausalLMAdapter(section, 0)
     module = adapter.build()
-    adapter.examine(module)
+    adapter.probe(module)
     assert isinstance(module, CausalLM)
     assert module.is_plain is is_plain
     tokens = torch.arange(12).view(2, 6)
@@ -92,11 +92,11 @@ def test_whether_the_loss_may_be_taken_in_parts_is_tried(tmp_path: Path, make: A
     assert torch.allclose(adapter.loss(module, tokens, targets), whole, rtol=1e-5)
 
 
-def test_an_answer_ends_where_the_model_says(tune, cli, base: Path, workdir: Path) -> None:
+def test_answer_ends_at_the_end_token_of_the_model(tune, cli, base: Path, workdir: Path) -> None:
     assert tune().code == 0
     one = ["generate", "--run", "mine", "--prompt", "say red", "--temperature", "0", "--max-new-tokens", "6", "--json"]
     text = cli(*one).json["text"]
-    from llmtrain.data.tokenizers.tokenizer import load_tokenizer
+    from llmtrain.data.tokenizers.load import load_tokenizer
 
     first = int(load_tokenizer(str(base)).encode(text)[0])
     for folder in (base, workdir / "runs/mine/model_config"):
@@ -105,7 +105,7 @@ def test_an_answer_ends_where_the_model_says(tune, cli, base: Path, workdir: Pat
     assert cli(*one).json["text"] == ""
 
 
-def test_an_adapter_on_another_base_of_the_same_shape_is_refused(tune, cli, workdir: Path) -> None:
+def test_adapter_on_another_base_of_the_same_shape_is_refused(tune, cli, workdir: Path) -> None:
     assert tune().code == 0
     other = make_model(workdir / "other", seed=1)
     done = cli("eval", "--adapter", "runs/mine/adapter", "--model", str(other), "--file", "val.jsonl")
@@ -114,7 +114,7 @@ def test_an_adapter_on_another_base_of_the_same_shape_is_refused(tune, cli, work
     assert cli("eval", "--adapter", "runs/mine/adapter", "--file", "val.jsonl").code == 0
 
 
-def test_the_card_of_an_exported_adapter_is_its_own(tune, cli, workdir: Path) -> None:
+def test_exported_adapter_keeps_its_model_card(tune, cli, workdir: Path) -> None:
     assert tune("run.notes=taught to say words").code == 0
     assert cli("export", "--adapter", "runs/mine/adapter", "--merge", "--to", "merged").code == 0
     assert "taught to say words" in (workdir / "merged" / "README.md").read_text()
@@ -122,7 +122,7 @@ def test_the_card_of_an_exported_adapter_is_its_own(tune, cli, workdir: Path) ->
     assert not (workdir / "copy" / "README.md").exists()
 
 
-def test_a_full_fine_tune_outlives_its_base(tune, cli, base: Path) -> None:
+def test_full_fine_tune_works_without_its_base(tune, cli, base: Path) -> None:
     assert tune("model.lora=null").code == 0
     before = cli("eval", "--run", "mine", "--file", "val.jsonl", "--json").json
     assert before["base"]["loss"] != before["loss"]
@@ -130,18 +130,18 @@ def test_a_full_fine_tune_outlives_its_base(tune, cli, base: Path) -> None:
     after = cli("eval", "--run", "mine", "--file", "val.jsonl", "--json")
     assert after.json["loss"] == before["loss"]
     assert after.json["base"] is None
-    assert "base model is left out" in after.err
+    assert "base model is not evaluated" in after.err
     assert cli("export", "--run", "mine", "--to", "out").code == 0
 
 
-def test_a_generation_config_that_cannot_be_written_back(tune, cli, base: Path) -> None:
+def test_export_with_an_invalid_generation_config(tune, cli, base: Path) -> None:
     (base / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_p": 0.9}))
     assert tune().code == 0
     done = cli("export", "--run", "mine", "--merge", "--to", "out")
     assert done.code == 0, done.err
 
 
-def test_half_the_size(tune, cli, workdir: Path) -> None:
+def test_bfloat16_export_has_half_the_size(tune, cli, workdir: Path) -> None:
     assert tune().code == 0
     for dtype in ("float32", "bfloat16"):
         assert cli("export", "--run", "mine", "--merge", "--dtype", dtype, "--to", dtype).code == 0
@@ -150,32 +150,32 @@ def test_half_the_size(tune, cli, workdir: Path) -> None:
     assert cli("export", "--run", "mine", "--dtype", "int8", "--to", "no").code == 64
 
 
-def test_rows_and_text_are_told_apart(tune, cli, workdir: Path) -> None:
+def test_eval_distinguishes_examples_and_text(tune, cli, workdir: Path) -> None:
     assert tune().code == 0
     shutil.copy(workdir / "val.jsonl", workdir / "val.json")
-    rows = cli("eval", "--run", "mine", "--file", "val.json", "--json").json
-    assert rows["tokens"] == cli("eval", "--run", "mine", "--file", "val.jsonl", "--json").json["tokens"]
+    examples = cli("eval", "--run", "mine", "--file", "val.json", "--json").json
+    assert examples["tokens"] == cli("eval", "--run", "mine", "--file", "val.jsonl", "--json").json["tokens"]
     (workdir / "long.txt").write_text("red green blue " * 200)
     text = ["eval", "--run", "mine", "--json", "--file", "long.txt"]
-    assert cli(*text).json["tokens"] > rows["tokens"]
+    assert cli(*text).json["tokens"] > examples["tokens"]
     assert cli(*text, "--file", "val.jsonl").code == 64
     assert cli(*text, "--block-size", "1000").code == 64
     assert cli(*text, "--block-size", "32").code == 0
 
 
-def test_what_cannot_work_is_refused_first(tune, workdir: Path) -> None:
-    for overrides, words in (
+def test_impossible_combinations_are_refused_early(tune, workdir: Path) -> None:
+    for overrides, fact in (
         (["trainer.optimizer=adafactor"], "adafactor"),
         (["model.lora.quantize=true", "distributed.strategy=fsdp"], "cannot be sharded"),
         (["model.attention=flex_attention"], "model.attention"),
     ):
         done = tune(*overrides)
         assert done.code == 64, done.err
-        assert words in done.err
+        assert fact in done.err
         assert not (workdir / "runs").exists()
 
 
-def test_going_back_takes_later_epochs_along(tune, workdir: Path) -> None:
+def test_resume_from_an_older_checkpoint_removes_later_epochs(tune, workdir: Path) -> None:
     epochs = ["trainer.max_epochs=3", "trainer.max_steps=null", "output.layout=epochs", "trainer.keep_checkpoints=5"]
     epochs += ["trainer.eval_every_steps=null"]
     assert tune(*epochs).code == 0
@@ -187,7 +187,7 @@ def test_going_back_takes_later_epochs_along(tune, workdir: Path) -> None:
     assert {path.name for path in run.glob("epoch-*")} == {"epoch-1", "epoch-2"}
 
 
-def test_a_dataset_with_one_split(tune, workdir: Path) -> None:
+def test_dataset_with_one_split(tune, workdir: Path) -> None:
     (workdir / "set").mkdir()
     shutil.copy(workdir / "train.jsonl", workdir / "set" / "train.jsonl")
     whole = ["data.train_file=null", "data.val_file=null", "data.dataset_name=set", "data.val_split=null"]
@@ -196,7 +196,7 @@ def test_a_dataset_with_one_split(tune, workdir: Path) -> None:
     assert 0 < done.json["val_tokens"] < done.json["train_tokens"]
 
 
-def test_the_presets_of_fine_tuning_are_what_they_say() -> None:
+def test_fine_tuning_presets_match_their_names() -> None:
     lora, llama = load_config("lora_instruct"), load_config("lora_llama_1b")
     assert lora.model.lora
     assert llama.model.lora

@@ -222,16 +222,16 @@ def test_a_file_that_breaks_off_is_continued(place: Place) -> None:
 
 
 def test_a_killed_download_keeps_what_was_whole(place: Place) -> None:
-    place.hub.stuck["model.safetensors"] = 3000
+    place.hub.stalls["model.safetensors"] = 3000
     process = place.start(COMMANDS, "fetch-model", NAME, "--to", str(place.to))
     try:
-        assert place.hub.is_stuck.wait(30)
+        assert place.hub.is_stalled.wait(30)
         wait_for(lambda: (place.to / "config.json").exists() and (place.to / "tokenizer.json").exists())
         time.sleep(0.3)  # the library's own note about them comes after the files
     finally:
         process.kill()
         Ended.of(process)
-        place.hub.go_on.set()
+        place.hub.unblock.set()
     assert not (place.to / download.MARKER).exists()
     other = place.fetch(name="somebody/other")
     assert "holds model 'somebody/tiny-model' already" in other.err
@@ -254,13 +254,13 @@ def wait_for(is_so: Callable[[], bool], limit_sec: float = 30.0) -> None:
 
 
 def test_two_at_once_download_once(place: Place) -> None:
-    place.hub.stuck["model.safetensors"] = 10
+    place.hub.stalls["model.safetensors"] = 10
     arguments = ("fetch-model", NAME, "--to", str(place.to), "--json")
     both = [place.start(COMMANDS, *arguments)]
-    assert place.hub.is_stuck.wait(30)
+    assert place.hub.is_stalled.wait(30)
     both += [place.start(COMMANDS, *arguments)]
     time.sleep(2.5)
-    place.hub.go_on.set()
+    place.hub.unblock.set()
     first, second = (Ended.of(process) for process in both)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.json["downloaded"], second.json["downloaded"]) == (True, False)

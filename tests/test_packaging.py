@@ -1,4 +1,4 @@
-"""What is installed is what was tried, and nothing of the machine it was written on is in the checkout."""
+"""Exact dependency versions; no paths or hosts of a development machine in the checkout."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-# No file of the checkout may match; written so that this file does not either.
+# No file of the checkout may match; the patterns are written so that this file does not match either.
 FORBIDDEN = (
     r"/(?:home|Users)/[a-z]\w*/",
     r"(?<![\w.])/root[/]",
@@ -40,7 +40,7 @@ def normal(name: str) -> str:
 
 
 def requirements(project: dict[str, Any]) -> dict[str, str]:
-    """Name -> least version, of everything that pyproject names."""
+    """Name -> minimum version of every dependency in pyproject.toml."""
     table = project["project"]
     extras = [row for rows in table["optional-dependencies"].values() for row in rows]
     rows = [re.fullmatch(r"([\w.-]+)(?:>=([\w.]+))?", row) for row in (*table["dependencies"], *extras)]
@@ -51,30 +51,30 @@ def number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
-def test_the_two_copies_of_the_constraints_are_equal(repo: Path) -> None:
+def test_constraints_equal_uv_copy(repo: Path) -> None:
     done = subprocess.run(
         [sys.executable, "tools/constraints.py", "--check"], cwd=repo, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_every_dependency_has_an_exact_version(project: dict[str, Any], pins: dict[str, str]) -> None:
-    wanted = requirements(project)
-    assert len(wanted) >= 20
-    assert [name for name in wanted if name not in {normal(pin) for pin in pins}] == []
+def test_every_dependency_is_pinned(project: dict[str, Any], pins: dict[str, str]) -> None:
+    required = requirements(project)
+    assert len(required) >= 20
+    assert [name for name in required if name not in {normal(pin) for pin in pins}] == []
 
 
-def test_the_exact_versions_are_allowed_ones(project: dict[str, Any], pins: dict[str, str]) -> None:
+def test_pins_satisfy_minimum_versions(project: dict[str, Any], pins: dict[str, str]) -> None:
     exact = {normal(name): version for name, version in pins.items()}
-    wrong = [name for name, least in requirements(project).items() if number(exact[name]) < number(least)]
-    assert wrong == []
+    too_old = [name for name, minimum in requirements(project).items() if number(exact[name]) < number(minimum)]
+    assert too_old == []
 
 
-def test_no_version_is_of_one_machine(pins: dict[str, str]) -> None:
+def test_pins_have_no_local_versions(pins: dict[str, str]) -> None:
     assert [version for version in pins.values() if "+" in version] == []
 
 
-def test_names_are_as_the_docs_say(project: dict[str, Any]) -> None:
+def test_entry_point_and_extras_exist(project: dict[str, Any]) -> None:
     table = project["project"]
     assert table["scripts"] == {"llmtrain": "llmtrain.cli:main"}
     assert {"mlflow", "hf", "k8s", "dev"} <= set(table["optional-dependencies"])
@@ -82,13 +82,13 @@ def test_names_are_as_the_docs_say(project: dict[str, Any]) -> None:
     assert number(torch) >= (2, 11)
 
 
-def test_the_version_is_one(project: dict[str, Any]) -> None:
+def test_package_version_equals_project_version(project: dict[str, Any]) -> None:
     import llmtrain
 
     assert project["project"]["version"] == llmtrain.__version__
 
 
-def test_python_dash_m_is_the_same_program(repo: Path) -> None:
+def test_python_m_llmtrain_runs_cli(repo: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "llmtrain", "presets", "--json"], cwd=repo, capture_output=True, check=True
     )
@@ -97,7 +97,7 @@ def test_python_dash_m_is_the_same_program(repo: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tracked(repo: Path) -> dict[str, str]:
-    """Path -> text of every file that git knows or would take in."""
+    """Path -> text of every tracked or untracked, not ignored file."""
     try:
         command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         listed = subprocess.run(command, cwd=repo, capture_output=True, text=True, check=True).stdout
@@ -115,20 +115,20 @@ def tracked(repo: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("pattern", FORBIDDEN)
-def test_no_registry_and_no_path_of_a_machine(tracked: dict[str, str], pattern: str) -> None:
+def test_files_contain_no_registry_or_machine_path(tracked: dict[str, str], pattern: str) -> None:
     found = [f"{path}: {match[0]}" for path, text in tracked.items() for match in re.finditer(pattern, text)]
     assert found == []
 
 
-def test_nothing_of_this_machine(repo: Path, tracked: dict[str, str]) -> None:
-    """Where the checkout lies, and the package index that this machine is set to use."""
+def test_files_contain_nothing_of_this_machine(repo: Path, tracked: dict[str, str]) -> None:
+    """The path of the checkout and the configured package index."""
     settings = [value for name, value in os.environ.items() if re.match(r"(PIP|UV)_.*(INDEX|FIND_LINKS)", name)]
     hosts = [urlsplit(part).hostname or "" for value in settings for part in value.split()]
-    words = {str(repo), str(repo.parent / "shared"), *settings, *hosts} - {"", "/"}
-    found = [f"{path}: {word}" for path, text in tracked.items() for word in words if word in text]
+    values = {str(repo), str(repo.parent / "shared"), *settings, *hosts} - {"", "/"}
+    found = [f"{path}: {value}" for path, text in tracked.items() for value in values if value in text]
     assert found == []
 
 
-def test_uv_lock_and_runs_are_ignored(repo: Path, tracked: dict[str, str]) -> None:
+def test_gitignore_has_uv_lock_and_runs(repo: Path, tracked: dict[str, str]) -> None:
     assert {"uv.lock", ".venv/", "/runs/"} <= set((repo / ".gitignore").read_text().split())
     assert "uv.lock" not in tracked

@@ -121,11 +121,11 @@ def test_nothing_to_fetch(cli: Cli, words: tuple[str, ...]) -> None:
 def test_a_dataset_and_the_tokenizer_gpt2(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both splits, as training will ask for them."""
     from llmtrain.data import hf_datasets
-    from llmtrain.data.tokenizers import tokenizer
+    from llmtrain.data.tokenizers import gpt2
 
     asked: list[str] = []
     monkeypatch.setattr(hf_datasets, "load_split", lambda data, split: asked.append(f"{data.dataset_name} {split}"))
-    monkeypatch.setattr(tokenizer, "GPT2Tokenizer", lambda: asked.append("gpt2"))
+    monkeypatch.setattr(gpt2, "GPT2Tokenizer", lambda: asked.append("gpt2"))
     data = ("data.name=hf_text", "data.dataset_name=somebody/rows", "data.tokenizer=gpt2")
     done = cli("prefetch", "--config", "gpt_smoke", *(word for text in data for word in ("--set", text)), "--json")
     assert done.code == 0, done.err

@@ -1,4 +1,4 @@
-"""Every preset is right, and the small ones really train."""
+"""Every preset is valid, and the small ones train."""
 
 import math
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain.config.load import list_presets, load_config
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 NAMES = {
     "example",
@@ -26,35 +26,35 @@ NAMES = {
     "lora_llama_1b",
     "k8s_gpu_4x1",
     "k8s_gpu_64x8",
-    *(f"k8s_{kind}" for kind in LAUNCHERS),
+    *(f"k8s_{kind}" for kind in WORKLOADS),
 }
 
 
-def test_they_are_all_there() -> None:
+def test_presets_are_complete() -> None:
     assert set(list_presets()) >= NAMES
 
 
 @pytest.mark.parametrize("name", sorted(list_presets()))
-def test_each_is_valid(cli, name: str) -> None:
+def test_preset_is_valid(cli, name: str) -> None:
     done = cli("validate", "--config", name, "--json")
     assert done.code == 0, done.err
     assert done.json["schema_version"] == 3
 
 
 @pytest.mark.parametrize("name", sorted(list_presets()))
-def test_each_says_what_it_is(name: str) -> None:
+def test_preset_begins_with_a_description(name: str) -> None:
     first = list_presets()[name].read_text().splitlines()[0]
     assert first.startswith("# ")
     assert len(first) > 20
 
 
-def test_names_make_run_ids_that_can_be_told_apart() -> None:
+def test_run_names_are_unique() -> None:
     names = [load_config(name).run.name for name in list_presets()]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("name", ["gpt_smoke", "example", "mlflow", "ddp_smoke", "fsdp_smoke"])
-def test_small_ones_train(cli, workdir: Path, cache: Path, name: str) -> None:
+def test_small_preset_trains(cli, workdir: Path, cache: Path, name: str) -> None:
     sets = ["--set", f"data.cache_dir={cache}", "--set", "run.device=cpu", "--set", "run.threads=1"]
     done = cli("train", "--config", name, *sets, "--json")
     assert done.code == 0, done.err
@@ -68,14 +68,14 @@ def test_small_ones_train(cli, workdir: Path, cache: Path, name: str) -> None:
         assert (workdir / "runs" / "mlflow.db").is_file()
 
 
-def test_the_gpt2_preset_is_gpt2() -> None:
+def test_gpt2_preset_has_the_shape_of_gpt2() -> None:
     model = load_config("gpt2_124m").model
     assert (model.n_layers, model.n_heads, model.d_model, model.block_size) == (12, 12, 768, 1024)
     assert load_config("gpt2_124m").data.tokenizer == "gpt2"
 
 
-def test_the_default_preset_learns_and_downloads_nothing(cli, cache: Path) -> None:
-    """Its own model and data, a few steps of it; the whole run is a slow test."""
+def test_default_preset_trains_offline(cli, cache: Path) -> None:
+    """A few steps; the whole run is a slow test."""
     sets = ["trainer.max_steps=12", "trainer.warmup_steps=2", "trainer.micro_batch_size=4", "trainer.eval_batches=2"]
     sets += [f"data.cache_dir={cache}", "run.device=cpu", "run.threads=1"]
     done = cli("train", "--json", *(part for text in sets for part in ("--set", text)))

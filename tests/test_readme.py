@@ -1,4 +1,4 @@
-"""The commands of the tours, run as a new user would: in order, in an empty directory, as processes."""
+"""The commands of the README and the guides, run as a new user would: in order, in an empty directory."""
 
 import importlib.util
 import json
@@ -13,8 +13,8 @@ import yaml
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import plan_job
-from llmtrain.registry import LAUNCHERS
-from tiny_llama import make_model, make_rows
+from llmtrain.registry import WORKLOADS
+from tiny_llama import make_examples, make_model
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -26,44 +26,57 @@ def load_tour_tool():
     return module
 
 
-def run_tour(page, folder):
-    """The number of commands, each run in a process of its own (which need not import torch again)."""
+def run_tour(page, directory):
+    """Run the commands of a page, each in its own process (forked, so torch is imported once). Returns their number."""
     tool = load_tour_tool()
+    text = (ROOT / page).read_text()
+    tool.write_files(text, directory)
     ran = 0
-    for match in tool.BLOCK.finditer(tool.tour((ROOT / page).read_text())):
+    for match in tool.BLOCK.finditer(tool.tour(text)):
         for command in tool.commands(match[2]):
             program, *words = shlex.split(command)
             assert program == "llmtrain"
-            done = ranks.start_cli(*words, cwd=folder, env={"COLUMNS": "100", "HOME": str(folder)})
+            done = ranks.start_cli(*words, cwd=directory, env={"COLUMNS": "100", "HOME": str(directory)})
             assert done.wait() == int(match[1] or 0), f"{command}\n{done.out}\n{done.err}"
             ran += 1
     return ran
 
 
-def test_every_command_of_the_tour_works(tmp_path):
-    assert run_tour("README.md", tmp_path) >= 16
+def test_readme_commands_succeed(tmp_path):
+    assert run_tour("README.md", tmp_path) == 2
+    assert (tmp_path / "runs" / "first" / "finished.json").is_file()
+
+
+def test_readme_config_is_15_lines_and_sets_what_it_shows():
+    [(name, text)] = load_tour_tool().FILE.findall((ROOT / "README.md").read_text())
+    assert len(text.splitlines()) <= 15, name
+    assert set(yaml.safe_load(text)) == {"run", "model", "data", "trainer"}
+
+
+def test_tour_commands_succeed(tmp_path):
+    assert run_tour("docs/tour.md", tmp_path) >= 16
     assert (tmp_path / "exported" / "model.safetensors").is_file()
     assert (tmp_path / "my-tokenizer" / "tokenizer.json").is_file()
 
 
-def test_every_command_of_the_guide_to_many_processes_works(tmp_path):
+def test_distributed_guide_commands_succeed_with_equal_hashes(tmp_path):
     assert run_tour("docs/distributed.md", tmp_path) >= 7
     hashes = [json.loads((tmp_path / "runs" / run / "finished.json").read_text()) for run in ("pair", "single")]
     assert hashes[0]["state_sha256"] == hashes[1]["state_sha256"]
 
 
-def test_every_command_of_the_guide_to_fine_tuning_works(tmp_path):
+def test_fine_tuning_guide_commands_succeed(tmp_path):
     tool = load_tour_tool()
     make_model(tmp_path / tool.MODEL_AT, max_position_embeddings=512)
-    make_rows(tmp_path / "data/train.jsonl", 300)
-    make_rows(tmp_path / "data/val.jsonl", 30, 500)
+    make_examples(tmp_path / "data/train.jsonl", 300)
+    make_examples(tmp_path / "data/val.jsonl", 30, 500)
     assert run_tour(tool.FINE_TUNING, tmp_path) >= 6
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
     assert (tmp_path / "my-adapter" / "adapter_model.safetensors").is_file()
 
 
-def test_the_tour_shows_every_verb():
-    text = (ROOT / "README.md").read_text()
+def test_guides_show_every_command():
+    text = (ROOT / "docs" / "tour.md").read_text()
     for verb in ("train", "validate", "print-config", "presets", "generate", "eval", "export", "runs", "tokenizer"):
         assert f"$ llmtrain {verb}" in text, verb
     guide = (ROOT / "docs" / "distributed.md").read_text()
@@ -77,22 +90,22 @@ def test_the_tour_shows_every_verb():
         assert f"llmtrain {verb}" in guide, verb
 
 
-def test_every_kind_has_a_page_that_the_guide_and_the_readme_link_to():
-    for kind in LAUNCHERS:
+def test_every_launch_kind_has_a_linked_page():
+    for kind in WORKLOADS:
         assert (ROOT / "docs" / "kinds" / f"{kind}.md").is_file(), kind
         assert f"](kinds/{kind}.md)" in (ROOT / "docs" / "kubernetes.md").read_text(), kind
         assert f"](docs/kinds/{kind}.md)" in (ROOT / "README.md").read_text(), kind
 
 
-def test_every_link_between_pages_leads_somewhere():
+def test_links_between_pages_exist():
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize("kind", LAUNCHERS)
-def test_the_manifest_on_a_page_is_the_one_that_is_rendered(kind):
-    """What a page shows is abridged: all that it says must be so, lists and commands up to their `...`."""
+@pytest.mark.parametrize("kind", WORKLOADS)
+def test_kind_page_shows_rendered_manifest(kind):
+    """The page abridges the manifest: every field it shows must be equal; `...` stands for omitted list items."""
     page = (ROOT / "docs" / "kinds" / f"{kind}.md").read_text()
     shown = list(yaml.safe_load_all(re.search(r"```yaml\n(.*?)```", page, re.S)[1]))
     config = load_config(f"k8s_{kind}", ["output.run_id=first"])

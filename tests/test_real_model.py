@@ -1,4 +1,4 @@
-"""A real pretrained model, fine-tuned on real rows: a small version of what docs/fine-tuning.md shows."""
+"""A real pretrained model, fine-tuned on real examples: a small version of docs/fine-tuning.md."""
 
 import json
 import subprocess
@@ -20,10 +20,10 @@ from peft import PeftModel
 tokenizer = AutoTokenizer.from_pretrained(merged)
 ids = tokenizer("The cat sat on the mat and looked at the dog.", return_tensors="pt").input_ids
 adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), adapter).eval()
-whole = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+merged_model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
 assert "llmtrain" not in sys.modules
 with torch.no_grad():
-    save_file({"ids": ids, "adapted": adapted(ids).logits, "merged": whole(ids).logits}, target)
+    save_file({"ids": ids, "adapted": adapted(ids).logits, "merged": merged_model(ids).logits}, target)
 """
 
 
@@ -32,45 +32,45 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return smollm2(tmp_path_factory.mktemp("smollm2"))
 
 
-def test_lora_lowers_the_validation_loss_and_loads_elsewhere(
+def test_lora_lowers_the_validation_loss_and_loads_in_peft(
     cli, model: Path, shared_data: Path, tmp_path: Path, cache: Path
 ) -> None:
-    rows = shared_data / "instruct"
-    few = tmp_path / "val.jsonl"
-    few.write_text("".join((rows / "val.jsonl").read_text().splitlines(keepends=True)[:16]))
-    sets = [f"data.train_file={rows / 'train.jsonl'}", f"data.val_file={few}", f"data.cache_dir={cache}"]
+    instruct = shared_data / "instruct"
+    val_file = tmp_path / "val.jsonl"
+    val_file.write_text("".join((instruct / "val.jsonl").read_text().splitlines(keepends=True)[:16]))
+    sets = [f"data.train_file={instruct / 'train.jsonl'}", f"data.val_file={val_file}", f"data.cache_dir={cache}"]
     sets += ["model.block_size=256", "trainer.micro_batch_size=2", "trainer.grad_accum_steps=1", "trainer.lr=1e-3"]
     sets += ["trainer.max_steps=16", "trainer.warmup_steps=2", "trainer.eval_every_steps=null"]
     sets += ["trainer.eval_prompts=What is the capital of France?", "trainer.eval_prompt_tokens=12"]
     sets += ["run.device=cpu", "run.threads=2", f"output.root_dir={tmp_path}", "output.run_id=smol"]
-    done = cli("train", "-c", "lora_instruct", "--model-local-dir", str(model), *flags(sets), "--json")
+    done = cli("train", "-c", "lora_instruct", "--model-local-dir", str(model), *set_options(sets), "--json")
     assert done.code == 0, done.err
     assert done.json["trainable_parameters"] < 0.05 * done.json["parameters"]
-    measured = cli("eval", "--run", "smol", "--root", str(tmp_path), "--file", str(few), "--json").json
-    assert measured["loss"] < measured["base"]["loss"] - 0.1  # 0.2 and more was seen; a few rows, a few steps
+    evaluated = cli("eval", "--run", "smol", "--root", str(tmp_path), "--file", str(val_file), "--json").json
+    assert evaluated["loss"] < evaluated["base"]["loss"] - 0.1  # typically 0.2: few examples, few steps
     (sample,) = json.loads((tmp_path / "smol/samples/step_16.json").read_text())
     assert "Paris" in sample["answer"]
     assert cli("export", "--run", "smol", "--root", str(tmp_path), "--merge", "--to", str(tmp_path / "m")).code == 0
     check_logits(model, tmp_path)
 
 
-def check_logits(model: Path, folder: Path) -> None:
-    """peft and transformers, in a process without llmtrain, against what llmtrain itself computes."""
+def check_logits(model: Path, directory: Path) -> None:
+    """Logits of peft and transformers, in a process without llmtrain, against those of llmtrain."""
     import torch
     from safetensors.torch import load_file
 
     from llmtrain.inference.load import Source, load_model
 
-    out = folder / "logits.safetensors"
-    arguments = [str(model), str(folder / "smol/adapter"), str(folder / "m"), str(out)]
-    subprocess.run([sys.executable, "-c", LOGITS, *arguments], check=True, cwd=folder)
-    theirs = load_file(out)
-    loaded = load_model(Source(run="smol", root=str(folder)), "cpu")
+    out = directory / "logits.safetensors"
+    arguments = [str(model), str(directory / "smol/adapter"), str(directory / "m"), str(out)]
+    subprocess.run([sys.executable, "-c", LOGITS, *arguments], check=True, cwd=directory)
+    expected = load_file(out)
+    loaded = load_model(Source(run="smol", root=str(directory)), "cpu")
     with torch.no_grad():
-        ours = loaded.module(theirs["ids"])
-    assert (ours - theirs["adapted"]).abs().max() < 1e-5 * ours.abs().max()
-    assert (ours - theirs["merged"]).abs().max() < 1e-4 * ours.abs().max()
+        logits = loaded.module(expected["ids"])
+    assert (logits - expected["adapted"]).abs().max() < 1e-5 * logits.abs().max()
+    assert (logits - expected["merged"]).abs().max() < 1e-4 * logits.abs().max()
 
 
-def flags(sets: list[str]) -> list[str]:
+def set_options(sets: list[str]) -> list[str]:
     return [part for text in sets for part in ("--set", text)]

@@ -1,5 +1,5 @@
-"""A tiny random Llama with a chat tokenizer, and rows to fine-tune it on, made on the spot: no network, no files of
-others. Everything that a real model directory has is there."""
+"""A tiny random Llama with a chat tokenizer, and examples to fine-tune it on, created without network access.
+The model directory has every file that a real one has."""
 
 import json
 from collections.abc import Callable
@@ -35,18 +35,18 @@ TEMPLATE = (
 
 
 VOCAB_SIZE = 300
-"""More than the tokenizer has: real models round theirs up."""
+"""Larger than the tokenizer's, as real models round it up."""
 
 
-def make_model(folder: Path, seed: int = 0, **changes: object) -> Path:
-    """A model directory; changes are fields of LlamaConfig."""
-    vocab_size = make_tokenizer(folder)
-    tiny_llama(seed, **{"vocab_size": vocab_size, **changes}).save_pretrained(folder)
-    return folder
+def make_model(directory: Path, seed: int = 0, **changes: object) -> Path:
+    """Write a model directory; changes are fields of LlamaConfig."""
+    vocab_size = make_tokenizer(directory)
+    tiny_llama(seed, **{"vocab_size": vocab_size, **changes}).save_pretrained(directory)
+    return directory
 
 
 def tiny_llama(seed: int = 0, **changes: object) -> Any:
-    """The model alone, always with the same weights for a seed; changes are fields of LlamaConfig."""
+    """The model, with the same weights for the same seed; changes are fields of LlamaConfig."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
@@ -87,10 +87,10 @@ def tiny_gpt2(seed: int = 0, **changes: object) -> Any:
 
 
 def seeded(seed: int, build: Callable[[], Any]) -> Any:
-    """What `build` makes from torch's generator at this seed, with matrices large enough that logits differ from 0."""
+    """A model built with torch's generator at this seed, with weights scaled up so that logits differ from 0."""
     import torch
 
-    before = torch.get_rng_state()
+    state = torch.get_rng_state()
     torch.manual_seed(seed)
     model = build()
     with torch.no_grad():
@@ -99,46 +99,50 @@ def seeded(seed: int, build: Callable[[], Any]) -> Any:
                 parameter.mul_(4.0)
             elif parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
-    torch.set_rng_state(before)
+    torch.set_rng_state(state)
     return model
 
 
-def make_tokenizer(folder: Path) -> int:
-    """Byte pairs with ChatML's special tokens and template; the size of the vocabulary."""
+def make_tokenizer(directory: Path) -> int:
+    """Write a BPE tokenizer with ChatML's special tokens and template; returns its vocabulary size."""
     import tokenizers
 
-    folder.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    trained = tokenizers.ByteLevelBPETokenizer()
-    trained.train_from_iterator([" ".join(WORDS)] * 3, vocab_size=300, special_tokens=special, show_progress=False)
-    trained.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "bos_token": "<|im_start|>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return int(trained.get_vocab_size())
+    bpe = tokenizers.ByteLevelBPETokenizer()
+    bpe.train_from_iterator([" ".join(WORDS)] * 3, vocab_size=300, special_tokens=special, show_progress=False)
+    bpe.save(str(directory / "tokenizer.json"))
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "bos_token": "<|im_start|>",
+    }
+    (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config))
+    (directory / "chat_template.jinja").write_text(TEMPLATE)
+    return int(bpe.get_vocab_size())
 
 
-def make_rows(path: Path, count: int, first: int = 0) -> Path:
-    """Rows of different lengths, all of which fit into 128 tokens."""
-    rows = []
+def make_examples(path: Path, count: int, first: int = 0) -> Path:
+    """Write examples of different lengths, each at most 128 tokens."""
+    lines = []
     for number in range(first, first + count):
         words = [WORDS[(number * 7 + i) % len(WORDS)] for i in range(1 + number % 5)]
-        row = {"instruction": f"say {words[0]}", "input": " ".join(words[1:]), "output": " ".join(reversed(words))}
-        rows.append(json.dumps(row))
+        example = {"instruction": f"say {words[0]}", "input": " ".join(words[1:]), "output": " ".join(reversed(words))}
+        lines.append(json.dumps(example))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(rows) + "\n")
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def make_chats(path: Path, count: int) -> Path:
-    """Conversations of one or two turns."""
-    rows = []
+    """Write conversations of one or two turns."""
+    lines = []
     for number in range(count):
         messages = [{"role": "system", "content": "be brief"}] if number % 3 == 0 else []
         for turn in range(1 + number % 2):
             word = WORDS[(number + turn) % len(WORDS)]
             messages += [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": word}]
-        rows.append(json.dumps({"messages": messages}))
+        lines.append(json.dumps({"messages": messages}))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(rows) + "\n")
+    path.write_text("\n".join(lines) + "\n")
     return path

@@ -1,7 +1,7 @@
-"""Write constraints.txt, the exact version of everything, and uv's copy of it in pyproject.toml.
+"""Write the exact versions of all packages to constraints.txt, and uv's copy to pyproject.toml.
 
-python tools/constraints.py            resolve anew, keeping torch at TORCH
-python tools/constraints.py --check    only say whether the two copies are equal
+python tools/constraints.py            resolve again, keeping torch at TORCH
+python tools/constraints.py --check    only check that the two copies are equal
 """
 
 import re
@@ -17,7 +17,7 @@ BEGIN, END = "constraint-dependencies = [\n", "]\n"
 
 
 def resolve() -> list[str]:
-    """One set of versions for all extras together, by uv's resolver."""
+    """Versions of all extras together, from uv's resolver."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as pins:
         pins.write(TORCH + "\n")
         pins.flush()
@@ -32,7 +32,7 @@ def resolve() -> list[str]:
             pins.name,
         ]
         done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    # A local build (torch 2.13.0+cpu) is written as the release, so that GPU machines may take theirs.
+    # A local build (torch 2.13.0+cpu) is written as the release, so that GPU machines install a CUDA build.
     lines = [line.split("+")[0] for line in done.stdout.splitlines()]
     return [line for line in lines if line and not line.startswith(("#", "nvidia-", "cuda-", "triton"))]
 
@@ -46,7 +46,7 @@ def read_constraints() -> list[str]:
 
 
 def write(lines: list[str]) -> None:
-    head = "# Exact versions of everything, made by `make constraints`. Install with: pip install -c constraints.txt\n"
+    head = "# Exact versions, written by `make constraints`. Install with: pip install -c constraints.txt\n"
     (ROOT / "constraints.txt").write_text(head + "\n".join(lines) + "\n")
     path = ROOT / "pyproject.toml"
     body = "".join(f'  "{line}",\n' for line in (text.replace('"', "'") for text in lines))

@@ -1,11 +1,11 @@
-"""Run the tours of the README and of the guides, and write the real output under each command.
+"""Run the commands of the README and of the guides, and write their real output below each command.
 
-python tools/readme_tour.py                          rewrite them
-python tools/readme_tour.py docs/fine-tuning.md      one of them; MODEL names the directory of SmolLM2-135M-Instruct
-python tools/readme_tour.py docs/kubernetes.md       KUBE_CONFIG_FILE: a kubeconfig; the namespace of its context has a
-                                                     claim `runs`; IMAGE: an image on that cluster
+python tools/readme_tour.py                          all pages that need nothing else
+python tools/readme_tour.py docs/fine-tuning.md      MODEL: directory of SmolLM2-135M-Instruct
+python tools/readme_tour.py docs/kubernetes.md       KUBE_CONFIG_FILE: a kubeconfig whose namespace has a claim `runs`;
+                                                     IMAGE: an image that the cluster can pull
 
-A block with a line ^C shows a command that is left by Ctrl-C once it has shown a training step.
+A block with a line ^C shows a command that is interrupted with Ctrl-C after its first training step.
 """
 
 import os
@@ -20,13 +20,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"```console(?: exit=(\d+))?\n(.*?)```", re.S)
-LONGEST = 24
-WIDEST = 118
-PAGES = ("README.md", "docs/distributed.md")
-FINE_TUNING = "docs/fine-tuning.md"  # minutes, and a model that is not here
+FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.S)
+MAX_LINES = 24
+MAX_WIDTH = 118
+PAGES = ("README.md", "docs/tour.md", "docs/distributed.md")
+FINE_TUNING = "docs/fine-tuning.md"  # takes minutes and needs a model
 MODEL_AT = "models/SmolLM2-135M-Instruct"
-KUBERNETES = "docs/kubernetes.md"  # minutes, and a cluster
-IMAGE_AT = "registry.example.com/llmtrain:0.1.0"  # as a reader sees them
+KUBERNETES = "docs/kubernetes.md"  # takes minutes and needs a cluster
+# What the page shows instead of the real image and namespace.
+IMAGE_AT = "registry.example.com/llmtrain:0.1.0"
 NAMESPACE_AT = "research"
 CTRL_C = "^C"
 
@@ -35,35 +37,46 @@ def commands(body: str) -> list[str]:
     return [line[2:] for line in body.splitlines() if line.startswith("$ ")]
 
 
-def is_left(body: str) -> bool:
+def write_files(text: str, directory: Path) -> None:
+    """Write the files that a page shows, which its commands read."""
+    for name, content in FILE.findall(text):
+        (directory / name).write_text(content)
+
+
+def is_interrupted(body: str) -> bool:
     return CTRL_C in body.splitlines()
 
 
 def tour(text: str) -> str:
+    """The part of a page whose commands are run."""
     return text[text.index("<!-- tour -->") : text.index("<!-- /tour -->")]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the commands of the guide to Kubernetes are run."""
+    """The cluster for the commands of docs/kubernetes.md."""
 
     kubeconfig: str
     image: str
     namespace: str = ""
-    """Shown as NAMESPACE_AT; empty: as it is."""
+    """Shown as NAMESPACE_AT; empty: shown unchanged."""
 
 
-def run(command: str, folder: Path, expect: int, cluster: Cluster | None = None, is_left: bool = False) -> str:
-    """What a command shows. `is_left`: by Ctrl-C, as soon as it shows a training step."""
-    environment = {"COLUMNS": "100", "PATH": "/usr/bin:/bin", "HOME": str(folder)}
+def run(command: str, directory: Path, expect: int, cluster: Cluster | None = None, interrupt: bool = False) -> str:
+    """Output of a command. `interrupt`: send SIGINT after the first training step."""
+    environment = {"COLUMNS": "100", "PATH": "/usr/bin:/bin", "HOME": str(directory)}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     if cluster:
         command = command.replace(IMAGE_AT, cluster.image)
         environment["KUBECONFIG"] = cluster.kubeconfig
     arguments = [sys.executable, "-m", *shlex.split(command)]
-    # With --json people read standard output only; the log lines beside it are left out.
+    # With --json only standard output is read; log lines go to standard error.
     errors = subprocess.DEVNULL if "--json" in arguments else subprocess.STDOUT
-    process = subprocess.Popen(arguments, cwd=folder, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-    output = _leave(process) if is_left else process.communicate()[0]
+    process = subprocess.Popen(
+        arguments, cwd=directory, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment
+    )
+    output = _interrupt(process) if interrupt else process.communicate()[0]
     if process.wait() != expect:
         sys.exit(f"{command}: exit {process.returncode}, expected {expect}\n{output}")
     if cluster:
@@ -72,22 +85,24 @@ def run(command: str, folder: Path, expect: int, cluster: Cluster | None = None,
     return output.replace(str(ROOT) + "/", "")
 
 
-def _leave(process: "subprocess.Popen[str]") -> str:
-    """Its output, with the ^C that a terminal shows."""
-    before = []
+def _interrupt(process: "subprocess.Popen[str]") -> str:
+    """Output of the process, with the ^C that a terminal echoes."""
+    lines = []
     for line in process.stdout or []:
-        before.append(line)
+        lines.append(line)
         if line.startswith("[TRAIN] step"):
             process.send_signal(signal.SIGINT)
             break
-    return "".join(before) + CTRL_C + process.communicate()[0]
+    return "".join(lines) + CTRL_C + process.communicate()[0]
 
 
 def shorten(output: str) -> list[str]:
-    lines = [line if len(line) <= WIDEST else line[: WIDEST - 4] + " ..." for line in output.rstrip().splitlines()]
-    if len(lines) <= LONGEST:
+    lines = [
+        line if len(line) <= MAX_WIDTH else line[: MAX_WIDTH - 4] + " ..." for line in output.rstrip().splitlines()
+    ]
+    if len(lines) <= MAX_LINES:
         return lines
-    return [*lines[: LONGEST - 9], "...", *lines[-8:]]
+    return [*lines[: MAX_LINES - 9], "...", *lines[-8:]]
 
 
 def main() -> None:
@@ -95,15 +110,14 @@ def main() -> None:
         rewrite(ROOT / page)
 
 
-def lay_out(folder: Path) -> None:
-    """What the guide to fine-tuning begins with."""
-    (folder / MODEL_AT).parent.mkdir()
-    (folder / MODEL_AT).symlink_to(os.environ["MODEL"])
-    (folder / "data").symlink_to(ROOT.parent / "shared" / "data" / "instruct")
+def link_model_and_data(directory: Path) -> None:
+    """The model and the data that docs/fine-tuning.md starts from."""
+    (directory / MODEL_AT).parent.mkdir()
+    (directory / MODEL_AT).symlink_to(os.environ["MODEL"])
+    (directory / "data").symlink_to(ROOT.parent / "shared" / "data" / "instruct")
 
 
-def the_cluster() -> Cluster:
-    """The one that the environment names."""
+def cluster_from_env() -> Cluster:
     import yaml
 
     file = os.environ["KUBE_CONFIG_FILE"]
@@ -115,17 +129,18 @@ def the_cluster() -> Cluster:
 def rewrite(path: Path) -> None:
     text = path.read_text()
     before = tour(text)
-    cluster = the_cluster() if path == ROOT / KUBERNETES else None
+    cluster = cluster_from_env() if path == ROOT / KUBERNETES else None
     with tempfile.TemporaryDirectory() as name:
+        write_files(text, Path(name))
         if path == ROOT / FINE_TUNING:
-            lay_out(Path(name))
+            link_model_and_data(Path(name))
 
         def fill(match: re.Match[str]) -> str:
             expect = int(match[1] or 0)
             lines = []
             for command in commands(match[2]):
-                shown = run(command, Path(name), expect, cluster, is_left=is_left(match[2]))
-                lines += [f"$ {command}", *shorten(shown)]
+                output = run(command, Path(name), expect, cluster, interrupt=is_interrupted(match[2]))
+                lines += [f"$ {command}", *shorten(output)]
             flag = f" exit={match[1]}" if match[1] else ""
             return f"```console{flag}\n" + "\n".join(lines) + "\n```"
 

@@ -15,7 +15,7 @@ import llmtrain
 from llmtrain.env import WORKER
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
-from llmtrain.runs.exit_report import speak_for_pod, write_exit_report
+from llmtrain.runs.exit_report import report_for_pod, write_exit_report
 from llmtrain.terminal import discard, print_in_any_encoding, say
 
 # An option with or without a value is more than the parser knows.
@@ -129,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print_in_any_encoding()
     _share_the_cores()
     if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:
-        speak_for_pod()
+        report_for_pod()
     try:
         code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
         if os.environ.get(WORKER) == "1":

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmtrain.files import read_json, write_json
+from llmtrain.files import file_sha256, read_json, write_json
 
 
 def stamp(path: Path) -> list[int]:
@@ -13,11 +13,6 @@ def stamp(path: Path) -> list[int]:
     and two models of one architecture have one size. Nothing but the kernel sets ctime."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def files_sha256(files: Sequence[Path], cache_dir: Path) -> str:

@@ -3,6 +3,10 @@
 What the platform or torchrun sets (RANK, PET_*, JOB_COMPLETION_INDEX, ...) is read in distributed/env.py.
 """
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 DEBUG = "LLMTRAIN_DEBUG"
 DIST_TIMEOUT = "LLMTRAIN_DIST_TIMEOUT"
 EXIT_CODES = "LLMTRAIN_EXIT_CODES"
@@ -12,6 +16,7 @@ HOLD_SCRIPT = "LLMTRAIN_HELD"
 LAUNCH = "LLMTRAIN_LAUNCH"
 MASTER_READY_TIMEOUT = "LLMTRAIN_MASTER_READY_TIMEOUT"
 NODE = "LLMTRAIN_NODE"
+NODE_NAME = "LLMTRAIN_NODE_NAME"
 PREFETCHED = "LLMTRAIN_PREFETCHED"
 READER_SCRIPT = "LLMTRAIN_READER"
 RUN_DIR = "LLMTRAIN_RUN_DIR"
@@ -34,6 +39,7 @@ VARIABLES = {
         HOLD_SCRIPT: "Source of the program that keeps the pods of `launch --hold` running.",
         LAUNCH: "Number of the launch of this run; a resume is a new launch.",
         NODE: "`1` in processes started by `llmtrain node`.",
+        NODE_NAME: "Name of the Kubernetes node, for exit reports.",
         PREFETCHED: "File with the error of the init container that downloads models and data.",
         READER_SCRIPT: "Source of the program that `logs` and `fetch` run to read the runs volume.",
         RUN_DIR: "Directory for the files of `llmtrain launch -- COMMAND`; `llmtrain fetch` downloads it.",
@@ -48,3 +54,18 @@ VARIABLES = {
         TERMINATION_LOG: "Path of the termination message (in pods `/dev/termination-log`).",
     },
 }
+
+
+@contextmanager
+def scoped_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables of this process inside the block, and restore them afterwards."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

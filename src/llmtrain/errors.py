@@ -28,6 +28,7 @@ Reason = Literal[
     "no_progress",
     "not_finite",
     "not_writable",
+    "prefetch",
     "processes_missing",
 ]
 """What `llmtrain why` tells apart among errors of one type. Programs read this; the wording is for people."""

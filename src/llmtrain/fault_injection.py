@@ -1,9 +1,8 @@
-"""Faults on purpose, for tests: LLMTRAIN_FAULT=point:step:rank:action makes one happen at a named place. With a fifth
-part only that start of the processes is hit: 0 is the first, 1 the first restart.
+"""Fault injection for tests: LLMTRAIN_FAULT=point:step:rank:action[:start] injects one fault at a named point.
 
-Actions: kill (SIGKILL to this process), term (SIGTERM), stop (SIGSTOP), enospc (the disk is full), nan (the loss is
-not a number; the point must be `loss`), wait (for as long as the file LLMTRAIN_FAULT_FILE exists). Without the variable
-a fault point costs one dictionary look-up.
+Actions: kill (SIGKILL to this process), term (SIGTERM), stop (SIGSTOP), enospc (disk full), nan (the loss is NaN; the
+point must be `loss`), wait (for as long as the file LLMTRAIN_FAULT_FILE exists). `start` limits the fault to one start
+of the processes: 0 is the first, 1 the first restart. Without the variable a fault point costs one dictionary lookup.
 """
 
 import errno
@@ -36,20 +35,20 @@ _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGST
 
 
 def set_rank(rank: int) -> None:
-    """Which rank this process is, for points that are the same on all."""
+    """Set the rank of this process, which `LLMTRAIN_FAULT` is compared with."""
     global _rank
     _rank = rank
 
 
 def inject_fault(point: str, step: int) -> str | None:
-    """Let the fault happen if it is asked for here; the action's name when the caller has to act on it."""
-    asked = os.environ.get(FAULT)
-    if not asked:
+    """Inject the fault requested for this point; returns the action if the caller has to perform it."""
+    fault = os.environ.get(FAULT)
+    if not fault:
         return None
-    at, at_step, at_rank, action, *at_start = asked.split(":")
-    if (at, at_step, at_rank) != (point, str(step), str(_rank)):
+    fault_point, fault_step, fault_rank, action, *fault_start = fault.split(":")
+    if (fault_point, fault_step, fault_rank) != (point, str(step), str(_rank)):
         return None
-    if at_start and at_start[0] != os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"):
+    if fault_start and fault_start[0] != os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"):
         return None
     if action in _SIGNALS:
         os.kill(os.getpid(), _SIGNALS[action])
@@ -59,5 +58,5 @@ def inject_fault(point: str, step: int) -> str | None:
             time.sleep(0.05)
         return None
     if action == "enospc":
-        raise OSError(errno.ENOSPC, "No space left on device (asked for by LLMTRAIN_FAULT)")
+        raise OSError(errno.ENOSPC, "No space left on device (injected by LLMTRAIN_FAULT)")
     return action

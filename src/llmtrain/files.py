@@ -1,6 +1,7 @@
 """Files that are either the old one or the new one, whole, whatever happens in between."""
 
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -82,6 +83,11 @@ def write_json_in_place(path: Path, value: Any) -> None:
             file.write(before)
             file.truncate()
             raise
+
+
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from llmtrain.errors import LlmtrainError
+from llmtrain.text import one_line
 
 Status = Literal["pass", "warn", "fail"]
 
@@ -52,7 +53,7 @@ def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
             for finding in check():
                 found.append(finding)
         except Exception as problem:
-            what = " ".join(str(problem).split()) or "no text"
+            what = one_line(problem) or "no text"
             found.append(
                 warned(name, f"could not be checked: {type(problem).__name__}: {what}", "Report it if it stays so.")
             )
@@ -65,18 +66,3 @@ def at_rank(findings: Iterable[Finding], rank: int) -> list[Finding]:
 
 def is_ok(findings: Iterable[Finding]) -> bool:
     return all(finding.status != "fail" for finding in findings)
-
-
-def many(count: int, word: str) -> str:
-    """`1 thread`, `2 threads`, `2 processes`"""
-    ending = "" if count == 1 else "es" if word.endswith("s") else "s"
-    return f"{count} {word}{ending}"
-
-
-def in_bytes(count: float) -> str:
-    """1536 -> `1.5 kB`, in the powers of 1000 that disks and networks are sold in."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from llmtrain.text import one_line
+
 SHORTEST_VALUE = 8
 """Of an environment variable that is searched for in texts: a shorter one would hide ordinary words."""
 
@@ -230,6 +232,11 @@ def _redact(text: str, found: list[str]) -> str:
     text = hide(_HEADER, r"\1***", "Authorization", text)
     text = hide(_CURL_LOGIN, r"\1\2***", "curl --user", text)
     return hide_values(_OPTION, hide_values(_ASSIGNED, text))
+
+
+def redacted_line(value: object, limit: int) -> str:
+    """The text of a value without secrets, on one line; secrets are removed before it is cut."""
+    return redact(one_line(value))[:limit]
 
 
 def redact_values(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from llmtrain.errors import UsageError, nearest
 
 MODELS = {
-    "gpt": "llmtrain.models.gpt.model:GPTAdapter",
+    "gpt": "llmtrain.models.gpt.adapter:GPTAdapter",
     "dummy_gpt": "llmtrain.models.dummy_gpt:DummyGPTAdapter",
     "hf_causal_lm": "llmtrain.models.hf.causal_lm:HFCausalLMAdapter",
 }
@@ -30,7 +30,7 @@ TRACKERS = {
     "tensorboard": "llmtrain.tracking.tensorboard:TensorboardTracker",
 }
 
-LAUNCHERS = {
+WORKLOADS = {
     "indexed_job": "llmtrain.launch.workloads.indexed_job:IndexedJob",
     "stateful_set": "llmtrain.launch.workloads.stateful_set:StatefulSet",
     "pytorch_job": "llmtrain.launch.workloads.pytorch_job:PyTorchJob",

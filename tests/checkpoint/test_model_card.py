@@ -1,4 +1,4 @@
-"""The README.md beside an adapter or a model."""
+"""The model card (README.md) of an adapter or a model."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def table(card: str) -> dict[str, str]:
     return {name.strip(): value.strip() for name, value in rows if name.strip()}
 
 
-def test_the_head_is_what_the_hub_reads() -> None:
+def test_header_has_the_hub_metadata() -> None:
     card = model_card(config(), PROGRESS, "ab" * 32, is_adapter=True)
     assert head(card) == {
         "base_model": "somebody/base-model",
@@ -60,7 +60,7 @@ def test_the_head_is_what_the_hub_reads() -> None:
     assert merged["base_model"] == "somebody/base-model"
 
 
-def test_losses_steps_and_origin() -> None:
+def test_card_has_losses_steps_and_origin() -> None:
     card = model_card(config(), PROGRESS, "ab" * 32, is_adapter=True)
     assert table(card) == {
         "steps": "12",
@@ -76,7 +76,7 @@ def test_losses_steps_and_origin() -> None:
     assert "trained on `rows.jsonl` (instruct_jsonl)" in card
 
 
-def test_the_config_is_in_it_as_yaml() -> None:
+def test_card_has_the_config_as_yaml() -> None:
     card = model_card(config(trainer={"lr": 0.25}, run={"seed": 7}), PROGRESS, None, is_adapter=True)
     kept = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
     assert kept["model"]["lora"]["rank"] == 4
@@ -84,8 +84,8 @@ def test_the_config_is_in_it_as_yaml() -> None:
     assert kept["run"]["seed"] == 7
 
 
-def test_what_is_not_known_is_left_out() -> None:
-    """At a checkpoint before the first evaluation, and of an adapter of somebody else."""
+def test_unknown_values_are_omitted() -> None:
+    """At a checkpoint before the first evaluation."""
     card = model_card(config(), TrainState(step=3, first_train_loss=2.0, last_train_loss=1.0).as_dict(), None, True)
     assert "validation loss" not in card
     assert "None" not in card
@@ -93,7 +93,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert table(model_card(config(), {}, None, is_adapter=True)) == {}
 
 
-def test_full_fine_tuning_and_a_model_from_scratch() -> None:
+def test_card_of_full_fine_tuning_and_of_a_model_from_scratch() -> None:
     full = model_card(config(model={"lora": None}), PROGRESS, None, is_adapter=False)
     assert "All weights of `somebody/base-model`" in full
     assert head(full)["tags"] == ["llmtrain"]
@@ -107,23 +107,23 @@ def test_full_fine_tuning_and_a_model_from_scratch() -> None:
 
 
 @pytest.mark.parametrize("path", ["/models/with: colon", "/models/#1", "/a 'quoted' \"name\"", "/naïve/模型", "yes"])
-def test_any_path_makes_a_valid_head(path: str) -> None:
+def test_header_is_valid_yaml_for_any_path(path: str) -> None:
     card = model_card(config(model={"path": path}), PROGRESS, None, is_adapter=True)
     assert head(card)["base_model"] == path
 
 
-def test_notes_are_kept() -> None:
+def test_card_has_the_notes() -> None:
     assert "a note of mine" in model_card(config(run={"notes": "a note of mine"}), PROGRESS, None, is_adapter=True)
 
 
-def test_secrets_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A card is what people upload."""
+def test_card_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """People upload model cards."""
     monkeypatch.setenv("HF_TOKEN", "hf_CanaryOnTheCard7")
     secret = config(run={"notes": "with hf_CanaryOnTheCard7", "name": "hf_CanaryOnTheCard7"})
     assert "CanaryOnTheCard7" not in model_card(secret, PROGRESS, None, is_adapter=True)
 
 
-def test_loss_of_another_step_is_not_taken_for_that_of_the_weights() -> None:
+def test_loss_of_another_step_is_marked() -> None:
     saved_between = {**PROGRESS, "evaluated_step": 8, "best_step": 12}
     found = table(model_card(config(), saved_between, None, is_adapter=True))
     assert "validation loss" not in found

@@ -1,4 +1,4 @@
-"""Saving in the loop's time or in the background: the same bytes, the same news when it fails."""
+"""Saving while the loop waits or in the background: the same bytes, and the same errors."""
 
 import contextlib
 import errno
@@ -15,8 +15,10 @@ import rank_harness as ranks
 import torch
 from torch import nn
 
+from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.saver import Saver
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.runs.lock import NullLock
@@ -25,7 +27,7 @@ STATE = {"progress": {}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
 
 
 def evaluated(step: int, loss: float) -> dict[str, Any]:
-    """The state of a checkpoint whose weights were evaluated before it was saved."""
+    """The state of a checkpoint that was saved after its evaluation."""
     return {**STATE, "progress": {"step": step, "evaluated_step": step, "last_val_loss": loss}}
 
 
@@ -38,8 +40,13 @@ def model() -> tuple[nn.Module, torch.optim.Optimizer]:
     return module, optimizer
 
 
+def request(step: int, module: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> CheckpointRequest:
+    tensors = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
+    return CheckpointRequest(step, tensors, state)
+
+
 class GatedStore(CheckpointStore):
-    """Writes when it is let, and fails when it is told to."""
+    """A store that waits for a gate before it writes, and can fail."""
 
     def __init__(self, folder: Path, problem: Exception | None = None, is_open: bool = True) -> None:
         super().__init__(folder)
@@ -60,12 +67,12 @@ def saver_of(store: CheckpointStore, in_background: bool, keep: int = 2) -> Save
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_it_writes_a_whole_checkpoint_and_points_to_it(tmp_path: Path, in_background: bool) -> None:
+def test_save_writes_a_valid_checkpoint_and_updates_pointers(tmp_path: Path, in_background: bool) -> None:
     store = GatedStore(tmp_path)
     saver = saver_of(store, in_background)
     module, optimizer = model()
     for step in (1, 2, 3, 4):
-        saver.save(step, module, optimizer, evaluated(step, loss=float(step)))
+        saver.save(request(step, module, optimizer, evaluated(step, loss=float(step))))
         saver.finish()
         store.at(step).verify()
     assert store.steps() == [1, 3, 4], "the two newest and the best"
@@ -74,53 +81,53 @@ def test_it_writes_a_whole_checkpoint_and_points_to_it(tmp_path: Path, in_backgr
     assert set(store.threads) == {"saver" if in_background else "MainThread"}
 
 
-def test_the_loop_goes_on_while_it_is_written_and_does_not_disturb_it(tmp_path: Path) -> None:
-    """What was there when the save began is saved, not what the loop has made of it since."""
+def test_background_save_is_not_affected_by_later_steps(tmp_path: Path) -> None:
+    """The state at the start of the save is written, not that of later steps."""
     store = GatedStore(tmp_path, is_open=False)
     saver = saver_of(store, in_background=True)
     module, optimizer = model()
-    wanted = module.weight.detach().clone()
+    expected = module.weight.detach().clone()
     averages = optimizer.state[module.weight]["exp_avg"].clone()
-    saver.save(1, module, optimizer, STATE)
+    saver.save(request(1, module, optimizer, STATE))
     module(torch.full((3,), 5.0)).sum().backward()
     optimizer.step()
-    assert not torch.equal(module.weight, wanted)
+    assert not torch.equal(module.weight, expected)
     assert store.steps() == []
     store.gate.set()
     saver.finish()
-    assert torch.equal(store.at(1).tensors("model")["weight"], wanted)
+    assert torch.equal(store.at(1).tensors("model")["weight"], expected)
     assert torch.equal(store.at(1).tensors("optimizer")["state.weight.exp_avg"], averages)
 
 
-def test_its_copies_are_made_once(tmp_path: Path) -> None:
+def test_background_save_reuses_its_buffers(tmp_path: Path) -> None:
     saver = saver_of(CheckpointStore(tmp_path), in_background=True)
     module, optimizer = model()
-    saver.save(1, module, optimizer, STATE)
+    saver.save(request(1, module, optimizer, STATE))
     saver.finish()
     before = {name: tensor.data_ptr() for name, tensor in saver._copies.items()}
     assert len(before) == 2 + 2 * 3  # weight and bias; step and two averages each
-    saver.save(2, module, optimizer, STATE)
+    saver.save(request(2, module, optimizer, STATE))
     saver.finish()
     assert {name: tensor.data_ptr() for name, tensor in saver._copies.items()} == before
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_a_failure_is_raised_by_finish_once(tmp_path: Path, in_background: bool) -> None:
+def test_finish_raises_a_failed_save_once(tmp_path: Path, in_background: bool) -> None:
     store = GatedStore(tmp_path, problem=OSError(errno.ENOSPC, "full"))
     saver = saver_of(store, in_background)
     module, optimizer = model()
-    saver.save(1, module, optimizer, evaluated(1, 1.0))
+    saver.save(request(1, module, optimizer, evaluated(1, 1.0)))
     with pytest.raises(OSError, match="full"):
         saver.finish()
     saver.finish()
     store.problem = None
-    saver.save(1, module, optimizer, evaluated(1, 1.0))
+    saver.save(request(1, module, optimizer, evaluated(1, 1.0)))
     saver.finish()
     store.at(1).verify()
 
 
-def test_best_is_the_best_that_is_there(tmp_path: Path) -> None:
-    """Neither an evaluation whose save failed nor a step that was not evaluated, and never one that is pruned."""
+def test_best_is_the_best_existing_checkpoint(tmp_path: Path) -> None:
+    """Not an evaluation whose save failed, nor a step that was not evaluated; the best one is never pruned."""
     store = GatedStore(tmp_path)
     saver = saver_of(store, in_background=False)
     module, optimizer = model()
@@ -128,20 +135,20 @@ def test_best_is_the_best_that_is_there(tmp_path: Path) -> None:
     for step, loss in losses.items():
         store.problem = OSError(errno.ENOSPC, "full") if step == 2 else None
         state = evaluated(step, loss) if loss is not None else evaluated(step - 1, losses[step - 1])
-        saver.save(step, module, optimizer, state)
+        saver.save(request(step, module, optimizer, state))
         with contextlib.suppress(OSError):
             saver.finish()
-        wanted = 1 if step < 4 else 4
-        assert store.pointed("best") == store.at(wanted) == store.best()
+        expected = 1 if step < 4 else 4
+        assert store.pointed("best") == store.at(expected) == store.best()
     assert store.steps() == [4, 6, 7]
 
 
-def test_a_step_saved_again_after_its_evaluation_counts(tmp_path: Path) -> None:
+def test_best_counts_a_step_saved_again_after_its_evaluation(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     saver = saver_of(store, in_background=False)
     module, optimizer = model()
     for step, state in ((1, evaluated(1, 3.0)), (2, evaluated(1, 3.0)), (2, evaluated(2, 2.0))):
-        saver.save(step, module, optimizer, state)
+        saver.save(request(step, module, optimizer, state))
         saver.finish()
     assert store.pointed("best") == store.at(2)
 
@@ -195,14 +202,14 @@ def test_async_save_writes_the_same_bytes(make: Callable[..., Config], strategy:
 
 
 @pytest.mark.parametrize(("count", "rank"), [(1, 0), pytest.param(2, 0, marks=pytest.mark.slow), (2, 1)])
-def test_a_failing_save_is_told_once_and_tried_again(make: Callable[..., Config], count: int, rank: int) -> None:
+def test_failed_save_warns_once_and_is_repeated(make: Callable[..., Config], count: int, rank: int) -> None:
     config = make(distributed__strategy="ddp", trainer__async_save=True)
     ended = ranks.train_ranks(config, count, env={"LLMTRAIN_FAULT": f"save_model_written:4:{rank}:enospc"})
     result = ranks.values(ended)[0]
-    told = [line for line in ended[0].output.splitlines() if "could not be written" in line]
-    assert len(told) == 1
-    assert "step 4" in told[0]
-    assert "No space left" in told[0]
+    warnings = [line for line in ended[0].output.splitlines() if "could not be written" in line]
+    assert len(warnings) == 1
+    assert "step 4" in warnings[0]
+    assert "No space left" in warnings[0]
     assert harness.steps_saved(Path(config.output.root_dir)) == [2, 6, 8]
     harness.verify_all(Path(config.output.root_dir))
     assert result["state_sha256"] == ranks.trained(make(distributed__strategy="ddp"), count)["state_sha256"]
@@ -211,7 +218,7 @@ def test_a_failing_save_is_told_once_and_tried_again(make: Callable[..., Config]
 
 
 @pytest.mark.parametrize("in_background", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_failing_last_save_fails_the_run_on_all_ranks(make: Callable[..., Config], in_background: bool) -> None:
+def test_failed_last_save_fails_the_run_on_all_ranks(make: Callable[..., Config], in_background: bool) -> None:
     config = make(distributed__strategy="ddp", trainer__async_save=in_background)
     ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "save_model_written:8:1:enospc"})
     assert [end.code for end in ended] == [65, 65], "\n".join(end.output for end in ended)
@@ -222,16 +229,16 @@ def test_a_failing_last_save_fails_the_run_on_all_ranks(make: Callable[..., Conf
     assert harness.steps_saved(Path(config.output.root_dir)) == [2, 4, 6]
 
 
-def test_the_final_save_is_awaited(make: Callable[..., Config]) -> None:
-    """With a slow disk: when the run says it is finished, its last checkpoint is whole."""
+def test_run_waits_for_its_final_save(make: Callable[..., Config]) -> None:
+    """With a slow disk: when the run is finished, its last checkpoint is complete."""
     config = make(trainer__async_save=True)
 
     def slow() -> None:
         before = CheckpointStore.save
 
-        def late(self: CheckpointStore, step: int, *arguments: Any) -> None:
-            time.sleep(0.5 if step == 8 else 0.0)
-            before(self, step, *arguments)
+        def late(self: CheckpointStore, request: CheckpointRequest, *arguments: Any) -> None:
+            time.sleep(0.5 if request.step == 8 else 0.0)
+            before(self, request, *arguments)
 
         CheckpointStore.save = late  # type: ignore[method-assign]
 
@@ -241,7 +248,7 @@ def test_the_final_save_is_awaited(make: Callable[..., Config]) -> None:
     assert (last.path.parent / "latest").read_text() == "step_8\n"
 
 
-def test_told_to_stop_it_waits_for_its_save(make: Callable[..., Config]) -> None:
+def test_interrupted_run_waits_for_its_save(make: Callable[..., Config]) -> None:
     config = make(trainer__async_save=True, distributed__strategy="ddp")
     ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "after_optimizer:5:1:term"})
     assert [end.code for end in ended] == [75, 75]
@@ -250,11 +257,11 @@ def test_told_to_stop_it_waits_for_its_save(make: Callable[..., Config]) -> None
     harness.verify_all(root)
 
 
-def test_a_run_that_saves_in_the_background_resumes_exactly(make: Callable[..., Config]) -> None:
-    undisturbed, config = make(), make(trainer__async_save=True)
-    wanted = ranks.trained(undisturbed, 1)
+def test_run_with_background_saves_resumes_exactly(make: Callable[..., Config]) -> None:
+    uninterrupted, config = make(), make(trainer__async_save=True)
+    expected = ranks.trained(uninterrupted, 1)
     (killed,) = ranks.train_ranks(config, 1, env={"LLMTRAIN_FAULT": "after_optimizer:7:0:kill"})
     assert killed.code == -9
     result = ranks.trained(config, 1, harness.RUN_ID)
     assert result["resumed_from"] in (4, 6), "the save of step 6 may or may not have been complete"
-    assert result["state_sha256"] == wanted["state_sha256"]
+    assert result["state_sha256"] == expected["state_sha256"]

@@ -1,4 +1,4 @@
-"""Tensors in the files of a checkpoint: any split is written, any other split reads it."""
+"""Sharded checkpoints: written with any split, read with any other."""
 
 import itertools
 import json
@@ -17,11 +17,22 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from llmtrain.checkpoint import store as checkpoint_module
-from llmtrain.checkpoint.shards import _is_covered, deal, file_name, merge, overlap, read_into, read_whole, shard
+from llmtrain.checkpoint.checkpoint import INDEX, Checkpoint
+from llmtrain.checkpoint.shards import (
+    _is_covered,
+    assign_owners,
+    file_name,
+    merge_indexes,
+    overlap,
+    read_full,
+    read_into,
+    shard,
+)
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
-from llmtrain.checkpoint.store import INDEX, MANIFEST, Checkpoint, CheckpointStore
+from llmtrain.checkpoint.store import MANIFEST, CheckpointRequest, CheckpointStore
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.errors import CheckpointError
+from llmtrain.runs.lock import NullLock
 from llmtrain.runs.manifest import manifest_text
 from llmtrain.training import run as run_module
 
@@ -36,7 +47,7 @@ def boxes(draw: st.DrawFn) -> tuple[Any, Any]:
 
 
 @given(boxes())
-def test_overlap_is_what_both_hold(pair: tuple[Any, Any]) -> None:
+def test_overlap_matches_masks_on_a_grid(pair: tuple[Any, Any]) -> None:
     """Against masks drawn on a grid."""
     masks = []
     for offset, shape in pair:
@@ -55,27 +66,27 @@ def test_overlap_is_what_both_hold(pair: tuple[Any, Any]) -> None:
 
 
 @given(st.lists(st.integers(0, 1000), max_size=20), st.integers(1, 6))
-def test_dealing_is_balanced_and_the_same_everywhere(sizes: list[int], ranks_: int) -> None:
+def test_owners_are_balanced_and_deterministic(sizes: list[int], ranks_: int) -> None:
     tensors = [(f"t{number}", torch.empty(size)) for number, size in enumerate(sizes)]
-    owners = deal(tensors, ranks_)
-    assert deal(tensors[::-1], ranks_) == owners, "the order of asking does not matter"
+    owners = assign_owners(tensors, ranks_)
+    assert assign_owners(tensors[::-1], ranks_) == owners, "the order of asking does not matter"
     assert owners.keys() == {name for name, _ in tensors}
     load = [sum(t.numel() for name, t in tensors if owners[name] == rank) for rank in range(ranks_)]
-    assert max(load) - min(load) <= max(sizes, default=0) + len(sizes), "nobody has more than one tensor too many"
+    assert max(load) - min(load) <= max(sizes, default=0) + len(sizes), "no rank has more than one tensor too many"
 
 
-def test_the_names_of_the_files() -> None:
+def test_file_names() -> None:
     assert file_name("model", 0, 1) == "model.safetensors"
     assert file_name("model", 1, 4) == "model-00002-of-00004.safetensors"
 
 
-def test_merge_keeps_every_piece() -> None:
+def test_merged_index_has_every_piece() -> None:
     entry = {"dtype": "float32", "shape": [4, 2]}
     parts = [
         {"model": (f"f{rank}", {"w": {**entry, "piece": {"offset": [2 * rank, 0], "shape": [2, 2]}}})}
         for rank in range(2)
     ]
-    assert merge(parts)["model"]["w"] == {
+    assert merge_indexes(parts)["model"]["w"] == {
         **entry,
         "pieces": [
             {"file": "f0", "offset": [0, 0], "shape": [2, 2]},
@@ -94,7 +105,7 @@ class Chunk:
 
 
 class Rows:
-    """Some rows of a tensor, with the manners of a sharded one."""
+    """Some rows of a tensor, with the interface of a DTensor."""
 
     def __init__(self, whole: torch.Tensor, start: int, end: int) -> None:
         self.shape, self.dtype, self._whole = whole.shape, whole.dtype, whole
@@ -113,7 +124,7 @@ class Rows:
 
 
 def cuts(draw: st.DrawFn, length: int, parts: int) -> list[tuple[int, int]]:
-    """Stretches that cover the length; some may be empty."""
+    """Consecutive intervals that cover the length; some may be empty."""
     inner = sorted(draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1)))
     edges = [0, *inner, length]
     return list(itertools.pairwise(edges))
@@ -121,7 +132,7 @@ def cuts(draw: st.DrawFn, length: int, parts: int) -> list[tuple[int, int]]:
 
 @st.composite
 def split_tensors(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], int, int, dict[str, Any]]:
-    """Tensors; writers; readers; for each sharded tensor the stretches of the writers and of the readers."""
+    """Tensors, writers, readers, and for each sharded tensor the intervals of the writers and of the readers."""
     writers, readers = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     whole, stretches = {}, {}
     for number in range(draw(st.integers(1, 5))):
@@ -136,7 +147,7 @@ def split_tensors(draw: st.DrawFn) -> tuple[dict[str, torch.Tensor], int, int, d
 
 @given(split_tensors())
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_split_reads_any_other(tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
+def test_any_split_can_be_read_by_any_other(tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
     whole, writers, readers, stretches = case
     folder = tmp_path_factory.mktemp("split")
     parts, written = [], 0
@@ -145,15 +156,15 @@ def test_any_split_reads_any_other(tmp_path_factory: pytest.TempPathFactory, cas
             name: Rows(tensor, *stretches[name][0][rank]) if name in stretches else tensor
             for name, tensor in whole.items()
         }
-        mine = shard("model", held, rank, writers)  # type: ignore[arg-type]
-        written += sum(tensor.numel() for tensor in mine.tensors.values())
-        if mine.tensors:
-            save_file(mine.tensors, folder / file_name("model", rank, writers))
-        parts.append({"model": (file_name("model", rank, writers), mine.entries)})
-    assert written == sum(tensor.numel() for tensor in whole.values()), "nothing is written twice, nothing left out"
-    entries = json.loads(json.dumps(merge(parts)))["model"]
+        own = shard("model", held, rank, writers)  # type: ignore[arg-type]
+        written += sum(tensor.numel() for tensor in own.tensors.values())
+        if own.tensors:
+            save_file(own.tensors, folder / file_name("model", rank, writers))
+        parts.append({"model": (file_name("model", rank, writers), own.entries)})
+    assert written == sum(tensor.numel() for tensor in whole.values()), "nothing is written twice or omitted"
+    entries = json.loads(json.dumps(merge_indexes(parts)))["model"]
 
-    together = read_whole(folder, entries)
+    together = read_full(folder, entries)
     for name, tensor in whole.items():
         assert together[name].dtype == tensor.dtype
         assert torch.equal(together[name], tensor), name
@@ -175,9 +186,9 @@ def test_any_split_reads_any_other(tmp_path_factory: pytest.TempPathFactory, cas
 @pytest.fixture
 def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     tensors = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.tensor(1.0)}
-    mine = shard("model", tensors, 0, 1)
-    save_file(mine.tensors, tmp_path / "model.safetensors")
-    return tmp_path, merge([{"model": ("model.safetensors", mine.entries)}])["model"]
+    own = shard("model", tensors, 0, 1)
+    save_file(own.tensors, tmp_path / "model.safetensors")
+    return tmp_path, merge_indexes([{"model": ("model.safetensors", own.entries)}])["model"]
 
 
 @pytest.mark.parametrize(
@@ -188,31 +199,32 @@ def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
         ({"a": torch.zeros(2, 3), "b": torch.zeros(())}, ValueError, "a has shape \\[3, 2\\], not \\[2, 3\\]"),
     ],
 )
-def test_other_names_or_shapes_are_refused(stored: Any, targets: Any, kind: type[Exception], words: str) -> None:
+def test_read_refuses_other_names_or_shapes(stored: Any, targets: Any, kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         read_into(*stored, targets)
 
 
-def test_a_file_that_is_not_there_or_not_one(stored: tuple[Path, dict[str, Any]]) -> None:
+def test_read_refuses_a_missing_or_damaged_file(stored: tuple[Path, dict[str, Any]]) -> None:
     folder, entries = stored
     (folder / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_whole(folder, entries)
+        read_full(folder, entries)
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        read_whole(folder, entries)
+        read_full(folder, entries)
 
 
-# An index made by somebody else: the hashes fit, the content is not to be trusted.
+# An index from an untrusted source: the hashes match, but the content is invalid.
 
 
 @pytest.fixture
 def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
     """A checkpoint whose index was changed and whose manifest was made to fit."""
     store = CheckpointStore(tmp_path / "checkpoints")
-    groups = [shard(group, {"a": torch.arange(6.0).reshape(3, 2)}, 0, 1) for group in ("model", "optimizer")]
+    tensors = {group: {"a": torch.arange(6.0).reshape(3, 2)} for group in ("model", "optimizer")}
+    shards = [shard(group, named, 0, 1) for group, named in tensors.items()]
     state = {"progress": {"step": 1}, "config": {}, "data_fingerprint": "x", "vocab_size": 1}
-    store.save(1, groups, state, "me", lambda: None, ControlGroup())
+    store.save(CheckpointRequest(1, tensors, state), shards, NullLock("owner"), ControlGroup())
     checkpoint = store.at(1)
     save_file({"a": torch.full((3, 2), 666.0)}, tmp_path / "outside.safetensors")
     save_file({"a": torch.full((3, 2), 666.0)}, checkpoint.path / "unlisted.safetensors")
@@ -222,14 +234,14 @@ def forged(tmp_path: Path) -> Callable[..., Checkpoint]:
         change(index["model"]["a"])
         (checkpoint.path / INDEX).write_text(json.dumps(index))
         files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
-        files[INDEX] = checkpoint_module._describe(checkpoint.path / INDEX)
+        files[INDEX] = checkpoint_module.manifest_entry(checkpoint.path / INDEX)
         (checkpoint.path / MANIFEST).write_text(manifest_text(files))
         return checkpoint
 
     return forge
 
 
-def test_the_forger_makes_whole_checkpoints(forged: Callable[..., Checkpoint]) -> None:
+def test_forged_fixture_makes_valid_checkpoints(forged: Callable[..., Checkpoint]) -> None:
     checkpoint = forged(lambda _: None)
     checkpoint.verify()
     assert checkpoint.tensors("model")["a"].tolist() == [[0, 1], [2, 3], [4, 5]]
@@ -241,7 +253,7 @@ def verify_and_read(checkpoint: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("file", ["../../outside.safetensors", "unlisted.safetensors", "/etc/hostname"])
-def test_an_index_may_name_only_files_of_the_manifest(forged: Callable[..., Checkpoint], file: str) -> None:
+def test_index_may_refer_only_to_files_of_the_manifest(forged: Callable[..., Checkpoint], file: str) -> None:
     checkpoint = forged(lambda entry: entry["pieces"][0].update(file=file))
     with pytest.raises(CheckpointError):
         verify_and_read(checkpoint)
@@ -262,9 +274,8 @@ def test_an_index_may_name_only_files_of_the_manifest(forged: Callable[..., Chec
     ],
     ids=["no pieces", "a hole", "beyond", "other dimensions", "function", "unknown dtype", "no shape", "minus", "huge"],
 )
-def test_an_index_that_does_not_fit_is_refused(forged: Callable[..., Checkpoint], change: Any) -> None:
-    """Not read as far as it goes: what is not filled would be whatever was in memory. Both by whoever looks for a
-    usable checkpoint and by whoever reads it without looking."""
+def test_inconsistent_index_is_refused(forged: Callable[..., Checkpoint], change: Any) -> None:
+    """Parts that no piece fills would be uninitialized memory. Refused both by verify and by reading without it."""
     checkpoint = forged(change)
     with pytest.raises(CheckpointError):
         checkpoint.verify()
@@ -275,7 +286,7 @@ def test_an_index_that_does_not_fit_is_refused(forged: Callable[..., Checkpoint]
 
 
 def pieces(*boxes: tuple[list[int], list[int]]) -> Callable[[dict[str, Any]], None]:
-    """Boxes that have as many elements as the whole, each in a file of its own as far as there are files."""
+    """Boxes with as many elements as the full tensor, each in its own file as far as there are files."""
     files = ("model.safetensors", "optimizer.safetensors", "state.json", "index.json")
     return lambda entry: entry.update(
         pieces=[
@@ -309,9 +320,7 @@ def pieces(*boxes: tuple[list[int], list[int]]) -> Callable[[dict[str, Any]], No
         lambda entry: entry["pieces"].append(None),
     ],
 )
-def test_an_index_of_the_right_size_but_another_geometry_is_refused(
-    forged: Callable[..., Checkpoint], change: Any
-) -> None:
+def test_index_with_overlapping_pieces_is_refused(forged: Callable[..., Checkpoint], change: Any) -> None:
     checkpoint = forged(change)
     for use in (checkpoint.verify, lambda: checkpoint.tensors("model")):
         with pytest.raises(CheckpointError):
@@ -320,29 +329,29 @@ def test_an_index_of_the_right_size_but_another_geometry_is_refused(
         checkpoint.read_into("model", {"a": torch.zeros(3, 2)})
 
 
-def test_pieces_that_fill_a_tensor_in_any_order_are_accepted(tmp_path: Path) -> None:
+def test_pieces_in_any_order_are_accepted(tmp_path: Path) -> None:
     whole = torch.arange(24.0).reshape(4, 6)
     boxes = [([2, 3], [2, 3]), ([0, 0], [2, 4]), ([0, 4], [2, 2]), ([2, 0], [2, 3])]
     listed = []
     for number, ((top, left), (height, width)) in enumerate(boxes):
         save_file({"a": whole[top : top + height, left : left + width].clone()}, tmp_path / f"{number}.safetensors")
         listed.append({"file": f"{number}.safetensors", "offset": [top, left], "shape": [height, width]})
-    found = read_whole(tmp_path, {"a": {"dtype": "float32", "shape": [4, 6], "pieces": listed}})
+    found = read_full(tmp_path, {"a": {"dtype": "float32", "shape": [4, 6], "pieces": listed}})
     assert torch.equal(found["a"], whole)
 
 
 @given(split_tensors())
-def test_every_split_of_our_own_makes_sense(case: Any) -> None:
+def test_every_split_makes_a_valid_index(case: Any) -> None:
     whole, writers, _, stretches = case
     parts = []
     for rank in range(writers):
         held = {n: Rows(t, *stretches[n][0][rank]) if n in stretches else t for n, t in whole.items()}
         parts.append({"model": (f"file-{rank}", shard("model", held, rank, writers).entries)})  # type: ignore[arg-type]
-    assert all(_is_covered(entry) for entry in merge(parts)["model"].values())
+    assert all(_is_covered(entry) for entry in merge_indexes(parts)["model"].values())
 
 
-def test_many_pieces_are_checked_soon() -> None:
-    """A run of thousands of ranks, or somebody who wants us to be busy: not each against each."""
+def test_index_with_many_pieces_is_checked_quickly() -> None:
+    """Thousands of ranks, or a denial of service: not every pair is compared."""
     count = 20_000
     rows = [{"file": str(n), "offset": [n, 0], "shape": [1, 2]} for n in range(count)]
     assert _is_covered({"dtype": "float32", "shape": [count, 2], "pieces": rows})
@@ -370,8 +379,8 @@ def checkpoint_of(root: Path, step: int = 4) -> Checkpoint:
     return Checkpoint(root / harness.RUN_ID / "checkpoints" / f"step_{step}")
 
 
-def test_every_rank_writes_its_half(of_two: tuple[Path, dict[str, Any]]) -> None:
-    """No rank could write so little had it put the model together."""
+def test_each_rank_writes_only_its_slice(of_two: tuple[Path, dict[str, Any]]) -> None:
+    """A rank that gathered the model would write more."""
     folder = checkpoint_of(of_two[0]).path
     checkpoint_of(of_two[0]).verify()
     for group in ("model", "optimizer"):
@@ -383,14 +392,14 @@ def test_every_rank_writes_its_half(of_two: tuple[Path, dict[str, Any]]) -> None
     assert not list(folder.glob("model.safetensors"))
 
 
-def test_the_hash_does_not_depend_on_the_split(of_two: tuple[Path, dict[str, Any]]) -> None:
+def test_state_hash_does_not_depend_on_the_split(of_two: tuple[Path, dict[str, Any]]) -> None:
     checkpoint = checkpoint_of(of_two[0])
     found = state_sha256(checkpoint.tensors("model"), checkpoint.tensors("optimizer"))
     assert found == of_two[1]["state_sha256"]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[str, Any]:
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> dict[str, Any]:
     config = harness.tiny_config(tmp_path_factory.mktemp("one") / "runs", cache, **CHANGES)
     return ranks.trained(config, 1)
 
@@ -399,7 +408,7 @@ _hashes: list[str] = []
 
 
 def hash_after_restore() -> None:
-    """In a rank: note the hash of what was loaded."""
+    """In a rank: record the hash of the restored state."""
     before = run_module.restore
 
     def noting(resumption: Any, store: Any, module: Any, optimizer: Any, world: Any) -> Any:
@@ -414,9 +423,9 @@ def hash_after_restore() -> None:
     ("strategy", "count"),
     [("none", 1), ("fsdp", 4), ("ddp", 2), *(pytest.param("fsdp", n, marks=pytest.mark.slow) for n in (1, 2))],
 )
-def test_any_number_of_ranks_goes_on(
+def test_any_number_of_ranks_can_resume(
     of_two: tuple[Path, dict[str, Any]],
-    undisturbed: dict[str, Any],
+    uninterrupted: dict[str, Any],
     tmp_path: Path,
     cache: Path,
     strategy: str,
@@ -428,23 +437,23 @@ def test_any_number_of_ranks_goes_on(
     assert ranks.values(ended) == [[of_two[1]["state_sha256"]]] * count, "the tensors are those that were written"
     result = harness.read_result(root)
     assert (result["steps"], result["resumed_from"], result["world_size"]) == (8, 4, count)
-    assert result["final_train_loss"] == pytest.approx(undisturbed["final_train_loss"], rel=1e-4)
-    assert result["final_val_loss"] == pytest.approx(undisturbed["final_val_loss"], rel=1e-4)
+    assert result["final_train_loss"] == pytest.approx(uninterrupted["final_train_loss"], rel=1e-4)
+    assert result["final_val_loss"] == pytest.approx(uninterrupted["final_val_loss"], rel=1e-4)
     names = {path.name for path in checkpoint_of(root, 8).path.glob("model*")}
     assert names == {file_name("model", rank, count) for rank in range(count)}
 
 
 @pytest.mark.slow
-def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
-    """A bias of 2 rows cut in 4: two ranks hold nothing of it."""
+def test_tensor_with_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
+    """A bias with 2 rows on 4 ranks: two ranks have no part of it."""
     config = harness.tiny_config(
         tmp_path / "runs", cache, distributed__strategy="fsdp", trainer__max_steps=2, model__n_layers=1, **CHANGES
     )
 
     def shrink() -> None:
-        from llmtrain.training import build as assemble
+        from llmtrain.training import build as build_module
 
-        before = assemble.build_module
+        before = build_module.build_module
 
         def build(*arguments: Any) -> Any:
             module = before(*arguments)
@@ -453,7 +462,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
             module.forward = lambda ids: forward(ids) + module.extra.sum() * 0
             return module
 
-        assemble.build_module = build
+        build_module.build_module = build
 
     ended = ranks.train_ranks(config, 4, before=shrink)
     result = ranks.values(ended)[0]
@@ -464,7 +473,7 @@ def test_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
     assert state_sha256(model, checkpoint.tensors("optimizer")) == result["state_sha256"]
 
 
-def test_another_model_is_refused_by_every_rank(of_two: Any, tmp_path: Path, cache: Path) -> None:
+def test_every_rank_refuses_another_model(of_two: Any, tmp_path: Path, cache: Path) -> None:
     root = harness.copy_root(of_two[0], tmp_path / "runs")
     config = harness.tiny_config(root, cache, distributed__strategy="fsdp", **{**CHANGES, "model__d_model": 32})
     ended = ranks.train_ranks(config, 2, harness.RUN_ID, allow_config_change=True)

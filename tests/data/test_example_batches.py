@@ -1,4 +1,4 @@
-"""Rows in batches: each exactly once an epoch, whatever the sizes, and by position alone."""
+"""Batches of examples: each exactly once per epoch, for any sizes, and as a function of the position only."""
 
 import logging
 import pickle
@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from llmtrain.config.data import InstructJsonlSection, PythonStdlibSection
 from llmtrain.data.base import PreparedData
-from llmtrain.data.batches import IGNORE, Batch, EvalBatches
-from llmtrain.data.examples.batches import ExampleBatches
-from llmtrain.data.examples.example import Example, Segment
+from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches
+from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.data.make_batches import make_batches, make_eval_batches
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.data.text.window_batches import WindowBatches, WindowEvalBatches
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
+from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
 
 BLOCK = 24
@@ -30,14 +30,14 @@ shapes = pytest.mark.parametrize(("size", "micro"), SIZES)
 both = pytest.mark.parametrize("packing", [True, False])
 
 
-def store_of(*rows: tuple[str, str]) -> ExampleStore:
-    """Rows of (prompt, answer), in bytes; line numbers from 1."""
-    made = [Example([Segment(p, False), Segment(a, True)], "train.jsonl", n) for n, (p, a) in enumerate(rows, 1)]
-    return ExampleStore.from_examples(made, ByteTokenizer(), 1)
+def store_of(*pairs: tuple[str, str]) -> ExampleStore:
+    """A store of (prompt, answer) pairs, as bytes; line numbers from 1."""
+    examples = [Example([Segment(p, False), Segment(a, True)], "train.jsonl", n) for n, (p, a) in enumerate(pairs, 1)]
+    return ExampleStore.from_examples(examples, ByteTokenizer(), 1)
 
 
-def some_rows(count: int, seed: int = 0) -> list[tuple[str, str]]:
-    """Each with its number in it, of various lengths (at most BLOCK + 1 tokens)."""
+def some_pairs(count: int, seed: int = 0) -> list[tuple[str, str]]:
+    """(prompt, answer), each with its number in it, of various lengths (at most BLOCK + 1 tokens)."""
     rng = np.random.default_rng(seed)
     return [
         (f"{n:03}?" + "p" * int(rng.integers(0, 8)), f"{n:03}" + "a" * int(rng.integers(0, 10))) for n in range(count)
@@ -74,9 +74,9 @@ def epoch(train: ExampleBatches, number: int = 0) -> list[Batch]:
     return [train[n] for n in range(number * count, (number + 1) * count)]
 
 
-def rows_in(batch: Batch) -> list[tuple[str, str]]:
-    """(inputs, targets with loss) of each row of a batch, found by where positions begin again, or by sequence."""
-    found = []
+def pairs_in(batch: Batch) -> list[tuple[str, str]]:
+    """(inputs, targets with loss) of each example of a batch; packed examples begin at position 0."""
+    pairs = []
     for index in range(len(batch.inputs)):
         inputs, targets = batch.inputs[index], batch.targets[index]
         starts = [0] if batch.positions is None else (batch.positions[index] == 0).nonzero()[:, 0].tolist()
@@ -84,8 +84,8 @@ def rows_in(batch: Batch) -> list[tuple[str, str]]:
             text = bytes(inputs[start:end].tolist()).rstrip(b"\0").decode()
             loss = targets[start:end]
             if text:
-                found.append((text, bytes(loss[loss != IGNORE].tolist()).decode()))
-    return found
+                pairs.append((text, bytes(loss[loss != IGNORE_INDEX].tolist()).decode()))
+    return pairs
 
 
 def same(one: Batch, other: Batch) -> bool:
@@ -98,24 +98,24 @@ def same(one: Batch, other: Batch) -> bool:
     )
 
 
-def expected(rows: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return sorted(((prompt + answer)[:-1], answer) for prompt, answer in rows)
+def expected(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return sorted(((prompt + answer)[:-1], answer) for prompt, answer in pairs)
 
 
-class TestEveryRowOnce:
+class TestEpoch:
     @both
     @shapes
     @pytest.mark.parametrize("count", [1, 7, 24, 100])
-    def test_an_epoch_has_every_row_once(self, packing: bool, size: int, micro: int, count: int) -> None:
-        rows = some_rows(count)
-        train = train_batches(store_of(*rows), size=size, micro=micro, packing=packing)
+    def test_every_example_once(self, packing: bool, size: int, micro: int, count: int) -> None:
+        pairs = some_pairs(count)
+        train = train_batches(store_of(*pairs), size=size, micro=micro, packing=packing)
         orders = []
         for number in range(3):
             some = epoch(train, number)
-            found = [row for batch in some for row in rows_in(batch)]
-            assert sorted(found) == expected(rows)
-            assert sum(batch.target_count for batch in some) == sum(len(answer) for _, answer in rows)
-            assert sum(batch.token_count for batch in some) == sum(len(p + a) - 1 for p, a in rows)
+            found = [pair for batch in some for pair in pairs_in(batch)]
+            assert sorted(found) == expected(pairs)
+            assert sum(batch.target_count for batch in some) == sum(len(answer) for _, answer in pairs)
+            assert sum(batch.token_count for batch in some) == sum(len(p + a) - 1 for p, a in pairs)
             assert all(batch.inputs.shape[0] == size for batch in some)
             orders.append(found)
         if count == 100:
@@ -125,39 +125,41 @@ class TestEveryRowOnce:
 
     @both
     @given(count=st.integers(1, 90), size=st.integers(1, 9), micro=st.integers(1, 5), seed=st.integers(0, 99))
-    def test_any_sizes(self, packing: bool, count: int, size: int, micro: int, seed: int) -> None:
-        rows = some_rows(count, seed)
-        train = train_batches(store_of(*rows), size=size, micro=micro, seed=seed, packing=packing)
-        assert sorted(row for batch in epoch(train, seed % 3) for row in rows_in(batch)) == expected(rows)
+    def test_every_example_once_for_any_sizes(
+        self, packing: bool, count: int, size: int, micro: int, seed: int
+    ) -> None:
+        pairs = some_pairs(count, seed)
+        train = train_batches(store_of(*pairs), size=size, micro=micro, seed=seed, packing=packing)
+        assert sorted(pair for batch in epoch(train, seed % 3) for pair in pairs_in(batch)) == expected(pairs)
 
     @both
-    def test_the_seed_decides(self, packing: bool) -> None:
-        store = store_of(*some_rows(60))
+    def test_order_depends_on_the_seed(self, packing: bool) -> None:
+        store = store_of(*some_pairs(60))
         one, same_seed, other = (epoch(train_batches(store, seed=seed, packing=packing)) for seed in (1, 1, 2))
         assert all(map(same, one, same_seed))
         assert not all(map(same, one, other))
 
     @both
-    def test_what_is_missing_in_the_last_step_carries_no_loss(self, packing: bool) -> None:
-        train = train_batches(store_of(*some_rows(3)), size=2, micro=4, packing=packing)
+    def test_last_step_is_filled_without_loss(self, packing: bool) -> None:
+        train = train_batches(store_of(*some_pairs(3)), size=2, micro=4, packing=packing)
         *_, last = epoch(train)
         assert last.inputs.shape == (2, BLOCK if packing else 16)
         assert (last.target_count, last.token_count) == (0, 0)
-        assert (last.targets == IGNORE).all()
+        assert (last.targets == IGNORE_INDEX).all()
         assert (last.inputs == 0).all()
         assert last.first_sample == 6
 
     @both
-    def test_tokens_in_the_mean_step(self, packing: bool) -> None:
-        train = train_batches(store_of(*some_rows(50)), packing=packing)
+    def test_mean_tokens_per_step(self, packing: bool) -> None:
+        train = train_batches(store_of(*some_pairs(50)), packing=packing)
         tokens = sum(batch.token_count for batch in epoch(train))
-        assert train.tokens_in_step == pytest.approx(tokens / train.steps_in(1))
+        assert train.tokens_per_step == pytest.approx(tokens / train.steps_in(1))
 
 
 class TestPosition:
     @both
-    def test_a_batch_is_a_function_of_its_number(self, packing: bool) -> None:
-        store = store_of(*some_rows(60))
+    def test_batch_depends_on_its_number_only(self, packing: bool) -> None:
+        store = store_of(*some_pairs(60))
         train = train_batches(store, size=3, packing=packing)
         numbers = list(range(3 * train.steps_in(1) * train.micro_batches))
         forward = [train[n] for n in numbers]
@@ -169,29 +171,29 @@ class TestPosition:
 
     @pytest.mark.parametrize("workers", [0, 2])
     @both
-    def test_a_stream(self, packing: bool, workers: int) -> None:
-        train = train_batches(store_of(*some_rows(60)), packing=packing)
+    def test_stream(self, packing: bool, workers: int) -> None:
+        train = train_batches(store_of(*some_pairs(60)), packing=packing)
         numbers = range(5, 25)
         streamed = list(train.stream(numbers, workers, pin_memory=False))
-        assert all(same(got, train[n]) for got, n in zip(streamed, numbers, strict=True))
+        assert all(same(batch, train[n]) for batch, n in zip(streamed, numbers, strict=True))
 
     @both
-    def test_the_order_is_recorded(self, packing: bool) -> None:
-        """Begun runs are resumed by later versions: this order may not change."""
-        train = train_batches(store_of(*some_rows(12)), size=2, micro=2, packing=packing)
-        assert [[row[0][:3] for row in rows_in(batch)] for batch in epoch(train, 1)] == RECORDED[packing]
+    def test_order_never_changes(self, packing: bool) -> None:
+        """Runs of earlier versions must resume with the same samples."""
+        train = train_batches(store_of(*some_pairs(12)), size=2, micro=2, packing=packing)
+        assert [[text[:3] for text, _ in pairs_in(batch)] for batch in epoch(train, 1)] == RECORDED[packing]
 
     @both
-    def test_samples_of_a_step_are_named(self, packing: bool) -> None:
-        train = train_batches(store_of(*some_rows(40)), size=2, micro=2, packing=packing)
-        second = [row for n in (2, 3) for row in rows_in(train[n])]
+    def test_describe_samples_names_lines(self, packing: bool) -> None:
+        train = train_batches(store_of(*some_pairs(40)), size=2, micro=2, packing=packing)
+        second = [pair for n in (2, 3) for pair in pairs_in(train[n])]
         lines = ", ".join(str(int(text[:3]) + 1) for text, _ in second[:3])
         assert len(second) > 3
-        assert train.samples_of_step(2) == f"samples 4 to 7 (train.jsonl lines {lines}, ...)"
+        assert train.describe_samples(2) == f"samples 4 to 7 (train.jsonl lines {lines}, ...)"
 
-    def test_a_step_of_one_row_names_it(self) -> None:
+    def test_describe_samples_of_a_single_example(self) -> None:
         train = train_batches(store_of(("p", "a")), size=2, micro=2)
-        assert train.samples_of_step(1) == "samples 0 to 3 (train.jsonl line 1)"
+        assert train.describe_samples(1) == "samples 0 to 3 (train.jsonl line 1)"
 
 
 RECORDED = {
@@ -201,8 +203,8 @@ RECORDED = {
 
 
 class TestPacked:
-    def test_rows_of_a_sequence_keep_apart(self) -> None:
-        train = train_batches(store_of(*some_rows(40)))
+    def test_positions_restart_with_each_example(self) -> None:
+        train = train_batches(store_of(*some_pairs(40)))
         for batch in epoch(train):
             assert batch.positions is not None
             assert batch.inputs.shape == batch.targets.shape == batch.positions.shape == (4, BLOCK)
@@ -211,22 +213,22 @@ class TestPacked:
             assert ((steps == 1) | (batch.positions[:, 1:] == 0)).all()
             assert (batch.positions[:, 0] == 0).all()
 
-    def test_padding_has_positions_of_its_own(self) -> None:
+    def test_positions_restart_with_the_padding(self) -> None:
         [batch, *_] = epoch(train_batches(store_of(("pp", "aaa"), ("q", "bb")), size=1, block=10))
         assert batch.positions is not None
         assert batch.positions.tolist() == [[0, 1, 2, 3, 0, 1, 0, 1, 2, 3]]
         assert bytes(batch.inputs[0].tolist()) == b"ppaaqb\0\0\0\0"
         a, b = ord("a"), ord("b")
-        assert batch.targets.tolist() == [[IGNORE, a, a, a, b, b] + [IGNORE] * 4]
+        assert batch.targets.tolist() == [[IGNORE_INDEX, a, a, a, b, b] + [IGNORE_INDEX] * 4]
         assert (batch.token_count, batch.target_count) == (6, 5)
 
-    def test_a_model_that_cannot(self) -> None:
-        with pytest.raises(UsageError, match=r"data\.packing is true, but") as caught:
+    def test_model_that_cannot_pack_is_refused(self) -> None:
+        with pytest.raises(UsageError, match=r"data\.packing") as caught:
             batches(store_of(("p", "a")), can_pack=False)
-        assert caught.value.remedy == "Set data.packing to false."
+        assert "data.packing" in (caught.value.remedy or "")
         batches(store_of(("p", "a")), can_pack=False, packing=False)
 
-    def test_positions_go_to_the_device_too(self) -> None:
+    def test_positions_are_moved_to_the_device(self) -> None:
         batch = train_batches(store_of(("p", "a")))[0].to(torch.device("meta"))
         assert batch.positions is not None
         assert {batch.inputs.device.type, batch.targets.device.type, batch.positions.device.type} == {"meta"}
@@ -236,128 +238,129 @@ class TestPacked:
 
 class TestUnpacked:
     @pytest.mark.parametrize(("longest", "block", "width"), [(5, 64, 16), (17, 64, 16), (18, 64, 32), (60, 50, 50)])
-    def test_padded_to_few_lengths(self, longest: int, block: int, width: int) -> None:
+    def test_sequences_are_padded_to_a_multiple(self, longest: int, block: int, width: int) -> None:
         train = train_batches(store_of(("p", "a" * (longest - 1)), ("p", "a")), packing=False, block=block, size=2)
         assert train[0].inputs.shape == (2, width)
         assert train[0].positions is None
 
-    def test_rows_of_similar_length_come_together(self) -> None:
+    def test_examples_of_similar_length_share_a_batch(self) -> None:
         rng = np.random.default_rng(0)
-        rows = [("p", "a" * int(rng.integers(1, 400))) for _ in range(600)]
-        some = epoch(train_batches(store_of(*rows), packing=False, block=512, size=4, micro=1))
+        pairs = [("p", "a" * int(rng.integers(1, 400))) for _ in range(600)]
+        some = epoch(train_batches(store_of(*pairs), packing=False, block=512, size=4, micro=1))
         share = sum(b.token_count for b in some) / sum(b.inputs.numel() for b in some)
-        assert share > 0.9  # 0.6 in the order drawn
+        assert share > 0.9  # 0.6 in random order
         widths = [b.inputs.shape[1] for b in some]
         assert widths != sorted(widths)
-        assert len(set(widths[:20])) > 10  # short and long ones in turn, not by length
+        assert len(set(widths[:20])) > 10  # short and long batches alternate
 
 
 class TestTargets:
     @both
-    def test_only_answers_or_everything(self, packing: bool) -> None:
+    def test_loss_on_answers_or_on_everything(self, packing: bool) -> None:
         store = store_of(("pp", "aa"))
-        [(_, answer)] = rows_in(train_batches(store, packing=packing)[0])
+        [(_, answer)] = pairs_in(train_batches(store, packing=packing)[0])
         assert answer == "aa"
-        [(_, everything)] = rows_in(train_batches(store, packing=packing, train_on_prompt=True)[0])
+        [(_, everything)] = pairs_in(train_batches(store, packing=packing, train_on_prompt=True)[0])
         assert everything == "paa"
 
     @both
-    def test_several_answers_in_a_row(self, packing: bool) -> None:
+    def test_example_with_several_answers(self, packing: bool) -> None:
         parts = [Segment("p", False), Segment("aa", True), Segment("qq", False), Segment("b", True)]
         store = ExampleStore.from_examples([Example(parts, "f", 1)], ByteTokenizer(), 1)
-        assert rows_in(train_batches(store, packing=packing)[0]) == [("paaqq", "aab")]
+        assert pairs_in(train_batches(store, packing=packing)[0]) == [("paaqq", "aab")]
 
     @both
-    def test_an_id_outside_the_vocabulary(self, packing: bool) -> None:
+    def test_id_outside_the_vocabulary_is_refused(self, packing: bool) -> None:
         store = store_of(("p", "ab"))  # b is only ever a target
-        with pytest.raises(DataError, match=r"Token id 112 in train\.jsonl is outside the vocabulary of 112"):
+        with pytest.raises(DataError, match=r"112 .*train\.jsonl.* 112"):
             train_batches(store, packing=packing, vocab=112)[0]
         store = store_of((" ", "!z"))
-        with pytest.raises(DataError, match="Token id 122"):
+        with pytest.raises(DataError, match=r"122 .*train\.jsonl"):
             train_batches(store, packing=packing, vocab=122)[0]
 
 
-class TestLongRows:
-    rows = (("p", "a"), ("pp", "a" * 30), ("p" * 10, "a" * 15), ("p" * 10, "a" * 14))  # 2, 32, 25, 24 tokens
+class TestLongExamples:
+    pairs = (("p", "a"), ("pp", "a" * 30), ("p" * 10, "a" * 15), ("p" * 10, "a" * 14))  # 2, 32, 25, 24 tokens
 
     @both
-    def test_cut_and_counted(self, packing: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def test_truncated_and_counted(self, packing: bool, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            train = train_batches(store_of(*self.rows, ("p", "a" * 99)), packing=packing)
-        found = sorted(row for batch in epoch(train) for row in rows_in(batch))
+            train = train_batches(store_of(*self.pairs, ("p", "a" * 99)), packing=packing)
+        found = sorted(pair for batch in epoch(train) for pair in pairs_in(batch))
         assert sorted(len(text) for text, _ in found) == [1, 23, 24, 24, 24]
         assert ("pp" + "a" * 22, "a" * 23) in found
-        assert "2 of 5 training rows are longer than model.block_size 24 and cut" in caplog.records[0].getMessage()
-        assert "2 of 5 validation rows" in caplog.records[1].getMessage()
-        assert len(caplog.records) == 2
+        train_warning, val_warning = (record.getMessage() for record in caplog.records)
+        assert "2 of 5 training examples were truncated" in train_warning
+        assert "2 of 5 validation examples were truncated" in val_warning
 
     @both
-    def test_left_out_and_counted(self, packing: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def test_skipped_and_counted(self, packing: bool, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            train = train_batches(store_of(*self.rows), packing=packing, truncation="skip")
-        found = [row for batch in epoch(train) for row in rows_in(batch)]
+            train = train_batches(store_of(*self.pairs), packing=packing, truncation="skip")
+        found = [pair for batch in epoch(train) for pair in pairs_in(batch)]
         assert sorted(len(text) for text, _ in found) == [1, 23, 24]
-        assert "1 of 4 training rows is longer than model.block_size 24 and left out" in caplog.text
+        assert "1 of 4 training examples was dropped" in caplog.text
 
-    def test_refused(self) -> None:
-        with pytest.raises(DataError, match=r"train\.jsonl, line 2: the row has 31 tokens, more than") as caught:
-            train_batches(store_of(*self.rows), truncation="error")
+    def test_refused_with_the_longest(self) -> None:
+        with pytest.raises(DataError, match=r"train\.jsonl, line 2: .* 31 tokens") as caught:
+            train_batches(store_of(*self.pairs), truncation="error")
         remedy = caught.value.remedy or ""
-        assert "Raise model.block_size (the longest needs 31)" in remedy
+        assert "model.block_size" in remedy
+        assert "31" in remedy
         assert "data.truncation" in remedy
-        assert train_batches(store_of(*self.rows), truncation="error", block=31).steps_in(1)
+        assert train_batches(store_of(*self.pairs), truncation="error", block=31).steps_in(1)
 
-    def test_all_left_out(self) -> None:
-        with pytest.raises(DataError, match="None of the 1 training rows can be used"):
+    def test_all_skipped_is_refused(self) -> None:
+        with pytest.raises(DataError, match="None of the 1 training"):
             train_batches(store_of(("p", "a" * 99)), truncation="skip")
 
-    def test_no_answer_left(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_example_without_answer_tokens_is_dropped(self, caplog: pytest.LogCaptureFixture) -> None:
         store = store_of(("p", "a"), ("p" * 25, "a"), ("p" * 24, "a"), ("p" * 99, "a"))
         with caplog.at_level(logging.WARNING, "llmtrain"):
             train = train_batches(store)
-        assert sorted(len(text) for batch in epoch(train) for text, _ in rows_in(batch)) == [1, 24]
-        assert "2 of 4 training rows are left out: nothing of the answer" in caplog.text
-        assert "cut" not in caplog.text
+        assert sorted(len(text) for batch in epoch(train) for text, _ in pairs_in(batch)) == [1, 24]
+        assert "2 of 4 training examples were dropped" in caplog.text
+        assert "truncated" not in caplog.text
         whole = train_batches(store, train_on_prompt=True)
         assert len(whole.samples.selection) == 4
         assert len(train_batches(store, truncation="skip").samples.selection) == 2
 
-    def test_a_row_of_one_token_has_no_target(self) -> None:
-        for rows in ([("", "a"), ("p", "a")], [("p", "a"), ("", "a")], [("p", "a"), ("", "")]):
-            train = train_batches(store_of(*rows), on_bad_example="skip")
+    def test_example_of_one_token_has_no_target(self) -> None:
+        for pairs in ([("", "a"), ("p", "a")], [("p", "a"), ("", "a")], [("p", "a"), ("", "")]):
+            train = train_batches(store_of(*pairs), on_bad_example="skip")
             assert len(train.samples.selection) == 1
             assert (
-                len(train_batches(store_of(*rows), on_bad_example="skip", train_on_prompt=True).samples.selection) == 1
+                len(train_batches(store_of(*pairs), on_bad_example="skip", train_on_prompt=True).samples.selection) == 1
             )
 
-    def test_many_rows_are_looked_at_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("llmtrain.data.examples.selection.ROWS_AT_ONCE", 3)
-        rows = [("p" * n, "a") for n in range(1, 35)]
-        train = train_batches(store_of(*rows), on_bad_example="skip")
-        assert train.samples.selection.rows.tolist() == list(range(24))
+    def test_answers_are_counted_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("llmtrain.data.examples.selection.EXAMPLES_AT_ONCE", 3)
+        pairs = [("p" * n, "a") for n in range(1, 35)]
+        train = train_batches(store_of(*pairs), on_bad_example="skip")
+        assert train.samples.selection.examples.tolist() == list(range(24))
 
 
 class TestEvaluation:
     @both
     @pytest.mark.parametrize("size", [1, 4, 7])
-    def test_every_row_once(self, packing: bool, size: int) -> None:
-        rows = some_rows(41)
-        _, val = batches(store_of(*rows), size=size, packing=packing)
+    def test_every_example_once(self, packing: bool, size: int) -> None:
+        pairs = some_pairs(41)
+        _, val = batches(store_of(*pairs), size=size, packing=packing)
         some = list(val)
-        assert sorted(row for batch in some for row in rows_in(batch)) == expected(rows)
+        assert sorted(pair for batch in some for pair in pairs_in(batch)) == expected(pairs)
         assert all(batch.inputs.shape[0] == size for batch in some)
         assert len(some) == len(val)
         assert [batch.first_sample for batch in some] == [n * size for n in range(len(val))]
 
     @both
-    def test_the_same_for_every_seed(self, packing: bool) -> None:
-        store = store_of(*some_rows(41))
+    def test_order_does_not_depend_on_the_seed(self, packing: bool) -> None:
+        store = store_of(*some_pairs(41))
         assert all(map(same, batches(store, seed=1, packing=packing)[1], batches(store, seed=2, packing=packing)[1]))
 
     @both
     @pytest.mark.parametrize("limit", [1, 2, 5, 100])
-    def test_a_limit_takes_evenly_spread_batches(self, packing: bool, limit: int) -> None:
-        store = store_of(*some_rows(80))
+    def test_limit_takes_evenly_spaced_batches(self, packing: bool, limit: int) -> None:
+        store = store_of(*some_pairs(80))
         whole = list(batches(store, size=2, packing=packing)[1])
         some = list(batches(store, size=2, packing=packing, limit=limit)[1])
         assert len(some) == min(limit, len(whole))
@@ -367,21 +370,21 @@ class TestEvaluation:
         if limit > 1:
             assert firsts[-1] == whole[-1].first_sample
 
-    def test_past_the_end(self) -> None:
+    def test_index_past_the_end(self) -> None:
         _, val = batches(store_of(("p", "a")))
         with pytest.raises(IndexError):
             val[1]
 
-    def test_alone(self) -> None:
+    def test_make_eval_batches(self) -> None:
         config = InstructJsonlSection(train_file="x")
         options: Any = {"block_size": BLOCK, "micro_batch_size": 2, "vocab_size": VOCAB, "limit": None}
         val = make_eval_batches(store_of(("p", "a")), config, **options, can_pack=True)
-        assert [row for batch in val for row in rows_in(batch)] == [("p", "a")]
+        assert [pair for batch in val for pair in pairs_in(batch)] == [("p", "a")]
         with pytest.raises(UsageError, match="packing"):
             make_eval_batches(store_of(("p", "a")), config, **options, can_pack=False)
 
 
-def test_text_becomes_windows() -> None:
+def test_text_is_batched_as_windows() -> None:
     text = TokenStore(Path("t.bin"), np.arange(200, dtype=np.uint8))
     options: Any = {"block_size": 8, "micro_batch_size": 2, "micro_batches": 3, "seed": 1, "vocab_size": 256}
     train, val = make_batches(
@@ -390,4 +393,4 @@ def test_text_becomes_windows() -> None:
     assert isinstance(train, WindowBatches)
     assert isinstance(val, WindowEvalBatches)
     assert len(val) == 2
-    assert train.tokens_in_step == 48
+    assert train.tokens_per_step == 48

@@ -1,4 +1,4 @@
-"""Rows from files and datasets, as text and as tokens: what is accepted, what is refused and how it is said."""
+"""Examples from files and datasets, as text and as tokens: what is accepted, and what is refused with which message."""
 
 import json
 import logging
@@ -19,20 +19,21 @@ from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.json_examples import JsonExamples
 from llmtrain.data.examples.prompts import has_chat_template, prompt_text
 from llmtrain.data.store.example_store import ExampleStore
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer, load_saved_tokenizer, load_tokenizer
-from llmtrain.errors import DataError, LlmtrainError, UsageError
+from llmtrain.data.tokenizers.byte import ByteTokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
+from llmtrain.errors import DataError, UsageError
 
 MakeTokenizer = Callable[..., Path]
 Write = Callable[..., str]
-ROW = {"instruction": "Say a.", "input": "", "output": "a"}
+EXAMPLE = {"instruction": "Say a.", "input": "", "output": "a"}
 WITH_INPUT = {"instruction": "Repeat.", "input": "b c", "output": "b c"}
 PLAIN = "### Instruction:\nSay a.\n\n### Response:\n"
 PLAIN_WITH_INPUT = "### Instruction:\nRepeat.\n\n### Input:\nb c\n\n### Response:\n"
 
 
 def module(name: str = "instruct_jsonl", **fields: Any) -> JsonExamples:
-    made: JsonExamples = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), 1)
-    return made
+    data: JsonExamples = registry.resolve("data.name", name, registry.DATA)(KINDS["data"][name](**fields), 1)
+    return data
 
 
 def prepare(cache: Path, name: str = "instruct_jsonl", **fields: Any) -> PreparedData:
@@ -40,17 +41,17 @@ def prepare(cache: Path, name: str = "instruct_jsonl", **fields: Any) -> Prepare
 
 
 def texts(prepared: PreparedData, split: str = "train") -> list[tuple[str, str]]:
-    """(whole row, its answers) as the tokens say it."""
+    """(whole example, its answers), decoded from the tokens."""
     store = getattr(prepared, split)
-    found = []
+    decoded = []
     for start, end, *_ in store.spans.tolist():
         ids, answers = store.tokens[start:end], store.answers[start:end] == 1
-        found.append((prepared.tokenizer.decode(ids.tolist()), prepared.tokenizer.decode(ids[answers].tolist())))
-    return found
+        decoded.append((prepared.tokenizer.decode(ids.tolist()), prepared.tokenizer.decode(ids[answers].tolist())))
+    return decoded
 
 
 def segments(data: JsonExamples, split: Any = "train") -> list[list[tuple[str, bool]]]:
-    return [[tuple(segment) for segment in row.segments] for row in data.rows(split)]  # type: ignore[misc]
+    return [[tuple(segment) for segment in example.segments] for example in data.examples(split)]  # type: ignore[misc]
 
 
 def chat(*turns: tuple[str, Any]) -> dict[str, Any]:
@@ -58,115 +59,115 @@ def chat(*turns: tuple[str, Any]) -> dict[str, Any]:
 
 
 class TestPlain:
-    def test_tokens_answers_and_places(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows(ROW, "", WITH_INPUT)
+    def test_tokens_answers_and_locations(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl(EXAMPLE, "", WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train)
         assert texts(prepared) == [(f"{PLAIN}a\0", "a\0"), (f"{PLAIN_WITH_INPUT}b c\0", "b c\0")]
         store = prepared.train
         assert isinstance(store, ExampleStore)
         assert (store.example_count, len(store)) == (2, len(f"{PLAIN}a\0{PLAIN_WITH_INPUT}b c\0"))
-        assert [store.place(0), store.place(1)] == [(train, 1), (train, 3)]
+        assert [store.location(0), store.location(1)] == [(train, 1), (train, 3)]
         assert store.tokens.dtype == np.uint8
         assert not store.tokens.flags.writeable
 
     @pytest.mark.parametrize("tokenizer", [None, "byte", "char"])
-    def test_built_in_tokenizers(self, tmp_path: Path, write_rows: Write, tokenizer: str | None) -> None:
-        train = write_rows(ROW, WITH_INPUT)
+    def test_built_in_tokenizers(self, tmp_path: Path, write_jsonl: Write, tokenizer: str | None) -> None:
+        train = write_jsonl(EXAMPLE, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=tokenizer)
         end = "" if tokenizer == "char" else "\0"
         assert texts(prepared)[0] == (f"{PLAIN}a{end}", f"a{end}")
 
     @pytest.mark.shared
     @pytest.mark.usefixtures("gpt2")
-    def test_gpt2(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows(ROW)
+    def test_gpt2(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl(EXAMPLE)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer="gpt2")
         assert texts(prepared) == [(f"{PLAIN}a<|endoftext|>", "a<|endoftext|>")]
 
-    def test_a_missing_or_null_input_is_no_input(self, write_rows: Write) -> None:
-        train = write_rows({"instruction": "Say a.", "output": "a"}, {**ROW, "input": None})
+    def test_missing_or_null_input_is_optional(self, write_jsonl: Write) -> None:
+        train = write_jsonl({"instruction": "Say a.", "output": "a"}, {**EXAMPLE, "input": None})
         assert segments(module(train_file=train, val_file=train)) == [[(PLAIN, False), ("a", True)]] * 2
 
-    def test_fields_of_other_names(self, write_rows: Write) -> None:
-        train = write_rows({"q": "Repeat.", "context": "b c", "a": "b c"})
+    def test_custom_field_names(self, write_jsonl: Write) -> None:
+        train = write_jsonl({"q": "Repeat.", "context": "b c", "a": "b c"})
         fields = {"instruction_field": "q", "input_field": "context", "output_field": "a"}
         data = module(train_file=train, val_file=train, **fields)
         assert segments(data) == [[(PLAIN_WITH_INPUT, False), ("b c", True)]]
 
     @pytest.mark.parametrize("add", [True, False])
-    def test_special_tokens_in_front(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, add: bool
+    def test_special_tokens_are_prepended(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, add: bool
     ) -> None:
-        folder = with_bos(make_tokenizer(None))
-        train = write_rows(ROW)
-        fields = {"tokenizer": str(folder), "add_special_tokens": add}
+        directory = with_bos(make_tokenizer(None))
+        train = write_jsonl(EXAMPLE)
+        fields = {"tokenizer": str(directory), "add_special_tokens": add}
         [(whole, answer)] = texts(prepare(tmp_path, train_file=train, val_file=train, **fields))
         assert whole == ("<|im_start|>" if add else "") + f"{PLAIN}a<|im_end|>"
         assert answer == "a<|im_end|>"
 
-    def test_the_prompt_is_tokenised_as_it_is_at_inference(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer
+    def test_prompt_is_tokenized_as_at_inference(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer
     ) -> None:
-        folder = make_tokenizer()
-        train = write_rows(ROW, WITH_INPUT)
-        prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(folder))
+        directory = make_tokenizer()
+        train = write_jsonl(EXAMPLE, WITH_INPUT)
+        prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(directory))
         config = InstructJsonlSection(train_file=train)
-        for row, question in enumerate(("Say a.", "Repeat.\n\nb c")):
-            prompt = prompt_text(config, folder, [{"role": "user", "content": question}])
-            start, end = prepared.train.spans[row, :2]  # type: ignore[union-attr]
+        for index, question in enumerate(("Say a.", "Repeat.\n\nb c")):
+            prompt = prompt_text(config, directory, [{"role": "user", "content": question}])
+            start, end = prepared.train.spans[index, :2]  # type: ignore[union-attr]
             ids = prepared.train.tokens[start:end]
             is_prompt = prepared.train.answers[start:end] == 0  # type: ignore[union-attr]
             assert ids[is_prompt].tolist() == prepared.tokenizer.encode(prompt).tolist()
 
 
-def with_bos(folder: Path) -> Path:
-    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+def with_bos(directory: Path) -> Path:
+    tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<|im_start|> $A <|im_end|>",
         special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("<|im_start|>", "<|im_end|>")],
     )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return directory
 
 
 class TestTokenizers:
-    def test_what_a_tokenizer_puts_in_front(self, make_tokenizer: MakeTokenizer) -> None:
+    def test_prefix_ids_are_what_the_tokenizer_prepends(self, make_tokenizer: MakeTokenizer) -> None:
         plain = load_tokenizer(str(make_tokenizer(name="plain")))
         assert plain.prefix_ids() == ByteTokenizer().prefix_ids() == []
         bos = load_tokenizer(str(with_bos(make_tokenizer(name="bos"))))
         assert bos.decode(bos.prefix_ids()) == "<|im_start|>"
 
     @pytest.mark.parametrize("as_file", [True, False])
-    def test_a_saved_tokenizer_has_the_same_template(
+    def test_saved_tokenizer_keeps_its_template(
         self, make_tokenizer: MakeTokenizer, tmp_path: Path, as_file: bool
     ) -> None:
-        folder = make_tokenizer(as_file=as_file)
+        directory = make_tokenizer(as_file=as_file)
         for name in ("special_tokens_map.json", "added_tokens.json"):
-            (folder / name).write_text('{"eos_token": "<|im_end|>"}' if "map" in name else "{}")
+            (directory / name).write_text('{"eos_token": "<|im_end|>"}' if "map" in name else "{}")
         saved = tmp_path / "saved"
-        load_tokenizer(str(folder)).save(saved)
-        assert {path.name for path in folder.iterdir()} <= {path.name for path in saved.iterdir()}
+        load_tokenizer(str(directory)).save(saved)
+        assert {path.name for path in directory.iterdir()} <= {path.name for path in saved.iterdir()}
         assert has_chat_template(saved)
         messages = [{"role": "user", "content": "Hi"}]
         config = ChatJsonlSection(train_file="x")
-        assert prompt_text(config, saved, messages) == prompt_text(config, folder, messages)
+        assert prompt_text(config, saved, messages) == prompt_text(config, directory, messages)
         load_saved_tokenizer(saved).save(saved)  # onto itself
         assert has_chat_template(saved)
 
-    def test_a_token_that_takes_the_next_space_along(self, make_tokenizer: MakeTokenizer) -> None:
-        folder = make_tokenizer()
-        tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    def test_added_token_that_strips_the_next_space(self, make_tokenizer: MakeTokenizer) -> None:
+        directory = make_tokenizer()
+        tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
         tokenizer.add_special_tokens([tokenizers.AddedToken("<|sep|>", rstrip=True)])
-        tokenizer.save(str(folder / "tokenizer.json"))
-        ours, text = load_tokenizer(str(folder)), "a pod<|sep|> is a<|sep|> group"
-        assert [ids.tolist() for ids in ours.encode_many([text], 1)] == [ours.encode(text).tolist()]
+        tokenizer.save(str(directory / "tokenizer.json"))
+        loaded, text = load_tokenizer(str(directory)), "a pod<|sep|> is a<|sep|> group"
+        assert [ids.tolist() for ids in loaded.encode_many([text], 1)] == [loaded.encode(text).tolist()]
 
 
 class TestChat:
     def test_instructions_as_conversations(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer
     ) -> None:
-        train = write_rows(ROW, WITH_INPUT)
+        train = write_jsonl(EXAMPLE, WITH_INPUT)
         prepared = prepare(tmp_path, train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
         begin = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
         answers = ["a<|im_end|>\n", "b c<|im_end|>\n"]
@@ -175,11 +176,11 @@ class TestChat:
             (begin.format("Repeat.\n\nb c") + answers[1], answers[1]),
         ]
         store = prepared.train
-        assert store.tokens[0] == prepared.tokenizer.encode("<|im_start|>")[0]  # one id, not its letters
+        assert store.tokens[0] == prepared.tokenizer.encode("<|im_start|>")[0]  # a single special token
 
-    def test_every_answer_of_a_conversation(self, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
+    def test_conversation_with_several_answers(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
         turns = [("system", "S"), ("user", "U"), ("assistant", "A"), ("tool", "T"), ("assistant", "B"), ("user", "V")]
-        train = write_rows(chat(*turns))
+        train = write_jsonl(chat(*turns))
         data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
         assert segments(data) == [
             [
@@ -200,28 +201,30 @@ class TestChat:
             ({"prompt_format": "chat"}, True, True, "chat"),
         ],
     )
-    def test_which_format(
+    def test_prompt_format(
         self, make_tokenizer: MakeTokenizer, fields: Any, as_file: bool, template: bool, expected: str
     ) -> None:
-        folder = make_tokenizer(*([] if template else [None]), as_file=as_file)
-        assert has_chat_template(folder) == template
-        assert module(train_file="x", tokenizer=str(folder), **fields).format == expected
-        text = prompt_text(InstructJsonlSection(train_file="x", **fields), folder, [{"role": "user", "content": "Hi"}])
+        directory = make_tokenizer(*([] if template else [None]), as_file=as_file)
+        assert has_chat_template(directory) == template
+        assert module(train_file="x", tokenizer=str(directory), **fields).format == expected
+        text = prompt_text(
+            InstructJsonlSection(train_file="x", **fields), directory, [{"role": "user", "content": "Hi"}]
+        )
         assert text.startswith("<|im_start|>" if expected == "chat" else "### Instruction:\nHi\n\n### Response:\n")
 
     @pytest.mark.parametrize("tokenizer", [True, False])
     @pytest.mark.parametrize("name", ["instruct_jsonl", "chat_jsonl"])
-    def test_no_template(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, name: str, tokenizer: bool
+    def test_missing_chat_template_is_refused(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, name: str, tokenizer: bool
     ) -> None:
-        train = write_rows(ROW)
+        train = write_jsonl(EXAMPLE)
         spec = str(make_tokenizer(None)) if tokenizer else "byte"
         more = {"prompt_format": "chat"} if name == "instruct_jsonl" else {}
         with pytest.raises(UsageError, match="has no chat template") as caught:
             prepare(tmp_path, name, train_file=train, val_file=train, tokenizer=spec, **more)
         assert "data.tokenizer" in (caught.value.remedy or "")
 
-    def test_a_prompt_of_several_turns_in_plain(self) -> None:
+    def test_plain_prompt_of_several_turns(self) -> None:
         messages = [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Say a."},
@@ -235,219 +238,220 @@ class TestChat:
         ("template", "message"),
         [
             ("{% for m in messages %}{{ loop.revindex }}{{ m['content'] }}{% endfor %}", 2),
-            # As those that drop the thinking of earlier answers: each answer fits its prompt, the next prompt does not.
+            # Like templates that drop the reasoning of earlier answers: the next prompt differs from the text so far.
             ("{% for m in messages %}{{ m['content'] if loop.last else m['content'][0] }}{% endfor %}", 4),
         ],
     )
-    def test_a_template_that_rewrites_earlier_turns(
-        self, write_rows: Write, make_tokenizer: MakeTokenizer, template: str, message: int
+    def test_template_that_rewrites_earlier_turns_is_refused(
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer, template: str, message: int
     ) -> None:
-        train = write_rows(chat(("user", "U"), ("assistant", "long"), ("user", "V"), ("assistant", "B")))
+        train = write_jsonl(chat(("user", "U"), ("assistant", "long"), ("user", "V"), ("assistant", "B")))
         data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer(template)))
-        what = rf"train\.jsonl, line 1: the chat template rewrites earlier turns when message {message} is added"
-        with pytest.raises(DataError, match=what):
+        with pytest.raises(DataError, match=rf"train\.jsonl, line 1: .*message {message} "):
             segments(data)
 
-    def test_a_template_that_refuses(self, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
+    def test_exception_of_the_template_is_reported(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
         template = "{{ raise_exception('Roles must alternate.') }}"
-        train = write_rows(chat(("user", "U"), ("assistant", "A")))
+        train = write_jsonl(chat(("user", "U"), ("assistant", "A")))
         fields: Any = {"train_file": train, "val_file": train, "tokenizer": str(make_tokenizer(template))}
-        with pytest.raises(
-            DataError, match=r"line 1: the chat template refuses the conversation: Roles must alternate"
-        ):
+        with pytest.raises(DataError, match=r"train\.jsonl, line 1: .*Roles must alternate"):
             segments(module("chat_jsonl", **fields))
-        with pytest.raises(DataError, match="No prompt can be made: the chat template refuses"):
+        with pytest.raises(DataError, match="Roles must alternate"):
             prompt_text(ChatJsonlSection(**fields), Path(fields["tokenizer"]), chat(("user", "U"))["messages"])
 
-    def test_a_template_that_writes_the_date(
+    def test_template_that_inserts_the_date(
         self, make_tokenizer: MakeTokenizer, caplog: pytest.LogCaptureFixture
     ) -> None:
         config = ChatJsonlSection(train_file="x")
         messages = [{"role": "user", "content": "U"}]
-        asks = "{% if not date_string is defined %}{% set date_string = strftime_now('%Y') %}{% endif %}"
+        with_default = "{% if not date_string is defined %}{% set date_string = strftime_now('%Y') %}{% endif %}"
         with caplog.at_level(logging.WARNING, "llmtrain"):
-            assert prompt_text(config, make_tokenizer(asks + "{{ date_string }}"), messages) == "26 Jul 2024"
+            assert prompt_text(config, make_tokenizer(with_default + "{{ date_string }}"), messages) == "26 Jul 2024"
             assert not caplog.records
             prompt_text(config, make_tokenizer("{{ strftime_now('%Y') }}"), messages)
-        assert ["on another day the same rows differ" in record.getMessage() for record in caplog.records] == [True]
+        assert len(caplog.records) == 1
 
-    def test_a_tokenizer_that_transformers_cannot_open(self, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
-        folder = make_tokenizer()
-        (folder / "tokenizer.json").write_text("{")
-        train = write_rows(ROW)
-        with pytest.raises(DataError, match="cannot be opened by transformers"):
-            segments(module(train_file=train, val_file=train, tokenizer=str(folder)))
+    def test_tokenizer_that_transformers_cannot_load_is_refused(
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer
+    ) -> None:
+        directory = make_tokenizer()
+        (directory / "tokenizer.json").write_text("{")
+        train = write_jsonl(EXAMPLE)
+        with pytest.raises(DataError, match="transformers"):
+            segments(module(train_file=train, val_file=train, tokenizer=str(directory)))
 
 
 BAD_LINES = [
     ("{", r"not valid JSON: Expecting property name enclosed in double quotes at character 2"),
     ('{"instruction": "x", }', "not valid JSON"),
     ("[" * 100_000, "JSON"),
-    ("5", "not a JSON object but 5"),
-    ('"text"', 'not a JSON object but "text"'),
-    ({"output": "a", "b": 1}, "there is no field 'instruction'; the row has 'b', 'output'"),
-    ({"instruction": "a", "text": "b"}, "there is no field 'output'; the row has 'instruction', 'text'"),
-    ({**ROW, "instruction": " "}, "field 'instruction' is empty"),
-    ({**ROW, "output": " \n"}, "the answer, field 'output', is empty"),
-    ({**ROW, "output": 5}, "the answer, field 'output', is not text but 5"),
-    ({**ROW, "output": None}, "the answer, field 'output', is not text but None"),
-    ({**ROW, "instruction": ["a"]}, "field 'instruction' is not text but"),
-    ({**ROW, "input": {"a": 1}}, "field 'input' is not text but"),
-    ('{"instruction": "a", "output": "\\ud800"}', "field 'output', has half of a surrogate pair"),
-    ('{"instruction": "a", "output": "b", "output": "c"}', "key 'output' is given twice"),
-    ('{"instruction": "a", "output": "b", "more": [{"x": 1, "x": 1}]}', "key 'x' is given twice"),
+    ("5", "JSON object, got 5"),
+    ('"text"', 'JSON object, got "text"'),
+    ({"output": "a", "b": 1}, "'instruction'.* 'b', 'output'"),
+    ({"instruction": "a", "text": "b"}, "'output'.* 'instruction', 'text'"),
+    ({**EXAMPLE, "instruction": " "}, "'instruction'.* empty"),
+    ({**EXAMPLE, "output": " \n"}, "'output'.* empty"),
+    ({**EXAMPLE, "output": 5}, "'output'.* got 5"),
+    ({**EXAMPLE, "output": None}, "'output'.* got None"),
+    ({**EXAMPLE, "instruction": ["a"]}, "'instruction'.* got \\['a'\\]"),
+    ({**EXAMPLE, "input": {"a": 1}}, "'input'.* got {'a': 1}"),
+    ('{"instruction": "a", "output": "\\ud800"}', "'output'.* surrogate"),
+    ('{"instruction": "a", "output": "b", "output": "c"}', "duplicate key 'output'"),
+    ('{"instruction": "a", "output": "b", "more": [{"x": 1, "x": 1}]}', "duplicate key 'x'"),
 ]
 BAD_CHATS = [
-    ({"conversations": []}, "there is no field 'messages'; the row has 'conversations'"),
-    ({"messages": []}, "'messages' is empty"),
-    ({"messages": "hello"}, "'messages' is not a list but 'hello'"),
-    ({"messages": ["hello"]}, "message 1 is not an object but 'hello'"),
-    (chat(("human", "U")), "message 1 has the role 'human'; known: assistant, system, tool, user"),
-    ({"messages": [{"role": [], "content": "x"}]}, "message 1 has the role"),
-    (chat(("user", "U"), ("assistant", None)), r"content of message 2 \(assistant\) is not text but None"),
-    (chat(("user", ["U"]), ("assistant", "A")), r"content of message 1 \(user\) is not text"),
-    (chat(("user", "U"), ("assistant", " ")), "the answer, message 2, is empty"),
-    (chat(("system", "S"), ("user", "U")), "row without an answer"),
-    (chat(("assistant", "A")), "the chat template refuses the conversation"),
+    ({"conversations": []}, "'messages'.* 'conversations'"),
+    ({"messages": []}, "'messages'.* empty"),
+    ({"messages": "hello"}, "'messages'.* got 'hello'"),
+    ({"messages": ["hello"]}, "message 1 .*got 'hello'"),
+    (chat(("human", "U")), "message 1.* assistant, system, tool, user.* 'human'"),
+    ({"messages": [{"role": [], "content": "x"}]}, "message 1.* role"),
+    (chat(("user", "U"), ("assistant", None)), r"message 2 \(assistant\).* got None"),
+    (chat(("user", ["U"]), ("assistant", "A")), r"message 1 \(user\).* got"),
+    (chat(("user", "U"), ("assistant", " ")), "message 2.* empty"),
+    (chat(("system", "S"), ("user", "U")), "no message has the role 'assistant'"),
+    (chat(("assistant", "A")), "chat template"),
 ]
 
 
-class TestBadRows:
-    def test_nul_cannot_be_used_with_the_byte_tokenizer_alone(self, write_rows: Write) -> None:
-        train = write_rows({**ROW, "output": "a\0b"})
+class TestBadExamples:
+    def test_nul_is_refused_with_the_byte_tokenizer_only(self, write_jsonl: Write) -> None:
+        train = write_jsonl({**EXAMPLE, "output": "a\0b"})
         with pytest.raises(DataError, match=r"train\.jsonl, line 1: "):
             segments(module(train_file=train, val_file=train, tokenizer="byte"))
         assert segments(module(train_file=train, val_file=train, tokenizer="char"))
 
     @pytest.mark.parametrize(("bad", "reason"), BAD_LINES)
-    def test_an_instruction_that_cannot_be_used(self, write_rows: Write, bad: Any, reason: str) -> None:
-        train = write_rows(ROW, "", bad)
+    def test_bad_instruction_is_refused(self, write_jsonl: Write, bad: Any, reason: str) -> None:
+        train = write_jsonl(EXAMPLE, "", bad)
         with pytest.raises(DataError, match=rf"train\.jsonl, line 3: .*{reason}") as caught:
             segments(module(train_file=train, val_file=train))
         assert "data.on_bad_example" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize(("bad", "reason"), BAD_CHATS)
-    def test_a_conversation_that_cannot_be_used(
-        self, write_rows: Write, make_tokenizer: MakeTokenizer, bad: Any, reason: str
+    def test_bad_conversation_is_refused(
+        self, write_jsonl: Write, make_tokenizer: MakeTokenizer, bad: Any, reason: str
     ) -> None:
-        train = write_rows(chat(("user", "U"), ("assistant", "A")), bad)
+        train = write_jsonl(chat(("user", "U"), ("assistant", "A")), bad)
         data = module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer()))
         with pytest.raises(DataError, match=rf"train\.jsonl, line 2: .*{reason}"):
             segments(data)
 
-    def test_bytes_that_are_no_text(self, tmp_path: Path) -> None:
+    def test_invalid_utf8_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "train.jsonl"
-        path.write_bytes(json.dumps(ROW).encode() + b'\n{"instruction": "\xff"}\n')
+        path.write_bytes(json.dumps(EXAMPLE).encode() + b'\n{"instruction": "\xff"}\n')
         with pytest.raises(DataError, match=r"line 2: not valid UTF-8 \(0xff\)") as caught:
             segments(module(train_file=str(path), val_file=str(path)))
         assert "iconv" in (caught.value.remedy or "")
 
-    def test_left_out_counted_and_said_once(
-        self, tmp_path: Path, write_rows: Write, caplog: pytest.LogCaptureFixture
+    def test_skipped_examples_are_counted_in_one_warning(
+        self, tmp_path: Path, write_jsonl: Write, caplog: pytest.LogCaptureFixture
     ) -> None:
         bad = [line for line, _ in BAD_LINES]
-        train, val = write_rows(ROW, *bad, WITH_INPUT), write_rows(ROW, name="val.jsonl")
+        train, val = write_jsonl(EXAMPLE, *bad, WITH_INPUT), write_jsonl(EXAMPLE, name="val.jsonl")
         with caplog.at_level(logging.WARNING, "llmtrain"):
             prepared = prepare(tmp_path, train_file=train, val_file=val, on_bad_example="skip", tokenizer="char")
         assert [whole for whole, _ in texts(prepared)] == [f"{PLAIN}a", f"{PLAIN_WITH_INPUT}b c"]
-        assert [prepared.train.place(row)[1] for row in (0, 1)] == [1, len(bad) + 2]  # type: ignore[union-attr]
-        [said] = [record.getMessage() for record in caplog.records]
-        assert f"16 of 18 rows of {train} left out: first line 2: not valid JSON" in said
+        assert [prepared.train.location(index)[1] for index in (0, 1)] == [1, len(bad) + 2]  # type: ignore[union-attr]
+        [warning] = [record.getMessage() for record in caplog.records]
+        assert "16 of 18 " in warning
+        assert train in warning
+        assert "line 2: not valid JSON" in warning
 
-    def test_all_of_them(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows("{", "{")
-        with pytest.raises(DataError, match="none of the 2 rows can be used; first line 1: not valid JSON"):
+    def test_file_without_usable_examples_is_refused(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl("{", "{")
+        with pytest.raises(DataError, match=r"none of the 2 .*line 1: not valid JSON"):
             prepare(tmp_path, train_file=train, val_file=train, on_bad_example="skip")
 
     @pytest.mark.parametrize("content", ["", "\n \n"])
-    def test_an_empty_file(self, tmp_path: Path, write_rows: Write, content: str) -> None:
-        with pytest.raises(DataError, match=r"train\.jsonl is empty"):
-            prepare(tmp_path, train_file=write_rows(content))
+    def test_empty_file_is_refused(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
+        with pytest.raises(DataError, match=r"train\.jsonl"):
+            prepare(tmp_path, train_file=write_jsonl(content))
 
     @pytest.mark.parametrize("content", ['[{"instruction": "a"}]', '\n[\n  {"instruction": "a"}\n]'])
-    def test_a_json_array(self, tmp_path: Path, write_rows: Write, content: str) -> None:
-        with pytest.raises(DataError, match="is a JSON array, but one JSON object a line") as caught:
-            prepare(tmp_path, train_file=write_rows(content), on_bad_example="skip")
+    def test_json_array_is_refused_with_remedy(self, tmp_path: Path, write_jsonl: Write, content: str) -> None:
+        with pytest.raises(DataError, match="JSON array") as caught:
+            prepare(tmp_path, train_file=write_jsonl(content), on_bad_example="skip")
         assert "jq -c '.[]'" in (caught.value.remedy or "")
 
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
-    def test_no_such_file(self, tmp_path: Path, write_rows: Write, field: str) -> None:
-        files = {"train_file": write_rows(ROW), "val_file": write_rows(ROW), field: "nosuch.jsonl"}
-        with pytest.raises(DataError, match=rf"data\.{field}: there is no file nosuch\.jsonl"):
+    def test_missing_file_is_refused(self, tmp_path: Path, write_jsonl: Write, field: str) -> None:
+        files = {"train_file": write_jsonl(EXAMPLE), "val_file": write_jsonl(EXAMPLE), field: "nosuch.jsonl"}
+        with pytest.raises(DataError, match=rf"data\.{field}.* nosuch\.jsonl"):
             prepare(tmp_path, **files)
 
-    def test_a_mark_at_the_beginning_of_the_file_is_no_content(self, tmp_path: Path) -> None:
+    def test_byte_order_mark_is_dropped(self, tmp_path: Path) -> None:
         path = tmp_path / "train.jsonl"
-        path.write_bytes(b"\xef\xbb\xbf" + json.dumps(ROW).encode() + b"\r\n")
+        path.write_bytes(b"\xef\xbb\xbf" + json.dumps(EXAMPLE).encode() + b"\r\n")
         assert len(segments(module(train_file=str(path), val_file=str(path)))) == 1
 
 
 class TestSplits:
-    def numbered(self, write_rows: Write, count: int) -> str:
-        return write_rows(*[{**ROW, "output": f"answer {i}"} for i in range(count)])
+    def numbered(self, write_jsonl: Write, count: int) -> str:
+        return write_jsonl(*[{**EXAMPLE, "output": f"answer {i}"} for i in range(count)])
 
     @pytest.mark.parametrize(("count", "fraction", "held"), [(40, 0.25, 10), (3, 0.05, 1), (2, 0.9, 1), (20, 0.05, 1)])
-    def test_the_last_rows_are_held_out(self, write_rows: Write, count: int, fraction: float, held: int) -> None:
-        data = module(train_file=self.numbered(write_rows, count), val_fraction=fraction)
+    def test_last_examples_are_held_out(self, write_jsonl: Write, count: int, fraction: float, held: int) -> None:
+        data = module(train_file=self.numbered(write_jsonl, count), val_fraction=fraction)
         train, val = segments(data, "train"), segments(data, "val")
         assert len(val) == held
-        assert [row[1][0] for row in train + val] == [f"answer {i}" for i in range(count)]
-        assert [row.line for row in data.rows("val")] == list(range(count - held + 1, count + 1))
+        assert [example[1][0] for example in train + val] == [f"answer {i}" for i in range(count)]
+        assert [example.line for example in data.examples("val")] == list(range(count - held + 1, count + 1))
 
-    def test_one_row_cannot_be_split(self, tmp_path: Path, write_rows: Write) -> None:
-        with pytest.raises(DataError, match="one row") as caught:
-            prepare(tmp_path, train_file=write_rows(ROW))
+    def test_single_example_cannot_be_split(self, tmp_path: Path, write_jsonl: Write) -> None:
+        with pytest.raises(DataError, match=r"train\.jsonl") as caught:
+            prepare(tmp_path, train_file=write_jsonl(EXAMPLE))
         assert "data.val_file" in (caught.value.remedy or "")
 
-    def test_all_rows_of_another_file(self, write_rows: Write) -> None:
-        other = write_rows(ROW, ROW, name="other.jsonl")
+    def test_examples_of_another_file(self, write_jsonl: Write) -> None:
+        other = write_jsonl(EXAMPLE, EXAMPLE, name="other.jsonl")
         data = module(train_file="nosuch")
         store = ExampleStore.from_examples(data.examples_of_file(other), ByteTokenizer(), 1)
-        assert (store.example_count, store.place(1)) == (2, (other, 2))
+        assert (store.example_count, store.location(1)) == (2, (other, 2))
         assert bytes(store.tokens.tolist()).decode() == f"{PLAIN}a\0" * 2
         assert store.answers.sum() == 4
 
     @pytest.mark.parametrize("name", ["instruct_jsonl", "chat_jsonl"])
-    def test_a_dataset_directory(self, tmp_path: Path, make_tokenizer: MakeTokenizer, name: str) -> None:
-        folder = tmp_path / "rows"
-        folder.mkdir()
-        rows: list[Any] = [{**ROW, "output": f"answer {i}"} for i in range(4)]
+    def test_dataset_directory(self, tmp_path: Path, make_tokenizer: MakeTokenizer, name: str) -> None:
+        directory = tmp_path / "dataset"
+        directory.mkdir()
+        records: list[Any] = [{**EXAMPLE, "output": f"answer {i}"} for i in range(4)]
         if name == "chat_jsonl":
-            rows = [chat(("user", "U"), ("assistant", f"answer {i}")) for i in range(4)]
-        for split, some in (("train", rows[:3]), ("validation", rows[3:])):
-            datasets.Dataset.from_list(some).to_parquet(folder / f"{split}.parquet")
-        fields = {"dataset_name": str(folder), "tokenizer": str(make_tokenizer())}
+            records = [chat(("user", "U"), ("assistant", f"answer {i}")) for i in range(4)]
+        for split, some in (("train", records[:3]), ("validation", records[3:])):
+            datasets.Dataset.from_list(some).to_parquet(directory / f"{split}.parquet")
+        fields = {"dataset_name": str(directory), "tokenizer": str(make_tokenizer())}
         prepared = prepare(tmp_path, name, **fields)
         assert [answer for _, answer in texts(prepared)] == [f"answer {i}<|im_end|>\n" for i in range(3)]
         assert [answer for _, answer in texts(prepared, "val")] == ["answer 3<|im_end|>\n"]
-        assert prepared.train.place(1) == (f"{folder} (train)", 2)  # type: ignore[union-attr]
+        assert prepared.train.location(1) == (f"{directory} (train)", 2)  # type: ignore[union-attr]
         with pytest.raises(DataError, match="split"):
             prepare(tmp_path, name, **fields, val_split="nosuch")
 
     @pytest.mark.parametrize("how", ["jsonl", "save_to_disk"])
-    def test_a_dataset_path_of_a_lora_script(self, tmp_path: Path, write_rows: Write, how: str) -> None:
-        """`--dataset_path DIR`: one split, none for validation."""
-        folder, rows = tmp_path / "dataset", [{**ROW, "output": f"answer {i}"} for i in range(4)]
+    def test_dataset_directory_without_validation_split(self, tmp_path: Path, write_jsonl: Write, how: str) -> None:
+        """As passed to LoRA scripts by `--dataset_path DIR`."""
+        directory, records = tmp_path / "dataset", [{**EXAMPLE, "output": f"answer {i}"} for i in range(4)]
         if how == "jsonl":
-            folder.mkdir()
-            Path(write_rows(*rows)).rename(folder / "data.jsonl")
+            directory.mkdir()
+            Path(write_jsonl(*records)).rename(directory / "data.jsonl")
         else:
-            datasets.Dataset.from_list(rows).save_to_disk(folder)
-        prepared = prepare(tmp_path, dataset_name=str(folder), val_split=None, val_fraction=0.25)
+            datasets.Dataset.from_list(records).save_to_disk(directory)
+        prepared = prepare(tmp_path, dataset_name=str(directory), val_split=None, val_fraction=0.25)
         assert [answer for _, answer in texts(prepared)] == [f"answer {i}\0" for i in range(3)]
         assert [answer for _, answer in texts(prepared, "val")] == ["answer 3\0"]
 
     @pytest.mark.parametrize("field", ["train_file", "val_file"])
-    def test_a_directory_where_a_file_is_meant(self, tmp_path: Path, write_rows: Write, field: str) -> None:
+    def test_directory_instead_of_a_file_is_refused(self, tmp_path: Path, write_jsonl: Write, field: str) -> None:
         with pytest.raises(DataError) as caught:
-            prepare(tmp_path, **{"train_file": write_rows(ROW, ROW), field: str(tmp_path)})
+            prepare(tmp_path, **{"train_file": write_jsonl(EXAMPLE, EXAMPLE), field: str(tmp_path)})
         assert (caught.value.exit_code, f"data.{field}" in caught.value.what) == (65, True)
         assert "data.dataset_name" in (caught.value.remedy or "")
 
 
 class TestStore:
-    def test_made_once(self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer) -> None:
-        fields = {"train_file": write_rows(ROW, WITH_INPUT), "tokenizer": str(make_tokenizer())}
+    def test_store_is_built_once(self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
+        fields = {"train_file": write_jsonl(EXAMPLE, WITH_INPUT), "tokenizer": str(make_tokenizer())}
         first, second = (prepare(tmp_path, **fields) for _ in range(2))
         assert first.train.path == second.train.path
         assert first.fingerprint == second.fingerprint
@@ -466,59 +470,59 @@ class TestStore:
             {"tokenizer": "byte"},
         ],
     )
-    def test_made_anew_when_a_setting_changes(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, change: Any
+    def test_store_is_rebuilt_when_a_setting_changes(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, change: Any
     ) -> None:
-        fields = {"train_file": write_rows(ROW, WITH_INPUT, ROW), "tokenizer": str(make_tokenizer())}
+        fields = {"train_file": write_jsonl(EXAMPLE, WITH_INPUT, EXAMPLE), "tokenizer": str(make_tokenizer())}
         change = {name: fields.get(value, value) for name, value in change.items()}
         first, second = prepare(tmp_path, **fields), prepare(tmp_path, **{**fields, **change})
         assert first.train.path != second.train.path
 
     @pytest.mark.parametrize("as_file", [True, False])
-    def test_made_anew_when_the_template_changes(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, as_file: bool
+    def test_store_is_rebuilt_when_the_template_changes(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, as_file: bool
     ) -> None:
-        train = write_rows(chat(("user", "U"), ("assistant", "A")), chat(("user", "V"), ("assistant", "B")))
-        wholes = []
+        train = write_jsonl(chat(("user", "U"), ("assistant", "A")), chat(("user", "V"), ("assistant", "B")))
+        contents = []
         for mark in ("1", "2"):
             template = mark + "{% for m in messages %}{{ m['content'] }}{% endfor %}"
-            folder = make_tokenizer(template, as_file=as_file)  # the same directory
-            prepared = prepare(tmp_path, "chat_jsonl", train_file=train, tokenizer=str(folder))
-            wholes.append(texts(prepared)[0][0])
-        assert wholes == ["1UA", "2UA"]
+            directory = make_tokenizer(template, as_file=as_file)  # the same directory
+            prepared = prepare(tmp_path, "chat_jsonl", train_file=train, tokenizer=str(directory))
+            contents.append(texts(prepared)[0][0])
+        assert contents == ["1UA", "2UA"]
 
-    def test_made_anew_when_the_rows_change(self, tmp_path: Path, write_rows: Write) -> None:
+    def test_store_is_rebuilt_when_the_examples_change(self, tmp_path: Path, write_jsonl: Write) -> None:
         for answer in ("a", "bb"):
-            prepared = prepare(tmp_path, train_file=write_rows({**ROW, "output": answer}, ROW))
+            prepared = prepare(tmp_path, train_file=write_jsonl({**EXAMPLE, "output": answer}, EXAMPLE))
             assert texts(prepared)[0][1] == f"{answer}\0"
 
     @pytest.mark.parametrize("name", ["train.bin", "val.answers.bin", "val.rows.bin", "tokenizer/tokenizer.json"])
-    def test_a_damaged_one_is_made_anew(
-        self, tmp_path: Path, write_rows: Write, make_tokenizer: MakeTokenizer, name: str
+    def test_damaged_store_is_rebuilt(
+        self, tmp_path: Path, write_jsonl: Write, make_tokenizer: MakeTokenizer, name: str
     ) -> None:
-        fields = {"train_file": write_rows(ROW, WITH_INPUT), "tokenizer": str(make_tokenizer())}
-        whole = prepare(tmp_path, **fields)
-        rows = texts(whole, "val")
-        path = whole.train.path.parent / name
+        fields = {"train_file": write_jsonl(EXAMPLE, WITH_INPUT), "tokenizer": str(make_tokenizer())}
+        first = prepare(tmp_path, **fields)
+        examples = texts(first, "val")
+        path = first.train.path.parent / name
         path.write_bytes(path.read_bytes()[:-1])
         again = prepare(tmp_path, **fields)
-        assert again.fingerprint == whole.fingerprint
-        assert texts(again, "val") == rows
+        assert again.fingerprint == first.fingerprint
+        assert texts(again, "val") == examples
 
-    def test_the_fingerprint_is_of_what_is_trained_on(self, tmp_path: Path, write_rows: Write) -> None:
-        def fingerprint(*rows: Any, name: str, **fields: Any) -> str:
-            return prepare(tmp_path, train_file=write_rows(*rows, name=name), **fields).fingerprint
+    def test_fingerprint_is_of_tokens_and_answers(self, tmp_path: Path, write_jsonl: Write) -> None:
+        def fingerprint(*lines: Any, name: str, **fields: Any) -> str:
+            return prepare(tmp_path, train_file=write_jsonl(*lines, name=name), **fields).fingerprint
 
-        first = fingerprint(ROW, WITH_INPUT, name="a.jsonl")
-        assert fingerprint(ROW, "", "", WITH_INPUT, name="elsewhere.jsonl") == first
-        assert fingerprint(WITH_INPUT, ROW, name="a.jsonl") != first
-        # The same tokens, of which others are the answer.
+        first = fingerprint(EXAMPLE, WITH_INPUT, name="a.jsonl")
+        assert fingerprint(EXAMPLE, "", "", WITH_INPUT, name="elsewhere.jsonl") == first
+        assert fingerprint(WITH_INPUT, EXAMPLE, name="a.jsonl") != first
+        # The same tokens, with other tokens as the answer.
         head = "\n\n### Response:\n"
-        short = fingerprint({"instruction": f"x{head}b", "output": "c"}, ROW, name="b.jsonl")
-        assert short != fingerprint({"instruction": "x", "output": f"b{head}c"}, ROW, name="b.jsonl")
+        short = fingerprint({"instruction": f"x{head}b", "output": "c"}, EXAMPLE, name="b.jsonl")
+        assert short != fingerprint({"instruction": "x", "output": f"b{head}c"}, EXAMPLE, name="b.jsonl")
 
-    def test_pickled_by_path_or_by_value(self, tmp_path: Path, write_rows: Write) -> None:
-        train = write_rows(*[{**ROW, "output": "a" * 10_000}] * 2)
+    def test_pickled_by_path_or_by_value(self, tmp_path: Path, write_jsonl: Write) -> None:
+        train = write_jsonl(*[{**EXAMPLE, "output": "a" * 10_000}] * 2)
         mapped = prepare(tmp_path, train_file=train).train
         in_memory = ExampleStore.from_examples(module(train_file=train).examples_of_file(train), ByteTokenizer(), 1)
         assert isinstance(mapped, ExampleStore)
@@ -529,6 +533,6 @@ class TestStore:
             for name in ("tokens", "answers", "spans"):
                 assert np.array_equal(getattr(again, name), getattr(store, name))
 
-    def test_no_rows(self) -> None:
-        with pytest.raises(LlmtrainError, match="no rows"):
+    def test_store_without_examples_is_refused(self) -> None:
+        with pytest.raises(DataError):
             ExampleStore.from_examples([], ByteTokenizer(), 1)

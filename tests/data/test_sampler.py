@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrain.data.sampler import RUN, WindowSampler, derive_seed, permute
+from llmtrain.data.sampler import BLOCK, WindowSampler, derive_seed, permute
 
 seeds = st.integers(0, 2**63 - 1)
 samplers = st.builds(
@@ -16,12 +16,12 @@ samplers = st.builds(
 
 
 @given(size=st.integers(1, 3000), key=seeds)
-def test_a_permutation_is_a_bijection(size: int, key: int) -> None:
+def test_permute_is_a_bijection(size: int, key: int) -> None:
     assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
 @given(size=st.integers(1, 2**50), key=seeds, first=st.floats(0, 1))
-def test_a_huge_permutation_stays_inside_and_repeats_nothing(size: int, key: int, first: float) -> None:
+def test_permute_of_a_huge_range_stays_inside_without_repetition(size: int, key: int, first: float) -> None:
     start = int(first * (size - 1))
     values = np.arange(start, min(size, start + 50))
     out = permute(values, size, key)
@@ -29,13 +29,13 @@ def test_a_huge_permutation_stays_inside_and_repeats_nothing(size: int, key: int
     assert ((out >= 0) & (out < size)).all()
 
 
-def test_it_shuffles() -> None:
+def test_permute_shuffles() -> None:
     out = permute(np.arange(10_000), 10_000, 1)
     assert np.abs(np.corrcoef(out, np.arange(10_000))[0, 1]) < 0.05
     assert (np.diff(out) == 1).sum() < 10
 
 
-def test_a_value_does_not_depend_on_its_neighbours() -> None:
+def test_permute_is_elementwise() -> None:
     whole = permute(np.arange(1000), 1000, 5)
     assert [int(permute(np.array([i]), 1000, 5)[0]) for i in range(0, 1000, 37)] == whole[::37].tolist()
 
@@ -43,51 +43,51 @@ def test_a_value_does_not_depend_on_its_neighbours() -> None:
 @given(sampler=samplers, epoch=st.integers(0, 5))
 def test_an_epoch_visits_every_window_once(sampler: WindowSampler, epoch: int) -> None:
     starts = np.sort(sampler.starts(epoch * sampler.windows, sampler.windows))
-    # neighbours that neither overlap nor leave a gap
+    # adjacent windows, without overlap or gap
     assert (np.diff(starts) == sampler.block_size).all()
 
 
 @given(sampler=samplers, first=st.integers(0, 500), count=st.integers(1, 200))
-def test_every_window_and_its_last_target_are_in_the_text(sampler: WindowSampler, first: int, count: int) -> None:
+def test_windows_and_their_last_targets_are_inside_the_text(sampler: WindowSampler, first: int, count: int) -> None:
     starts = sampler.starts(first, count)
     assert len(starts) == count
     assert starts.min() >= 0
     assert starts.max() + sampler.block_size <= sampler.tokens - 1
 
 
-@given(sampler=samplers, first=st.integers(0, 300), count=st.integers(1, 150), cut=st.floats(0, 1))
-def test_it_is_a_function_of_the_position_only(sampler: WindowSampler, first: int, count: int, cut: float) -> None:
-    """However the samples are asked for, and across the ends of epochs, sample n is always the same window."""
+@given(sampler=samplers, first=st.integers(0, 300), count=st.integers(1, 150), split=st.floats(0, 1))
+def test_starts_depend_on_the_position_only(sampler: WindowSampler, first: int, count: int, split: float) -> None:
+    """Sample n is the same window regardless of how samples are requested, also across epochs."""
     whole = sampler.starts(first, count).tolist()
-    middle = max(1, int(cut * count))
+    middle = max(1, int(split * count))
     parts = sampler.starts(first + middle, count - middle).tolist() if middle < count else []
     again = WindowSampler(sampler.tokens, sampler.block_size, sampler.seed)
     assert again.starts(first, middle).tolist() + parts == whole
     assert [int(again.starts(first + i, 1)[0]) for i in range(0, count, 17)] == whole[::17]
 
 
-def test_epochs_differ_in_order_and_cut() -> None:
+def test_epochs_differ_in_order_and_offset() -> None:
     sampler = WindowSampler(tokens=20 * 50 + 1, block_size=20, seed=1)
     epochs = [sampler.starts(e * sampler.windows, sampler.windows) for e in range(4)]
     assert len({tuple(epoch // 20) for epoch in epochs}) == 4
     assert len({int(epoch[0] % 20) for epoch in epochs}) > 1
 
 
-def test_seeds_differ() -> None:
+def test_order_depends_on_the_seed() -> None:
     first, second = (WindowSampler(10_001, 10, seed).starts(0, 50).tolist() for seed in (1, 2))
     assert first != second
 
 
-def test_more_windows_than_are_computed_at_once() -> None:
-    sampler = WindowSampler(tokens=RUN * 3 + 2, block_size=1, seed=3)
+def test_more_windows_than_one_block() -> None:
+    sampler = WindowSampler(tokens=BLOCK * 3 + 2, block_size=1, seed=3)
     starts = sampler.starts(0, sampler.windows)
-    assert len(set(starts.tolist())) == sampler.windows > 2 * RUN
-    assert starts[RUN - 5 : RUN + 5].tolist() == sampler.starts(RUN - 5, 10).tolist()
+    assert len(set(starts.tolist())) == sampler.windows > 2 * BLOCK
+    assert starts[BLOCK - 5 : BLOCK + 5].tolist() == sampler.starts(BLOCK - 5, 10).tolist()
 
 
 @pytest.mark.parametrize(("tokens", "block", "windows"), [(11, 10, 1), (21, 10, 1), (31, 10, 2), (2, 1, 1)])
-def test_windows_of_an_epoch(tokens: int, block: int, windows: int) -> None:
-    """One window less than fits, so that the cut can move; all of them where only one fits."""
+def test_windows_per_epoch(tokens: int, block: int, windows: int) -> None:
+    """One window fewer than fits, so that the offset can vary; all of them if only one fits."""
     assert WindowSampler(tokens, block, 0).windows == windows
 
 
@@ -97,8 +97,8 @@ def test_epoch_of(sampler: WindowSampler, sample: int) -> None:
     assert epoch * sampler.windows <= sample < (epoch + 1) * sampler.windows
 
 
-def test_derived_seeds_are_fixed_for_all_time() -> None:
-    """A changed value would change every run that is resumed by a newer version."""
+def test_derived_seeds_never_change() -> None:
+    """A different value would change every run that a newer version resumes."""
     assert derive_seed(1337, "order", 0) == 5359426737860580503
     assert derive_seed(1, 23) != derive_seed(12, 3)
     assert permute(np.arange(8), 8, 42).tolist() == [1, 4, 7, 6, 5, 2, 0, 3]

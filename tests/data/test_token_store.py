@@ -2,6 +2,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,21 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmtrain.data.base import Split, TextChunk
-from llmtrain.data.examples.example import Example, Segment
-from llmtrain.data.store import directory as store_folder
+from llmtrain.data.store import directory as store_directory
 from llmtrain.data.store import token_store
 from llmtrain.data.store.directory import StoreDirectory, open_or_build
 from llmtrain.data.store.example_store import example_writer
 from llmtrain.data.store.token_store import TokenStore, smallest_dtype, text_writer, write_tokens
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, load_saved_tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
+from llmtrain.data.tokenizers.char import CharTokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer
+from llmtrain.data.types import Example, Segment, Split, TextChunk
 from llmtrain.errors import DataError, UsageError
 
 TEXTS = {"train": ["some text\n", "for training"], "val": ["held out"]}
 
 
 class Source:
-    """Text that counts how often it is read."""
+    """A text source that records which splits were read."""
 
     def __init__(self, texts: dict[str, list[str]] = TEXTS) -> None:
         self.texts = texts
@@ -40,16 +43,16 @@ class Source:
         return open_or_build(cache, {"source": identity}, tokenizer, text_writer(self.chunks, threads=2))
 
 
-def text_of(folder: StoreDirectory, split: Split) -> str:
-    return bytes(TokenStore.open(folder, split).tokens.tolist()).decode()
+def text_of(directory: StoreDirectory, split: Split) -> str:
+    return bytes(TokenStore.open(directory, split).tokens.tolist()).decode()
 
 
-def test_tokens_are_those_of_the_text(tmp_path: Path) -> None:
-    folder = Source().open(tmp_path)
-    assert text_of(folder, "train") == "some text\n\0for training\0"
-    assert text_of(folder, "val") == "held out\0"
-    assert len(TokenStore.open(folder, "val")) == 9
-    assert isinstance(folder.tokenizer(), ByteTokenizer)
+def test_store_has_the_tokens_of_the_text(tmp_path: Path) -> None:
+    directory = Source().open(tmp_path)
+    assert text_of(directory, "train") == "some text\n\0for training\0"
+    assert text_of(directory, "val") == "held out\0"
+    assert len(TokenStore.open(directory, "val")) == 9
+    assert isinstance(directory.tokenizer(), ByteTokenizer)
 
 
 def test_built_once_and_then_only_opened(tmp_path: Path) -> None:
@@ -62,108 +65,110 @@ def test_built_once_and_then_only_opened(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in second.path.iterdir()} == written
 
 
-def test_another_identity_is_another_store(tmp_path: Path) -> None:
+def test_other_identity_builds_another_store(tmp_path: Path) -> None:
     source = Source()
     stores = {source.open(tmp_path, version=version).path for version in (1, 2, 1)}
     assert len(stores) == 2
     assert source.read == ["train", "val"] * 2
 
 
-def test_the_fingerprint_is_of_the_tokens(tmp_path: Path) -> None:
+def test_fingerprint_is_of_the_tokens(tmp_path: Path) -> None:
     first = Source().open(tmp_path / "a", name="one")
     same = Source().open(tmp_path / "b", name="moved elsewhere")
     other = Source({**TEXTS, "val": ["held in"]}).open(tmp_path / "c", name="one")
     assert first.fingerprint == same.fingerprint
     assert first.fingerprint != other.fingerprint
     parts = [hashlib.sha256(text).hexdigest() for text in (b"some text\n\0for training\0", b"held out\0")]
-    assert first.fingerprint == hashlib.sha256("".join(parts).encode()).hexdigest()  # checkpoints keep it
+    assert (
+        first.fingerprint == hashlib.sha256("".join(parts).encode()).hexdigest()
+    )  # recorded in checkpoints, so it must not change
 
 
-def cut_tokens(folder: Path) -> None:
-    (folder / "train.bin").write_bytes(b"x")
+def truncate_tokens(directory: Path) -> None:
+    (directory / "train.bin").write_bytes(b"x")
 
 
-def lose_tokens(folder: Path) -> None:
-    (folder / "val.bin").unlink()
+def remove_tokens(directory: Path) -> None:
+    (directory / "val.bin").unlink()
 
 
-def lose_meta(folder: Path) -> None:
-    (folder / "meta.json").unlink()
+def remove_meta(directory: Path) -> None:
+    (directory / "meta.json").unlink()
 
 
-def cut_meta(folder: Path) -> None:
-    (folder / "meta.json").write_text((folder / "meta.json").read_text()[:20])
+def truncate_meta(directory: Path) -> None:
+    (directory / "meta.json").write_text((directory / "meta.json").read_text()[:20])
 
 
-def cut_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer" / "llmtrain_tokenizer.json").write_text("{")
+def truncate_tokenizer(directory: Path) -> None:
+    (directory / "tokenizer" / "llmtrain_tokenizer.json").write_text("{")
 
 
-def forget_sizes(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({**meta, "sizes": []}))
+def drop_sizes(directory: Path) -> None:
+    meta = json.loads((directory / "meta.json").read_text())
+    (directory / "meta.json").write_text(json.dumps({**meta, "sizes": []}))
 
 
-def overwrite_tokens(folder: Path) -> None:
-    """Bytes of the same number, with the time they had before."""
-    path = folder / "train.bin"
+def overwrite_tokens(directory: Path) -> None:
+    """Other content with the same size and modification time."""
+    path = directory / "train.bin"
     before = path.stat()
     path.write_bytes(b"x" * before.st_size)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def overwrite_tokenizer(folder: Path) -> None:
-    path = folder / "tokenizer" / "llmtrain_tokenizer.json"
+def overwrite_tokenizer(directory: Path) -> None:
+    path = directory / "tokenizer" / "llmtrain_tokenizer.json"
     path.write_text(path.read_text().replace("byte", "gpt2"))
 
 
-def change_meta(folder: Path) -> None:
-    meta = json.loads((folder / "meta.json").read_text())
-    (folder / "meta.json").write_text(json.dumps({**meta, "fingerprint": "0" * 64}))
+def change_meta(directory: Path) -> None:
+    meta = json.loads((directory / "meta.json").read_text())
+    (directory / "meta.json").write_text(json.dumps({**meta, "fingerprint": "0" * 64}))
 
 
-def forget_hashes(folder: Path) -> None:
-    """As a store of an earlier version."""
-    meta = json.loads((folder / "meta.json").read_text())
+def drop_hashes(directory: Path) -> None:
+    """Like a store written by an earlier version."""
+    meta = json.loads((directory / "meta.json").read_text())
     kept = {name: value for name, value in meta.items() if name not in ("sha256", "meta_sha256")}
-    (folder / "meta.json").write_text(json.dumps(kept))
-    (folder / "verified.json").unlink()
+    (directory / "meta.json").write_text(json.dumps(kept))
+    (directory / "verified.json").unlink()
 
 
 DAMAGES = [
-    cut_tokens,
-    lose_tokens,
-    lose_meta,
-    cut_meta,
-    cut_tokenizer,
-    forget_sizes,
+    truncate_tokens,
+    remove_tokens,
+    remove_meta,
+    truncate_meta,
+    truncate_tokenizer,
+    drop_sizes,
     overwrite_tokens,
     overwrite_tokenizer,
     change_meta,
-    forget_hashes,
+    drop_hashes,
 ]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_store_is_made_anew(
+def test_damaged_store_is_rebuilt(
     tmp_path: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     source = Source()
     damage(source.open(tmp_path).path)
     with caplog.at_level("INFO", logger="llmtrain"):
-        folder = source.open(tmp_path)
-    assert len([record for record in caplog.records if "rebuilt" in record.message]) == 1
+        directory = source.open(tmp_path)
+    assert len([record for record in caplog.records if "rebuilding" in record.message]) == 1
     assert source.read == ["train", "val"] * 2
-    assert text_of(folder, "train") == "some text\n\0for training\0"
-    assert isinstance(folder.tokenizer(), ByteTokenizer)
-    assert source.open(tmp_path) == folder
+    assert text_of(directory, "train") == "some text\n\0for training\0"
+    assert isinstance(directory.tokenizer(), ByteTokenizer)
+    assert source.open(tmp_path) == directory
     assert source.read == ["train", "val"] * 2
 
 
 @pytest.mark.parametrize("name", ["train.bin", "train.answers.bin", "val.rows.bin"])
-def test_a_damaged_store_of_rows_is_rebuilt(tmp_path: Path, name: str) -> None:
-    rows = [Example([Segment("question", False), Segment(" answer", True)], "file.jsonl", 1, ends_text=True)]
-    write = example_writer(lambda _: rows, threads=1)
+def test_damaged_example_store_is_rebuilt(tmp_path: Path, name: str) -> None:
+    examples = [Example([Segment("question", False), Segment(" answer", True)], "file.jsonl", 1, ends_text=True)]
+    write = example_writer(lambda _: examples, threads=1)
     path = open_or_build(tmp_path, {}, ByteTokenizer, write).path / name
     good = path.read_bytes()
     path.write_bytes(bytes(len(good)))
@@ -171,33 +176,33 @@ def test_a_damaged_store_of_rows_is_rebuilt(tmp_path: Path, name: str) -> None:
     assert path.read_bytes() == good
 
 
-def touch_tokens(folder: Path) -> None:
-    (folder / "train.bin").touch()
+def touch_tokens(directory: Path) -> None:
+    (directory / "train.bin").touch()
 
 
-def replace_tokens(folder: Path) -> None:
-    """The same bytes in another file, with the same time."""
-    path, copy = folder / "train.bin", folder / "copy"
+def replace_tokens(directory: Path) -> None:
+    """The same content in another inode, with the same modification time."""
+    path, copy = directory / "train.bin", directory / "copy"
     shutil.copy2(path, copy)
     copy.replace(path)
 
 
-def lose_verified(folder: Path) -> None:
-    (folder / "verified.json").unlink()
+def remove_verified(directory: Path) -> None:
+    (directory / "verified.json").unlink()
 
 
-def damage_verified(folder: Path) -> None:
-    (folder / "verified.json").write_text("[")
+def damage_verified(directory: Path) -> None:
+    (directory / "verified.json").write_text("[")
 
 
-@pytest.mark.parametrize("change", [touch_tokens, replace_tokens, lose_verified, damage_verified])
+@pytest.mark.parametrize("change", [touch_tokens, replace_tokens, remove_verified, damage_verified])
 def test_files_are_verified_once(
     tmp_path: Path, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source()
     read: list[str] = []
-    real = store_folder.file_sha256
-    monkeypatch.setattr(store_folder, "file_sha256", lambda path: read.append(path.name) or real(path))
+    real = store_directory.file_sha256
+    monkeypatch.setattr(store_directory, "file_sha256", lambda path: read.append(path.name) or real(path))
     path = source.open(tmp_path).path
     files = sorted(["train.bin", "val.bin", "llmtrain_tokenizer.json"])
     assert sorted(read) == files
@@ -210,48 +215,46 @@ def test_files_are_verified_once(
     assert source.read == ["train", "val"]
 
 
-def test_a_store_on_a_read_only_volume_is_verified_at_every_start(
+def test_store_on_a_read_only_volume_is_verified_at_every_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source()
     path = source.open(tmp_path).path
-    lose_verified(path)
+    remove_verified(path)
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(store_folder.os, "access", lambda *_: False)
-    monkeypatch.setattr(store_folder, "write_json", refuse)
-    monkeypatch.setattr(store_folder, "FileLock", refuse)
+    monkeypatch.setattr(store_directory.os, "access", lambda *_: False)
+    monkeypatch.setattr(store_directory, "write_json", refuse)
+    monkeypatch.setattr(store_directory, "FileLock", refuse)
     assert text_of(source.open(tmp_path), "val") == "held out\0"
     overwrite_tokens(path)
     with pytest.raises(DataError):
         source.open(tmp_path)
 
 
-def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
+def test_partial_store_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     path = Source().open(tmp_path).path
-    half = path.with_name(f"{path.name}.tmp")
-    path.rename(half)
+    partial = path.with_name(f"{path.name}.tmp")
+    path.rename(partial)
     assert text_of(Source().open(tmp_path), "val") == "held out\0"
-    assert not half.exists()
+    assert not partial.exists()
 
 
 BUILDER = """
 import logging, sys, time
 from pathlib import Path
-from llmtrain.data.base import TextChunk
-from llmtrain.data.store.example_store import example_writer
-from llmtrain.data.examples.example import Example, Segment
+from llmtrain.data.types import TextChunk
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.token_store import text_writer
-from llmtrain.data.tokenizers.tokenizer import ByteTokenizer
+from llmtrain.data.tokenizers.byte import ByteTokenizer
 cache, journal, name = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 def chunks(split):
     with journal.open("a") as file:
         file.write(f"{split} by {name}\\n")
     for number in range(5):
-        time.sleep(0.05)  # long enough for the other one to come by
+        time.sleep(0.05)  # long enough for the other process to arrive
         yield TextChunk(f"{split} {number} ", False)
 logging.basicConfig(level=logging.INFO)
 print("ready", flush=True)
@@ -260,24 +263,24 @@ print(open_or_build(cache, {"x": 1}, ByteTokenizer, text_writer(chunks, 1)).fing
 """
 
 
-def test_of_processes_that_start_at_once_one_verifies(tmp_path: Path) -> None:
-    """As the ranks of a run do."""
+def test_concurrent_processes_verify_once(tmp_path: Path) -> None:
+    """As the ranks of a run start."""
     command = [sys.executable, "-c", BUILDER, str(tmp_path), str(tmp_path / "journal")]
     subprocess.run([*command, "first"], input="", check=True, capture_output=True, text=True, timeout=60)
     (store,) = [path for path in (tmp_path / "tokens").iterdir() if path.is_dir()]
-    lose_verified(store)
+    remove_verified(store)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     processes = [subprocess.Popen([*command, name], text=True, **pipes) for name in "ab"]
     for process in processes:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
-    said = [process.communicate(timeout=60)[1] for process in processes]
+    logs = [process.communicate(timeout=60)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert "".join(said).count("verifying the SHA-256") == 1
+    assert "".join(logs).count("verifying the SHA-256") == 1
     assert len((tmp_path / "journal").read_text().splitlines()) == 2  # built once
 
 
-def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
+def test_concurrent_processes_build_once(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     command = [sys.executable, "-c", BUILDER, str(tmp_path / "cache"), str(journal)]
     processes = [
@@ -290,20 +293,20 @@ def test_two_processes_that_start_at_once_build_once(tmp_path: Path) -> None:
         assert process.stdin
         process.stdin.write("go\n")
         process.stdin.flush()
-    prints = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    assert prints[0] == prints[1] != ""
+    assert outputs[0] == outputs[1] != ""
     assert len(journal.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize("empty", ["train", "val"])
-def test_empty_text_leaves_nothing(tmp_path: Path, empty: str) -> None:
-    with pytest.raises(DataError, match="training text is empty" if empty == "train" else "validation text is empty"):
+def test_empty_text_leaves_no_store(tmp_path: Path, empty: str) -> None:
+    with pytest.raises(DataError, match="training" if empty == "train" else "validation"):
         Source({**TEXTS, empty: []}).open(tmp_path)
     assert [path.name for path in (tmp_path / "tokens").iterdir() if path.suffix != ".lock"] == []
 
 
-def test_an_error_while_reading_leaves_nothing(tmp_path: Path) -> None:
+def test_error_while_reading_leaves_no_store(tmp_path: Path) -> None:
     def chunks(split: Split) -> Iterator[TextChunk]:
         yield TextChunk(split, ends_document=True)
         raise DataError("line 5 is bad")
@@ -314,34 +317,34 @@ def test_an_error_while_reading_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", ["", "/deeper"])
-def test_a_cache_that_cannot_be_used(tmp_path: Path, below: str) -> None:
+def test_unusable_cache_directory_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be used") as caught:
+    with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/file")) as caught:
         Source().open(Path(f"{tmp_path}/file{below}"))
     assert "data.cache_dir" in (caught.value.remedy or "")
 
 
-def test_more_text_than_is_tokenised_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Text is asked for a group at a time: however long it is, no more than a group is held."""
+def test_text_is_tokenized_in_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than a group is in memory, however long the text is."""
     monkeypatch.setattr(token_store, "GROUP_CHARACTERS", 100)
-    held = {"now": 0, "most": 0}
+    in_memory = {"now": 0, "max": 0}
 
     class Counting(ByteTokenizer):
         def encode_many(self, texts: Any, threads: int) -> Any:
-            held["now"] -= sum(map(len, texts))
+            in_memory["now"] -= sum(map(len, texts))
             return super().encode_many(texts, threads)
 
     def chunks() -> Iterator[TextChunk]:
         for number in range(1000):
-            text = f"piece {number:4} "
-            held["now"] += len(text)
-            held["most"] = max(held["most"], held["now"])
+            text = f"chunk {number:4} "
+            in_memory["now"] += len(text)
+            in_memory["max"] = max(in_memory["max"], in_memory["now"])
             yield TextChunk(text, ends_document=number % 10 == 9)
 
     written = write_tokens(tmp_path / "x.bin", chunks(), Counting(), np.uint8, 1, "train")
-    assert held == {"now": 0, "most": 110}
+    assert in_memory == {"now": 0, "max": 110}
     data = (tmp_path / "x.bin").read_bytes()
-    assert data.replace(b"\0", b"") == b"".join(b"piece %4d " % number for number in range(1000))
+    assert data.replace(b"\0", b"") == b"".join(b"chunk %4d " % number for number in range(1000))
     assert data.count(b"\0") == 100
     assert written.count == len(data)
 
@@ -353,11 +356,11 @@ def test_tokens_are_mapped_not_loaded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(2, "u1"), (256, "u1"), (257, "u2"), (65536, "u2"), (65537, "u4")])
-def test_ids_take_as_few_bytes_as_they_need(vocab: int, dtype: str) -> None:
+def test_smallest_dtype(vocab: int, dtype: str) -> None:
     assert np.dtype(smallest_dtype(vocab)) == np.dtype(dtype)
 
 
-def test_the_tokenizer_is_kept_with_the_tokens(tmp_path: Path) -> None:
-    folder = Source().open(tmp_path, lambda: CharTokenizer.from_texts([*TEXTS["train"], *TEXTS["val"]]))
-    tokenizer = load_saved_tokenizer(folder.path / "tokenizer")
-    assert tokenizer.decode(TokenStore.open(folder, "val").tokens.tolist()) == "held out"
+def test_tokenizer_is_saved_with_the_tokens(tmp_path: Path) -> None:
+    directory = Source().open(tmp_path, lambda: CharTokenizer.from_texts([*TEXTS["train"], *TEXTS["val"]]))
+    tokenizer = load_saved_tokenizer(directory.path / "tokenizer")
+    assert tokenizer.decode(TokenStore.open(directory, "val").tokens.tolist()) == "held out"

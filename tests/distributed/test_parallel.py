@@ -10,7 +10,7 @@ import rank_harness as ranks
 import torch
 from torch import nn
 
-from llmtrain.checkpoint.store import Checkpoint
+from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.parallel import DDPModel, DeterministicModel, FSDPModel, ParallelModel, parallelize, whole

@@ -1,11 +1,12 @@
 """What stands for all processes of a node, and whether another start is worth it."""
 
 import signal
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from llmtrain.distributed.worker_exit import Ended, is_worth_a_restart, log_restart, overall
+from llmtrain.distributed.worker_exit import is_worth_a_restart, log_restart, overall
 from llmtrain.errors import (
     CheckpointError,
     ConfigError,
@@ -18,6 +19,7 @@ from llmtrain.errors import (
     TrainingFailed,
     UsageError,
 )
+from llmtrain.runs.exit_report import ExitReport
 
 FINISHED = (0, None)
 USAGE = (64, UsageError("u."))
@@ -38,8 +40,12 @@ FOREIGN_64 = (64, None)
 FOREIGN_75 = (75, None)
 
 
-def workers(*rows: tuple[int, LlmtrainError | None]) -> list[Ended]:
-    return [Ended(rank, code, error.as_dict() if error else {}) for rank, (code, error) in enumerate(rows)]
+def worker(rank: int, code: int, error: dict[str, Any] | None = None) -> ExitReport:
+    return ExitReport.of_worker(rank, code, error)
+
+
+def workers(*rows: tuple[int, LlmtrainError | None]) -> list[ExitReport]:
+    return [worker(rank, code, error.as_dict() if error else {}) for rank, (code, error) in enumerate(rows)]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +96,8 @@ def test_one_for_all(rows: Any, code: int, kind: type[LlmtrainError], rank: int 
 
 def test_a_worker_that_the_agent_stopped_does_not_prevent_a_restart() -> None:
     told = Interrupted("t.").as_dict()
-    assert is_worth_a_restart([Ended(0, -9), Ended(1, 75, told, was_stopped=True)])
-    assert not is_worth_a_restart([Ended(0, -9), Ended(1, 75, told)])
+    assert is_worth_a_restart([worker(0, -9), replace(worker(1, 75, told), was_stopped=True)])
+    assert not is_worth_a_restart([worker(0, -9), worker(1, 75, told)])
 
 
 @pytest.mark.parametrize("rows", [(), (FINISHED,), (FINISHED, FINISHED)])
@@ -108,7 +114,7 @@ def test_the_class_keeps_its_own_code() -> None:
 def test_what_a_worker_said_comes_out_whole() -> None:
     said = UsageError("wrong size.", known=["b", "a"], remedy="Do it.")
     said.details = {"run_id": "r", "steps": 4}
-    error = overall([Ended(0, 75, PeerLost("p.").as_dict()), Ended(1, 64, said.as_dict())])
+    error = overall([worker(0, 75, PeerLost("p.").as_dict()), worker(1, 64, said.as_dict())])
     assert error is not None
     assert error.as_dict() == {**said.as_dict(), "what": "rank 1: wrong size.", "rank": 1}
     assert "Do it." in str(error)
@@ -124,14 +130,14 @@ def test_what_a_worker_said_comes_out_whole() -> None:
     ],
 )
 def test_a_worker_without_a_word_is_told_by_its_code(code: int, words: list[str]) -> None:
-    error = overall([Ended(2, code)])
+    error = overall([worker(2, code)])
     assert error is not None
     for word in ["rank 2", *words]:
         assert word in error.what
 
 
 def test_a_signal_without_a_name() -> None:
-    error = overall([Ended(0, -(signal.SIGRTMIN + 3))])
+    error = overall([worker(0, -(signal.SIGRTMIN + 3))])
     assert error is not None
     assert error.exit_code == 128 + signal.SIGRTMIN + 3
 
@@ -146,7 +152,7 @@ def test_a_signal_without_a_name() -> None:
 )
 def test_a_strange_report(report: dict[str, Any]) -> None:
     """Of another version, or of a script that uses the name `llmtrain`."""
-    error = overall([Ended(0, 3, report)])
+    error = overall([worker(0, 3, report)])
     assert isinstance(error, LlmtrainError)
     assert error.exit_code == 3
 

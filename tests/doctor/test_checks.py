@@ -12,7 +12,7 @@ from llmtrain.diagnose import Finding
 from llmtrain.doctor.collective import Timing
 from llmtrain.doctor.report import Report, explain_failed_start, findings_table, grouped
 from llmtrain.errors import JoinError
-from llmtrain.findings import at_rank, in_bytes, is_ok, many, passed, run_checks
+from llmtrain.findings import at_rank, is_ok, passed, run_checks
 
 
 def test_a_check_that_breaks_is_a_warning_and_keeps_what_it_found() -> None:
@@ -28,17 +28,6 @@ def test_a_check_that_breaks_is_a_warning_and_keeps_what_it_found() -> None:
 
 def test_one_failure_is_enough() -> None:
     assert not is_ok([passed("a", "b"), Finding("c", "fail", "d")])
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(4, "4 B"), (64_000_000, "64 MB"), (1.5e3, "1.5 kB"), (2e12, "2 TB"), (1.6e16, "16,000 TB")]
-)
-def test_bytes_in_words(count: float, text: str) -> None:
-    assert in_bytes(count) == text
-
-
-def test_plurals() -> None:
-    assert [many(1, "process"), many(2, "process"), many(2, "core")] == ["1 process", "2 processes", "2 cores"]
 
 
 def test_what_ranks_found_alike_is_one_row() -> None:

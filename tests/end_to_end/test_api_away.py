@@ -6,7 +6,7 @@ import pytest
 from breaking import tool, wait_for
 from kube import SET, TOOLS, Kube, finished_hash
 
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,7 +15,7 @@ pytestmark = [
 AWAY_SEC = 10
 
 
-@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+@pytest.mark.parametrize("kind", sorted(WORKLOADS))
 def test_away_in_the_middle(kube: Kube, kind: str, reference: str) -> None:
     run = f"{kind.replace('_', '-')}-away"
     watching = kube.start(*kube.launch_words(kind, run, *SET, "--set", "launch.resources.cpu=600m"))

@@ -11,7 +11,7 @@ import pytest
 from kube import ROOT, Kube
 from services import FILES, start_service
 
-from tiny_llama import make_model, make_rows
+from tiny_llama import make_examples, make_model
 
 pytestmark = pytest.mark.slow  # needs an image with the extra hf
 
@@ -54,7 +54,7 @@ def reference(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hub runs, and holds what the config names; the hash that the same files give on this machine."""
     folder = tmp_path_factory.mktemp("hub")
     model = make_model(folder / "tiny")
-    data = make_rows(folder / "rows" / "train.jsonl", 40).parent
+    data = make_examples(folder / "rows" / "train.jsonl", 40).parent
     repos = {"acme/tiny": content(model, "model"), "acme/rows": content(data, "dataset")}
     (kube.folder / ".env").write_text(f"HF_TOKEN={TOKEN}\n")
     kube.llmtrain("secret", "hf-token", "--from-env-file", ".env")
@@ -85,7 +85,7 @@ def test_the_job_fetches_model_and_data(kube: Kube, kind: str, reference: str) -
     before = len(asked(kube))
     kube.llmtrain(*kube.launch_words(kind, run, config="there.yaml"), "--detach")
     kube.llmtrain("status", run, "--watch")
-    for pod in kube.objects("pods", "-l", f"llmtrain/run={run}"):
+    for pod in kube.objects("pods", "-l", f"llmtrain.dev/run={run}"):
         [prefetch] = pod["status"]["initContainerStatuses"]
         assert (prefetch["name"], prefetch["state"]["terminated"]["exitCode"]) == ("prefetch", 0)
         # Only the container that asks the hub has the token.
@@ -97,7 +97,7 @@ def test_the_job_fetches_model_and_data(kube: Kube, kind: str, reference: str) -
     assert rows
     assert [row["path"] for row in rows if not row["is_allowed"]] == []
     assert {"model.safetensors", "train.jsonl"} <= {row["path"].rpartition("/")[2] for row in rows}
-    [policy] = kube.objects("networkpolicies", "-l", f"llmtrain/run={run}")
+    [policy] = kube.objects("networkpolicies", "-l", f"llmtrain.dev/run={run}")
     ports = [row["port"] for rule in policy["spec"]["egress"] for row in rule.get("ports", [])]
     assert PORT in ports
     kube.llmtrain("delete", run)

@@ -48,9 +48,10 @@ def test_every_command_of_the_guide_works(kube: Kube) -> None:
     cluster = tool.Cluster(str(user_of_the_guide(kube, text)), kube.image)
     shown = {}
     for match in tool.BLOCK.finditer(tool.tour(text)):
+        interrupt = tool.is_interrupted(match[2])
         for command in tool.commands(match[2]):
             # Exits the test when the code is another.
-            shown[command] = tool.run(command, kube.folder, int(match[1] or 0), cluster, is_left=tool.is_left(match[2]))
+            shown[command] = tool.run(command, kube.folder, int(match[1] or 0), cluster, interrupt=interrupt)
     assert len(shown) >= 18
     assert "Run second goes on." in "".join(shown.values())
     result = json.loads((kube.folder / "runs" / "second" / "finished.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 from breaking import waiting_at
 from kube import SET, Kube, finished_hash
 
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 SIGNAL_SEC = 3  # until SIGTERM has reached a deleted pod
 
@@ -35,7 +35,7 @@ def test_a_deleted_pod_comes_back(kube: Kube, reference: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(LAUNCHERS))
+@pytest.mark.parametrize("kind", sorted(WORKLOADS))
 def test_a_deleted_master_comes_back_on_every_kind(kube: Kube, kind: str, reference: str) -> None:
     deleted_pod(kube, kind, reference, index=0)
 

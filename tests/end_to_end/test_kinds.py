@@ -10,9 +10,9 @@ import pytest
 from breaking import wait_for
 from kube import Kube, finished_hash, load_image
 
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
-KINDS = sorted(LAUNCHERS)
+KINDS = sorted(WORKLOADS)
 EVERYTHING = "services,jobs,statefulsets,networkpolicies,pytorchjobs,trainjobs,trainingruntimes,jobsets"
 
 
@@ -31,8 +31,8 @@ def test_from_launch_to_generate(kube: Kube, kind: str, reference: str) -> None:
     assert kube.status(run)["state"] == "finished"
 
     kube.llmtrain("stop", run)
-    assert kube.objects("pods", "-l", f"llmtrain/run={run}") == []
-    assert kube.objects(EVERYTHING, "-l", f"llmtrain/run={run}") == []
+    assert kube.objects("pods", "-l", f"llmtrain.dev/run={run}") == []
+    assert kube.objects(EVERYTHING, "-l", f"llmtrain.dev/run={run}") == []
 
     kube.llmtrain("fetch", run)  # every pod has gone
     result = json.loads((kube.folder / "runs" / run / "finished.json").read_text())
@@ -42,7 +42,7 @@ def test_from_launch_to_generate(kube: Kube, kind: str, reference: str) -> None:
     assert text["text"]
 
     kube.llmtrain("delete", run)
-    assert kube.objects("configmaps", "-l", f"llmtrain/run={run}") == []
+    assert kube.objects("configmaps", "-l", f"llmtrain.dev/run={run}") == []
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_a_pytorch_job_with_a_master(lenient: Kube, run: str, reference: str) ->
     done = lenient.llmtrain(*lenient.launch_words("pytorch_job", run, *MASTER, *SHAPES[run]))
     assert "[TRAIN] step 30/30" in done.out + done.err
     assert lenient.status(run)["state"] == "finished"
-    pods = {pod["metadata"]["name"]: pod for pod in lenient.objects("pods", "-l", f"llmtrain/run={run}")}
+    pods = {pod["metadata"]["name"]: pod for pod in lenient.objects("pods", "-l", f"llmtrain.dev/run={run}")}
     assert sorted(pods) == [f"{run}-master-0", f"{run}-worker-0"]
     added = [row["name"] for row in pods[f"{run}-worker-0"]["spec"].get("initContainers", [])]
     assert added == ["init-pytorch"], "the operator's own, which waits for the Master"
-    (job,) = lenient.objects("pytorchjobs", "-l", f"llmtrain/run={run}")
+    (job,) = lenient.objects("pytorchjobs", "-l", f"llmtrain.dev/run={run}")
     assert job["spec"]["nprocPerNode"] == ("2" if run == "torchrun-cpu" else "1")
     # What the documents type to look at it works as it stands.
     assert "step 30/30" in lenient.kubectl("logs", f"{run}-master-0", "-c", "pytorch")
@@ -136,7 +136,7 @@ def test_a_restricted_namespace_refuses_more(kube: Kube) -> None:
     words = kube.launch_words("indexed_job", "as-root", "--set", "launch.security=baseline")
     for more in ([], ["--dry-run=server"]):
         assert "launch.security" in kube.llmtrain(*words, *more, "--json", expect=64).json["remedy"]
-    assert kube.objects("configmaps", "-l", "llmtrain/run=as-root") == []
+    assert kube.objects("configmaps", "-l", "llmtrain.dev/run=as-root") == []
 
 
 def test_the_server_accepts_what_is_rendered(kube: Kube) -> None:

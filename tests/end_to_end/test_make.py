@@ -60,7 +60,7 @@ def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
     cleaned = make(kube, "k8s-clean")
     assert cleaned.code == 0, cleaned.err
     assert f"Data stays on claim {CLAIM}." in cleaned.out
-    assert kube.objects("pods,jobs,configmaps", "-l", "llmtrain/run=by-make") == []
+    assert kube.objects("pods,jobs,configmaps", "-l", "llmtrain.dev/run=by-make") == []
     assert finished.is_file()
     assert make(kube, "k8s-logs").code != 0
 
@@ -72,4 +72,4 @@ def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
     assert logs.code == 0, logs.err
     assert "[0] [TRAIN] step 30/30" in logs.out
     assert make(kube, "k8s-clean").code == 0
-    assert kube.objects("pods,jobs,configmaps", "-l", f"llmtrain/run={name}") == []
+    assert kube.objects("pods,jobs,configmaps", "-l", f"llmtrain.dev/run={name}") == []

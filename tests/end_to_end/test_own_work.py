@@ -3,7 +3,7 @@
 import pytest
 from kube import Kube
 
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 SCRIPT = (
     "import os, torch, torch.distributed as d; d.init_process_group('gloo'); x = torch.ones(1) * (d.get_rank() + 1); "
@@ -34,7 +34,7 @@ def test_own_script_by_torchrun(kube: Kube) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
-@pytest.mark.parametrize("kind", sorted(set(LAUNCHERS) - {"stateful_set"}))
+@pytest.mark.parametrize("kind", sorted(set(WORKLOADS) - {"stateful_set"}))
 def test_own_script_everywhere(kube: Kube, kind: str, launcher: str) -> None:
     run_script(kube, kind, launcher)
 

@@ -11,11 +11,11 @@ import pytest
 from breaking import wait_for, waiting_at
 from kube import HOME, SET, TOOLS, Kube, finished_hash
 
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 pytestmark = pytest.mark.slow
 
-KINDS = sorted(LAUNCHERS)
+KINDS = sorted(WORKLOADS)
 QUEUE = "team"
 SMALL = ["--set", "launch.resources.cpu=500m"]
 KUEUE = "kueue.x-k8s.io/v1beta2"

@@ -15,7 +15,7 @@ OBJECTS = "configmaps,services,jobs,networkpolicies,persistentvolumeclaims"
 
 
 def left(kube: Kube, run: str) -> list[str]:
-    return [found["kind"] for found in kube.objects(OBJECTS, "-l", f"llmtrain/run={run}")]
+    return [found["kind"] for found in kube.objects(OBJECTS, "-l", f"llmtrain.dev/run={run}")]
 
 
 def refused(kube: Kube, run: str, *more: str, code: int = 64) -> str:
@@ -108,7 +108,7 @@ def test_a_right_that_is_missing_takes_the_rest_back(kube: Kube, visitor: Kube) 
     err = refused(visitor, "no-right")
     assert "You have no right to create jobs" in err
     assert left(kube, "no-right") == []  # of what was made before the job
-    assert json.loads(kube.kubectl("get", "services", "-l", "llmtrain/run=no-right", "-o", "json"))["items"] == []
+    assert json.loads(kube.kubectl("get", "services", "-l", "llmtrain.dev/run=no-right", "-o", "json"))["items"] == []
 
 
 def test_status_of_a_stranger(visitor: Kube) -> None:

@@ -100,7 +100,7 @@ def test_with_the_secret(private: tuple[Kube, list[Path]], kind: str) -> None:
     assert kube.status(run)["state"] == "finished"
     assert "200" in codes(noted)
     kube.llmtrain("stop", run)
-    wait_for(lambda: kube.objects("pods", "-l", f"llmtrain/run={run}") == [], 30, "the pods to go")
+    wait_for(lambda: kube.objects("pods", "-l", f"llmtrain.dev/run={run}") == [], 30, "the pods to go")
     kube.llmtrain("fetch", run)  # by a pod of the same image
     assert (kube.folder / "runs" / run / "finished.json").is_file()
     kube.llmtrain("delete", run)

@@ -87,6 +87,6 @@ def test_a_run_is_copied_although_a_pod_was_killed(kube: Kube, s3: Any, referenc
     kube.llmtrain("status", run, "--watch")
     assert finished_hash(kube, run) == reference
     check_copy(kube, s3, run)
-    for item in kube.objects("pods,configmaps", "-l", f"llmtrain/run={run}"):
+    for item in kube.objects("pods,configmaps", "-l", f"llmtrain.dev/run={run}"):
         assert "llmtrain-secret" not in str(item)
     kube.llmtrain("delete", run)

@@ -19,7 +19,7 @@ def scale(kube: Kube, run: str, replicas: int) -> None:
 
 
 def pods(kube: Kube, run: str) -> list[str]:
-    found = kube.objects("pods", "-l", f"llmtrain/run={run}")
+    found = kube.objects("pods", "-l", f"llmtrain.dev/run={run}")
     return sorted(pod["metadata"]["name"] for pod in found if pod["status"]["phase"] == "Running")
 
 

@@ -12,13 +12,13 @@ import yaml
 from kube import ROOT, Done, Kube
 
 from llmtrain.launch.pod import CONTAINER_SECURITY, POD_SECURITY
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 RUN = "shared-run"
 SECRET = ["secret", "hf-token", "--from-env-file", ".env"]
 OBJECTS = "configmaps,services,jobs,networkpolicies,persistentvolumeclaims,secrets,pods"
 # The others take as long again, and bring no other rights than those to their own objects.
-KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind != "indexed_job" else kind for kind in sorted(LAUNCHERS)]
+KINDS = [pytest.param(kind, marks=pytest.mark.slow) if kind != "indexed_job" else kind for kind in sorted(WORKLOADS)]
 READER = [
     {"apiGroups": [""], "resources": ["pods", "configmaps", "events"], "verbs": ["get", "list"]},
     {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get", "list"]},
@@ -27,7 +27,7 @@ READER = [
 
 def rights_of_the_guide() -> list[dict[str, Any]]:
     """The Role that docs/kubernetes.md tells people to ask for."""
-    section = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8").partition("\n## Rights\n")[2]
+    section = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8").partition("\n## RBAC\n")[2]
     role = yaml.safe_load(section.partition("```yaml\n")[2].partition("```")[0])
     assert role["kind"] == "Role"
     rules: list[dict[str, Any]] = role["rules"]
@@ -83,7 +83,7 @@ def lost_pod(kube: Kube) -> Iterator[str]:
     """A pod of the run, on a machine that is not there: what `recover` gives up. The cluster itself does so, too, but
     not within a minute."""
     name = f"{RUN}-lost"
-    meta = {"name": name, "labels": {"app": "llmtrain", "llmtrain/run": RUN}}
+    meta = {"name": name, "labels": {"app": "llmtrain", "llmtrain.dev/run": RUN}}
     container = {"name": "trainer", "image": kube.image, "securityContext": CONTAINER_SECURITY}
     spec = {"nodeName": "gone", "containers": [container], "securityContext": POD_SECURITY}
     kube.apply({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
@@ -233,7 +233,7 @@ class TestOneWhoHasTheRightsOfTheGuide:
         member.llmtrain(*words, "--detach")
         assert member.llmtrain("status", run, "--json").json["state"] == "pending"
         member.llmtrain("delete", run, "--data", "--yes")
-        assert kube.objects(f"{OBJECTS},poddisruptionbudgets", "-l", f"llmtrain/run={run}") == []
+        assert kube.objects(f"{OBJECTS},poddisruptionbudgets", "-l", f"llmtrain.dev/run={run}") == []
 
     @pytest.mark.parametrize("command", LATE)
     def test_all_rights_but_one(self, kube: Kube, tmp_path: Path, command: str) -> None:
@@ -255,4 +255,4 @@ class TestOneWhoHasTheRightsOfTheGuide:
         assert (status["state"], status["pods"]) == ("stopped", [])
         assert "[SAVE]" in member.llmtrain("logs", RUN).out  # from the volume, by a pod that reads it
         member.llmtrain("delete", RUN)
-        assert kube.objects(OBJECTS, "-l", f"llmtrain/run={RUN}") == []
+        assert kube.objects(OBJECTS, "-l", f"llmtrain.dev/run={RUN}") == []

@@ -17,7 +17,7 @@ def _no_child_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def golden_root(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """The directory of the undisturbed run. Copy it; do not change it."""
+    """The directory of the uninterrupted run. Copy it before changing it."""
     root = tmp_path_factory.mktemp("golden") / "runs"
     ended = harness.run(harness.tiny_config(root, cache))
     assert ended.code == 0, ended.output
@@ -26,7 +26,7 @@ def golden_root(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def golden(golden_root: Path) -> Outcome:
-    """What every disturbed run must end with."""
+    """What every interrupted run must end with."""
     result = harness.read_result(golden_root)
     found = harness.outcome(golden_root, result)
     assert [step for step, _ in found.train] == list(range(1, harness.STEPS + 1))
@@ -50,7 +50,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed_root(root: Path, _killed_at_8: Path) -> Path:
-    """A run killed at step 8, with checkpoints of steps 2, 4 and 6: a copy to do anything with."""
+    """A copy of a run that was killed at step 8, with checkpoints of steps 2, 4 and 6."""
     return harness.copy_root(_killed_at_8, root)
 
 
@@ -73,12 +73,12 @@ def make_config(root: Path, cache: Path) -> Callable[..., Config]:
     return make
 
 
-# The same for runs of several processes.
+# Runs of several processes
 
 
 @pytest.fixture(scope="session")
 def world_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
-    """What one process makes of the run that several share in the tests: they must end with the same bits."""
+    """The result of one process for the runs that the tests train with several: they must be bit-exact."""
     root = tmp_path_factory.mktemp("world-golden") / "runs"
     ended = harness.run(harness.world_config(root, cache))
     assert ended.code == 0, ended.output
@@ -87,7 +87,7 @@ def world_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outco
 
 @pytest.fixture(scope="session")
 def fsdp_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Outcome:
-    """The undisturbed run of two processes with a slice of the model each."""
+    """The uninterrupted run of two processes with fsdp."""
     root = tmp_path_factory.mktemp("fsdp-golden") / "runs"
     ends = harness.run_world(harness.world_config(root, cache, distributed__strategy="fsdp"), 2)
     assert [ended.code for ended in ends] == [0, 0], ends[0].output

@@ -1,10 +1,10 @@
-"""Runs training in children of the fork server, so that it can be killed, stopped and starved.
+"""Runs training in children of the fork server, so that tests can kill, stop and starve it.
 
 child = start(config, fault="after_optimizer:3:0:kill")
-ended = child.wait()        # ended.code is what `llmtrain train` would end with; -9 for SIGKILL
+ended = child.wait()        # ended.code is the exit code of `llmtrain train`; -9 for SIGKILL
 
 world = start_world(config, 2, fault="after_backward:3:1:kill")
-ends = world.wait()         # one Ended per rank
+ends = world.wait()         # one ChildExit per rank
 """
 
 import functools
@@ -25,14 +25,14 @@ from typing import Any
 import torch
 
 import fork_server
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training import build as assemble
-from llmtrain.training import run as run_module
+from llmtrain.training import build, eval_prompts
 from llmtrain.training.run import run_training
 
 RUN_ID = "tiny"
@@ -74,26 +74,28 @@ def tiny_config(root: Path, cache: Path, **changes: Any) -> Config:
 
 
 def world_config(root: Path, cache: Path, **changes: Any) -> Config:
-    """A run that 1, 2 and 4 processes do with the same bits; a dead peer is noticed soon."""
-    settled = {
+    """A run that is bit-exact on 1, 2 and 4 processes and detects a dead peer quickly."""
+    values = {
         "trainer__grad_accum_steps": 4,
         "distributed__reproducible_reduce": True,
         "distributed__timeout_sec": 20,
         "distributed__join_timeout_sec": 30,
         **changes,
     }
-    if settled.get("distributed__strategy") == "fsdp":
-        settled["distributed__reproducible_reduce"] = False
-    return tiny_config(root, cache, **settled)
+    if values.get("distributed__strategy") == "fsdp":
+        values["distributed__reproducible_reduce"] = False
+    return tiny_config(root, cache, **values)
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildExit:
     code: int
-    """Exit code, or minus the signal that ended it."""
+    """Exit code, or the negative signal number."""
     output: str
     """Standard output and error together."""
     result: dict[str, Any] | None
+    error: dict[str, Any]
+    """LlmtrainError.as_dict; empty if it raised none."""
     seconds: float
 
 
@@ -108,7 +110,7 @@ class Child:
         assert self.process.pid is not None
         return self.process.pid
 
-    def wait(self, timeout: float = TIMEOUT_SEC) -> Ended:
+    def wait(self, timeout: float = TIMEOUT_SEC) -> ChildExit:
         self.process.join(timeout)
         ended = self.poll()
         if ended is None:
@@ -116,25 +118,26 @@ class Child:
             raise AssertionError(f"the child did not end within {timeout} s:\n{self.output()}")
         return ended
 
-    def poll(self) -> Ended | None:
-        """How it ended, once it has."""
+    def poll(self) -> ChildExit | None:
+        """How it exited; None while it runs."""
         code = self.process.exitcode
         if code is None:
             return None
-        result = self.folder / "result.json"
-        return Ended(
+        result, error = self.folder / "result.json", self.folder / "error.json"
+        return ChildExit(
             code,
             self.output(),
             json.loads(result.read_text()) if code == 0 and result.exists() else None,
+            json.loads(error.read_text()) if error.exists() else {},
             time.monotonic() - self.started,
         )
 
     def wait_stopped(self, timeout: float = TIMEOUT_SEC) -> None:
-        """Until the child has stopped itself with SIGSTOP."""
+        """Wait until the child has sent itself SIGSTOP."""
         self.wait_for(lambda: fork_server.is_stopped(self.pid), timeout)
 
     def wait_for(self, condition: Callable[[], bool], timeout: float = TIMEOUT_SEC) -> None:
-        """Until something is true while the child lives."""
+        """Wait for a condition while the child runs."""
         deadline = time.monotonic() + timeout
         while not condition():
             assert self.process.exitcode is None, f"the child ended with {self.process.exitcode}:\n{self.output()}"
@@ -164,7 +167,7 @@ def start(
     before: Callable[[], None] | None = None,
     after: Callable[[], dict[str, Any]] | None = None,
 ) -> Child:
-    """Train in a child. `before` runs in it first; what `after` returns is added to the result."""
+    """Train in a child. `before` runs in the child first; the values that `after` returns are added to the result."""
     root = Path(config.output.root_dir)
     folder = root.parent / f"child-{len(_children)}"
     folder.mkdir(parents=True)
@@ -175,7 +178,7 @@ def start(
     return child
 
 
-def run(config: Config, resume: str | None = None, **options: Any) -> Ended:
+def run(config: Config, resume: str | None = None, **options: Any) -> ChildExit:
     return start(config, resume, **options).wait()
 
 
@@ -188,10 +191,10 @@ class StartedWorld:
     def __getitem__(self, rank: int) -> Child:
         return self.ranks[rank]
 
-    def wait(self, timeout: float = TIMEOUT_SEC) -> list[Ended]:
-        """Until every rank has ended; nothing may be left of any of them."""
+    def wait(self, timeout: float = TIMEOUT_SEC) -> list[ChildExit]:
+        """Until every rank has exited; none may leave processes behind."""
         deadline = time.monotonic() + timeout
-        found: dict[int, Ended] = {}
+        found: dict[int, ChildExit] = {}
         while len(found) < len(self.ranks):
             for rank, child in enumerate(self.ranks):
                 if rank not in found and (ended := child.poll()):
@@ -212,7 +215,7 @@ class StartedWorld:
             child.send(number)
 
     def stop(self, stopped: int | None = None) -> None:
-        """SIGSTOP to every rank, and wait until the kernel has done it; `stopped` is a rank that did it itself."""
+        """Send SIGSTOP to every rank and wait for it; `stopped` is a rank that has stopped itself."""
         for rank, child in enumerate(self.ranks):
             if rank != stopped:
                 child.send(signal.SIGSTOP)
@@ -231,7 +234,7 @@ def start_world(
     env: dict[str, str] | None = None,
     before: Callable[[int], None] | None = None,
 ) -> StartedWorld:
-    """Train with `size` processes over gloo. `before` runs first in each of them, with its rank."""
+    """Train with `size` processes over gloo. Each calls `before` with its rank first."""
     port = str(free_port())
     ranks = []
     for rank in range(size):
@@ -250,14 +253,14 @@ def start_world(
     return StartedWorld(ranks)
 
 
-def run_world(config: Config, size: int, resume: str | None = None, **options: Any) -> list[Ended]:
+def run_world(config: Config, size: int, resume: str | None = None, **options: Any) -> list[ChildExit]:
     return start_world(config, size, resume, **options).wait()
 
 
 def emulate_bf16() -> None:
-    """In a process: bf16 also on a CPU that has no instructions for it, slowly and without torch's warnings."""
-    if not assemble.has_bf16(torch.device("cpu")):
-        assemble.has_bf16 = lambda _: True
+    """Compute in bf16 even on a CPU without instructions for it, slowly and without torch's warnings."""
+    if not build.has_bf16(torch.device("cpu")):
+        build.has_bf16 = lambda _: True
         torch.backends.mkldnn.set_flags(_enabled=False)
 
 
@@ -268,7 +271,7 @@ def free_port() -> int:
 
 
 def is_group_alive(leader: int, within: float = 10.0) -> bool:
-    """Whether a process group has members; those that are about to end are given a moment."""
+    """Whether a process group still has members after `within` seconds."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
@@ -280,7 +283,7 @@ def is_group_alive(leader: int, within: float = 10.0) -> bool:
 
 
 def end_all() -> None:
-    """Kill what a failed test left behind."""
+    """Kill processes that a failed test left behind."""
     for child in _children:
         child.end()
 
@@ -295,13 +298,13 @@ def _child(
     before: Callable[[], None] | None,
     after: Callable[[], dict[str, Any]] | None,
 ) -> int:
-    """Train and write the result down; exit codes as cli.main gives them."""
-    os.setpgrp()  # so that the parent can see whether anything is left of it
+    """Train and write the result or the error to a file. Exit codes are those of cli.main."""
+    os.setpgrp()  # so that the parent can check for remaining processes
     fork_server.redirect(folder / "output", folder / "output")
     for name in ("LLMTRAIN_FAULT", "LLMTRAIN_NODE", "TORCHELASTIC_RESTART_COUNT"):
         os.environ.pop(name, None)
     os.environ.update(env, **({"LLMTRAIN_FAULT": fault} if fault else {}))
-    run_module.SAMPLE_TOKENS = 4  # half of the time of a run this small, and nobody reads the sample
+    eval_prompts.SAMPLE_TOKENS = 4  # the sample would take half of the time of a run this small
     try:
         if before:
             before()
@@ -312,18 +315,19 @@ def _child(
         return 0
     except LlmtrainError as error:
         print(f"error: {error}", file=sys.stderr)
+        (folder / "error.json").write_text(json.dumps(error.as_dict()))
         return error.exit_code
     except BaseException:
         traceback.print_exc()
         return fork_server.CRASHED
 
 
-# What a run left behind, in a form that can be compared.
+# The files of a run, in a form that can be compared.
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that must be equal between an undisturbed run and one that was disturbed and resumed."""
+    """Everything that must be equal between an uninterrupted run and one that was interrupted and resumed."""
 
     state_sha256: str
     steps: int
@@ -369,8 +373,8 @@ def val_rows(folder: Path) -> list[tuple[int, str]]:
     return [(row["step"], row["val/loss"].hex()) for row in read_metrics(folder / "metrics.jsonl") if "val/loss" in row]
 
 
-def go_on(config: Config, size: int, golden: Outcome, resume: str = RUN_ID, **options: Any) -> int:
-    """Go on to the end with so many processes, which must end as the undisturbed run does; the step gone on from."""
+def resume_and_check(config: Config, size: int, golden: Outcome, resume: str = RUN_ID, **options: Any) -> int:
+    """Resume to the end with `size` processes; must match the uninterrupted run. Returns the step it resumed from."""
     root = Path(config.output.root_dir)
     ends = run_world(config, size, resume, **options)
     assert [ended.code for ended in ends] == [0] * size, "\n".join(ended.output for ended in ends)
@@ -378,8 +382,8 @@ def go_on(config: Config, size: int, golden: Outcome, resume: str = RUN_ID, **op
     assert result is not None
     assert outcome(root, result) == golden
     verify_all(root)
-    left = [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")]
-    assert left == []
+    leftovers = [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")]
+    assert leftovers == []
     assert not (root / RUN_ID / "lock").exists()
     return result["resumed_from"] or 0
 
@@ -401,8 +405,8 @@ def verify_all(root: Path, run_id: str = RUN_ID) -> None:
 
 
 def tree(folder: Path, without: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Every file below a folder with its content; `without` names top-level entries to leave out. The lock of a
-    killed owner is left out too: whoever comes next takes it over and lets it go."""
+    """Every file below a directory with its content, without the top-level entries in `without`. The lock of a killed
+    owner is ignored too: the next owner takes it over and removes it."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -416,5 +420,5 @@ def copy_root(root: Path, to: Path) -> Path:
 
 
 def read_result(root: Path, run_id: str = RUN_ID) -> dict[str, Any]:
-    """The result that the finished marker keeps."""
+    """The result in finished.json."""
     return dict(json.loads((root / run_id / "finished.json").read_text()))

@@ -1,6 +1,6 @@
-"""Ranks of one run as children of the fork server: a launch costs a fraction of a second.
+"""Starts the ranks of a run as children of the fork server, in a fraction of a second.
 
-values(run_ranks(2, lambda world: world.control.sum(world.rank)))   # inside a joined world
+values(run_ranks(2, lambda world: world.control.sum(world.rank)))   # in a joined world
 trained(config, 2)                                                 # the result of a run
 start_cli("node", "--", "true").wait()                             # llmtrain's command line
 """
@@ -28,22 +28,22 @@ from llmtrain.config.run import RunSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World, join_world
 from llmtrain.errors import LlmtrainError
-from llmtrain.training import run as run_module
+from llmtrain.training import eval_prompts
 from llmtrain.training.run import run_training
 
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    """How one rank ended."""
+class RankExit:
+    """How one rank exited."""
 
     rank: int
     code: int
-    """Exit code, or minus the signal that ended it."""
+    """Exit code, or the negative signal number."""
     value: Any
     error: tuple[str, str, int] | None
-    """Class, text and exit code of the LlmtrainError it ended with."""
+    """Class, text and exit code of its LlmtrainError."""
     output: str
     seconds: float
 
@@ -54,7 +54,7 @@ class Ranks:
     folder: Path
     started: float
 
-    def wait(self, timeout: float = 90.0) -> list[RankEnd]:
+    def wait(self, timeout: float = 90.0) -> list[RankExit]:
         seconds: dict[int, float] = {}
         while len(seconds) < len(self.processes):
             for rank, process in enumerate(self.processes):
@@ -62,8 +62,8 @@ class Ranks:
                     seconds[rank] = time.monotonic() - self.started
             if time.monotonic() > self.started + timeout:
                 self.end_all()
-                said = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(len(self.processes)))
-                raise AssertionError(f"the ranks did not end within {timeout} s:\n{said}")
+                outputs = "\n".join(f"--- rank {rank}\n{self.output(rank)}" for rank in range(len(self.processes)))
+                raise AssertionError(f"the ranks did not exit within {timeout} s:\n{outputs}")
             time.sleep(0.005)
         return [self._ended(rank, seconds[rank]) for rank in range(len(self.processes))]
 
@@ -74,16 +74,16 @@ class Ranks:
         for process in self.processes:
             fork_server.end(process)
 
-    def _ended(self, rank: int, seconds: float) -> RankEnd:
+    def _ended(self, rank: int, seconds: float) -> RankExit:
         path = self.folder / f"value-{rank}"
         value, error = pickle.loads(path.read_bytes()) if path.exists() else (None, None)
         code = self.processes[rank].exitcode
         assert code is not None
-        return RankEnd(rank, code, value, error, self.output(rank), seconds)
+        return RankExit(rank, code, value, error, self.output(rank), seconds)
 
 
 def start_ranks(count: int, body: Callable[[int], Any], env: dict[str, str] | None = None) -> Ranks:
-    """Every rank calls body(rank), with a launcher's environment; what it returns must be picklable."""
+    """Every rank calls body(rank) in the environment of a launcher; the return value must be picklable."""
     folder, port = Path(mkdtemp(prefix="ranks-")), free_port()
     started = time.monotonic()
     processes = []
@@ -120,7 +120,7 @@ def _rank(folder: Path, body: Callable[[int], Any], rank: int, variables: dict[s
 
 
 def in_world(body: Callable[[World], Any], **distributed: Any) -> Callable[[int], Any]:
-    """body(world) between joining and parting."""
+    """A body that joins the world and calls body(world)."""
 
     def joined(_: int) -> Any:
         section = DistributedSection(**{"strategy": "ddp", "timeout_sec": 30, **distributed})
@@ -130,12 +130,12 @@ def in_world(body: Callable[[World], Any], **distributed: Any) -> Callable[[int]
     return joined
 
 
-def run_ranks(count: int, body: Callable[[World], Any], **distributed: Any) -> list[RankEnd]:
+def run_ranks(count: int, body: Callable[[World], Any], **distributed: Any) -> list[RankExit]:
     return start_ranks(count, in_world(body, **distributed)).wait()
 
 
-def values(ended: list[RankEnd]) -> list[Any]:
-    """What every rank returned; none may have failed."""
+def values(ended: list[RankExit]) -> list[Any]:
+    """The return values of all ranks, none of which may have failed."""
     assert [end.code for end in ended] == [0] * len(ended), "\n".join(end.output for end in ended)
     return [end.value for end in ended]
 
@@ -150,11 +150,11 @@ def train_ranks(
     after: Callable[[], Any] | None = None,
     allow_config_change: bool = False,
     timeout: float = 90.0,
-) -> list[RankEnd]:
-    """A run with so many ranks. The value of rank 0 is the run's result; with `after`, every rank's is what it says."""
+) -> list[RankExit]:
+    """Train with `count` ranks. Rank 0's value is the result of the run; with `after`, each rank's is its result."""
 
     def body(_: int) -> Any:
-        run_module.SAMPLE_TOKENS = 4  # a sharded model gathers its weights anew for every token
+        eval_prompts.SAMPLE_TOKENS = 4  # a sharded model gathers its weights for every token
         if before:
             before()
         result = run_training(config, resume, allow_config_change)
@@ -204,7 +204,7 @@ class Cli:
         return self.process.exitcode is not None
 
     def wait(self, timeout: float = 90.0) -> int:
-        """Exit code, or minus the signal that ended it."""
+        """Exit code, or the negative signal number."""
         self.process.join(timeout)
         code = self.process.exitcode
         if code is None:
@@ -229,18 +229,18 @@ class Cli:
 _clis: list[Cli] = []
 
 
-def start_cli(*words: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Cli:
-    """llmtrain with these words, in a process (and process group) of its own."""
+def start_cli(*arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Cli:
+    """llmtrain with these arguments, in its own process and process group."""
     folder = Path(mkdtemp(prefix="cli-"))
     for name in ("out", "err"):
         (folder / name).touch()
-    body = functools.partial(_main, folder, [str(word) for word in words], env or {}, cwd)
+    body = functools.partial(_main, folder, [str(argument) for argument in arguments], env or {}, cwd)
     started = Cli(fork_server.start(body), folder)
     _clis.append(started)
     return started
 
 
-def _main(folder: Path, words: list[str], variables: dict[str, str], cwd: Path | None) -> int:
+def _main(folder: Path, arguments: list[str], variables: dict[str, str], cwd: Path | None) -> int:
     from llmtrain.cli import main
 
     os.setpgid(0, 0)
@@ -249,7 +249,7 @@ def _main(folder: Path, words: list[str], variables: dict[str, str], cwd: Path |
     if cwd:
         os.chdir(cwd)
     try:
-        main(words)
+        main(arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 1
     except BaseException:
@@ -258,6 +258,6 @@ def _main(folder: Path, words: list[str], variables: dict[str, str], cwd: Path |
 
 
 def end_clis() -> None:
-    """Kill what a failed test left behind, workers included."""
+    """Kill processes that a failed test left behind, workers included."""
     while _clis:
         _clis.pop().end()

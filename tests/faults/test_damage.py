@@ -1,4 +1,4 @@
-"""Damaged checkpoints are found, named and passed over; foreign ones cannot run code or reach outside."""
+"""Damaged checkpoints are detected, named and skipped; untrusted ones cannot run code or read other files."""
 
 import json
 import os
@@ -15,7 +15,8 @@ import torch
 from fault_harness import RUN_ID, STEPS, Outcome
 
 from llmtrain.checkpoint import store as checkpoint_module
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError, ConfigError, UsageError
 from llmtrain.runs.directory import find_run, new_run
@@ -44,13 +45,13 @@ def good(tmp_path: Path, golden_root: Path) -> Checkpoint:
     return found
 
 
-def test_the_files_of_a_checkpoint(good: Checkpoint) -> None:
+def test_files_of_a_checkpoint(good: Checkpoint) -> None:
     assert sorted(path.name for path in good.path.iterdir()) == sorted(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [flip_bit, truncate])
-def test_random_damage_is_always_found_and_named(
+def test_random_damage_is_detected_and_the_file_named(
     good: Checkpoint, name: str, damage: Callable[[Path, random.Random], None]
 ) -> None:
     """5 files x 2 kinds of damage x 25 places."""
@@ -66,7 +67,7 @@ def test_random_damage_is_always_found_and_named(
     good.verify()
 
 
-def test_every_byte_of_the_manifest_counts(good: Checkpoint) -> None:
+def test_any_changed_byte_of_the_manifest_is_detected(good: Checkpoint) -> None:
     file = good.path / "manifest.json"
     whole = file.read_bytes()
     for position in range(len(whole)):
@@ -77,7 +78,7 @@ def test_every_byte_of_the_manifest_counts(good: Checkpoint) -> None:
             good.verify()
 
 
-def test_every_shorter_manifest_is_found(good: Checkpoint) -> None:
+def test_any_truncated_manifest_is_detected(good: Checkpoint) -> None:
     file = good.path / "manifest.json"
     whole = file.read_bytes()
     for length in range(len(whole)):
@@ -87,7 +88,7 @@ def test_every_shorter_manifest_is_found(good: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_or_longer_file_is_found(good: Checkpoint, name: str) -> None:
+def test_missing_or_longer_file_is_detected(good: Checkpoint, name: str) -> None:
     file = good.path / name
     whole = file.read_bytes()
     file.write_bytes(whole + b"\n")
@@ -99,7 +100,7 @@ def test_a_missing_or_longer_file_is_found(good: Checkpoint, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_previous_one_is_used(config: Config, killed_root: Path, golden: Outcome, name: str) -> None:
+def test_resume_skips_a_damaged_checkpoint(config: Config, killed_root: Path, golden: Outcome, name: str) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / name
     flip_bit(file, random.Random(name))
     ended = harness.run(config, RUN_ID)
@@ -110,7 +111,7 @@ def test_the_previous_one_is_used(config: Config, killed_root: Path, golden: Out
     harness.verify_all(killed_root)
 
 
-def test_the_one_before_that_is_used(config: Config, killed_root: Path, golden: Outcome) -> None:
+def test_resume_skips_two_damaged_checkpoints(config: Config, killed_root: Path, golden: Outcome) -> None:
     folder = killed_root / RUN_ID / "checkpoints"
     (folder / "step_6" / "manifest.json").unlink()
     truncate(folder / "step_4" / "model.safetensors", random.Random(1))
@@ -121,7 +122,7 @@ def test_the_one_before_that_is_used(config: Config, killed_root: Path, golden: 
     harness.verify_all(killed_root)
 
 
-def test_names_that_are_almost_ours_do_not_disturb_a_resume(config: Config, killed_root: Path, golden: Outcome) -> None:
+def test_resume_ignores_similar_names(config: Config, killed_root: Path, golden: Outcome) -> None:
     run = killed_root / RUN_ID
     names = ("checkpoints/step_0099", "checkpoints/step_007", "checkpoints/step_\u0663", "epoch-final", "epoch-3")
     for name in names:
@@ -135,7 +136,7 @@ def test_names_that_are_almost_ours_do_not_disturb_a_resume(config: Config, kill
 
 
 @pytest.mark.parametrize("resume", [RUN_ID, "auto"])
-def test_all_damaged_is_never_a_fresh_start(config: Config, killed_root: Path, resume: str) -> None:
+def test_resume_refuses_when_all_checkpoints_are_damaged(config: Config, killed_root: Path, resume: str) -> None:
     for number, checkpoint in enumerate(harness.checkpoints(killed_root)):
         flip_bit(checkpoint.path / FILES[number], random.Random(number))
     before = harness.tree(killed_root)
@@ -148,10 +149,10 @@ def test_all_damaged_is_never_a_fresh_start(config: Config, killed_root: Path, r
 
 
 @pytest.mark.parametrize("what", ["missing", "empty", "dangling link", "file", "unrecorded", "finished"])
-def test_checkpoints_that_are_gone_are_never_a_fresh_start(
+def test_resume_refuses_when_checkpoints_are_missing(
     make_config: MakeConfig, config: Config, killed_root: Path, golden_root: Path, what: str
 ) -> None:
-    """Its disk is not mounted, for example. Metrics, which a fresh start would erase, stay."""
+    """For example because its disk is not mounted. Metrics, which a new start would erase, are kept."""
     if what == "finished":
         shutil.rmtree(killed_root)
         harness.copy_root(golden_root, killed_root)
@@ -173,7 +174,7 @@ def test_checkpoints_that_are_gone_are_never_a_fresh_start(
     assert harness.tree(killed_root) == before
 
 
-def test_run_killed_before_its_first_checkpoint_starts_over(config: Config, root: Path, golden: Outcome) -> None:
+def test_run_killed_before_its_first_checkpoint_starts_again(config: Config, root: Path, golden: Outcome) -> None:
     assert harness.run(config, fault="save_before_rename:2:0:kill").code == -9
     assert (root / RUN_ID / "metrics.jsonl").read_text()
     ended = harness.run(config, RUN_ID)
@@ -184,7 +185,7 @@ def test_run_killed_before_its_first_checkpoint_starts_over(config: Config, root
 @pytest.mark.parametrize(
     "content", ["{}", '{"steps": null}', '{"steps": "8"}', '{"steps": 8}', '{"steps": true}', "[" * 100_000]
 )
-def test_damaged_result_is_made_again(config: Config, finished_root: Path, golden: Outcome, content: str) -> None:
+def test_damaged_result_is_rebuilt(config: Config, finished_root: Path, golden: Outcome, content: str) -> None:
     (finished_root / RUN_ID / "finished.json").write_text(content)
     ended = harness.run(config, RUN_ID)
     assert ended.code == 0, ended.output
@@ -192,7 +193,7 @@ def test_damaged_result_is_made_again(config: Config, finished_root: Path, golde
     assert harness.read_result(finished_root)["steps"] == STEPS
 
 
-def test_metrics_with_a_deeply_nested_line_resume(config: Config, killed_root: Path, golden: Outcome) -> None:
+def test_resume_with_a_deeply_nested_line_of_metrics(config: Config, killed_root: Path, golden: Outcome) -> None:
     with (killed_root / RUN_ID / "metrics.jsonl").open("a") as file:
         file.write("[" * 100_000 + "\n")
     ended = harness.run(config, RUN_ID)
@@ -204,7 +205,7 @@ FOLDERS = ("metrics.jsonl", "generations.json", "config.yaml", "finished.json", 
 
 
 @pytest.mark.parametrize("name", [*FOLDERS, "logs", "heartbeats", "tokenizer"])
-def test_something_else_with_the_name_of_a_file_of_the_run(config: Config, killed_root: Path, name: str) -> None:
+def test_wrong_file_type_in_the_run_directory_is_reported(config: Config, killed_root: Path, name: str) -> None:
     """A directory instead of a file, or a file instead of a directory: one line with its path, no traceback."""
     path = killed_root / RUN_ID / name
     if path.is_dir():
@@ -221,7 +222,7 @@ def test_something_else_with_the_name_of_a_file_of_the_run(config: Config, kille
     assert "Traceback" not in ended.output
 
 
-def test_a_damaged_one_by_path_is_refused_not_replaced(config: Config, killed_root: Path) -> None:
+def test_resume_from_a_damaged_checkpoint_by_path_is_refused(config: Config, killed_root: Path) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / "optimizer.safetensors"
     flip_bit(file, random.Random(0))
     before = harness.tree(killed_root)
@@ -231,8 +232,8 @@ def test_a_damaged_one_by_path_is_refused_not_replaced(config: Config, killed_ro
     assert harness.tree(killed_root) == before
 
 
-def test_a_damaged_one_does_not_count_among_those_kept(make_config: MakeConfig, root: Path) -> None:
-    """At least two are kept: a damaged newer one must not push a whole older one out."""
+def test_damaged_checkpoint_does_not_count_as_kept(make_config: MakeConfig, root: Path) -> None:
+    """At least two are kept: a damaged newer one must not displace an intact older one."""
     config = make_config(trainer__keep_checkpoints=2, trainer__eval_every_steps=None)
     assert harness.run(config, fault="forward:8:0:kill").code == -9
     assert harness.steps_saved(root) == [4, 6]
@@ -249,33 +250,33 @@ def test_a_damaged_one_does_not_count_among_those_kept(make_config: MakeConfig, 
     assert whole == [4, 5]
 
 
-def test_at_least_two_are_kept_and_the_best(make_config: MakeConfig, root: Path) -> None:
+def test_keeps_at_least_two_checkpoints_and_the_best(make_config: MakeConfig, root: Path) -> None:
     ended = harness.run(make_config(trainer__keep_checkpoints=2, trainer__eval_every_steps=None))
     assert ended.code == 0, ended.output
     assert harness.steps_saved(root) == [6, 8]
     folder = root / RUN_ID / "checkpoints"
     removed = [CheckpointStore(folder).removal(step) for step in (2, 4, 6, 8)]
     assert [row and row["keep_checkpoints"] for row in removed] == [2, 2, None, None]
-    with pytest.raises(CheckpointError) as told:
+    with pytest.raises(CheckpointError) as caught:
         find_checkpoint(folder / "step_2.pt")
     assert removed[0]
-    assert removed[0]["removed_at"] in str(told.value)
+    assert removed[0]["removed_at"] in str(caught.value)
     (folder / "removed.jsonl").write_text("damaged")
     with pytest.raises(CheckpointError):
         find_checkpoint(folder / "step_2")
 
 
-def test_all_are_kept(make_config: MakeConfig, root: Path) -> None:
+def test_keep_checkpoints_all_keeps_every_checkpoint(make_config: MakeConfig, root: Path) -> None:
     ended = harness.run(make_config(trainer__keep_checkpoints="all", trainer__save_every_steps=1))
     assert ended.code == 0, ended.output
     assert harness.steps_saved(root) == list(range(1, STEPS + 1))
 
 
-# Checkpoints made by somebody else.
+# Checkpoints from an untrusted source
 
 
 class Payload:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -287,18 +288,20 @@ class Payload:
 def seal(folder: Path) -> None:
     """A manifest that fits whatever the files are now: an attacker can compute hashes too."""
     names = sorted(path for path in folder.iterdir() if path.name != "manifest.json")
-    files = {path.name: checkpoint_module._describe(path) for path in names}
+    files = {path.name: checkpoint_module.manifest_entry(path) for path in names}
     (folder / "manifest.json").write_text(manifest_text(files))
 
 
-def test_the_payload_would_work(tmp_path: Path) -> None:
+def test_pickle_payload_runs_when_unpickled(tmp_path: Path) -> None:
     target = tmp_path / "made"
     pickle.loads(pickle.dumps(Payload(target)))
     assert target.exists()
 
 
 @pytest.mark.parametrize("place", ["checkpoints/step_20.pt", "step_20.pt", "checkpoints/model.pt"])
-def test_a_pickle_is_refused_and_not_run(config: Config, killed_root: Path, tmp_path: Path, place: str) -> None:
+def test_resume_refuses_a_pickle_and_does_not_run_it(
+    config: Config, killed_root: Path, tmp_path: Path, place: str
+) -> None:
     target = tmp_path / "made"
     file = killed_root / RUN_ID / place
     torch.save(Payload(target), file)
@@ -309,7 +312,7 @@ def test_a_pickle_is_refused_and_not_run(config: Config, killed_root: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
-def test_a_pickle_inside_a_sealed_checkpoint_is_not_run(
+def test_pickle_inside_a_valid_checkpoint_is_not_run(
     config: Config, killed_root: Path, tmp_path: Path, name: str
 ) -> None:
     target = tmp_path / "made"
@@ -326,7 +329,9 @@ def test_a_pickle_inside_a_sealed_checkpoint_is_not_run(
     "state",
     ["", "[]", "{}", '{"format": 1}', '{"format": 99}', '{"format": 1, "config": {}, "progress": {}}', "\0\xff"],
 )
-def test_a_sealed_checkpoint_with_a_strange_state_is_refused(config: Config, killed_root: Path, state: str) -> None:
+def test_checkpoint_with_valid_hashes_and_invalid_state_is_refused(
+    config: Config, killed_root: Path, state: str
+) -> None:
     folder = killed_root / RUN_ID / "checkpoints" / "step_6"
     (folder / "state.json").write_bytes(state.encode("latin-1"))
     seal(folder)
@@ -371,7 +376,7 @@ FORGERIES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_sealed_checkpoint_that_makes_no_sense_is_passed_over(
+def test_inconsistent_checkpoint_with_valid_hashes_is_skipped(
     config: Config, killed_root: Path, golden: Outcome, name: str
 ) -> None:
     folder = killed_root / RUN_ID / "checkpoints" / "step_6"
@@ -401,13 +406,13 @@ def test_sealed_checkpoint_that_makes_no_sense_is_passed_over(
         {"..": {"bytes": 1, "sha256": "0"}},
     ],
 )
-def test_a_strange_manifest_is_refused(good: Checkpoint, files: dict[str, Any]) -> None:
+def test_invalid_manifest_is_refused(good: Checkpoint, files: dict[str, Any]) -> None:
     (good.path / "manifest.json").write_text(manifest_text(files))
     with pytest.raises(CheckpointError):
         good.verify()
 
 
-def test_a_symlinked_checkpoint_is_refused(config: Config, killed_root: Path, tmp_path: Path) -> None:
+def test_symlinked_checkpoint_is_refused(config: Config, killed_root: Path, tmp_path: Path) -> None:
     folder = killed_root / RUN_ID / "checkpoints" / "step_6"
     elsewhere = tmp_path / "elsewhere"
     folder.rename(elsewhere)
@@ -423,7 +428,7 @@ def test_a_symlinked_checkpoint_is_refused(config: Config, killed_root: Path, tm
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_symlinked_file_is_refused(config: Config, killed_root: Path, tmp_path: Path, name: str) -> None:
+def test_symlinked_file_is_refused(config: Config, killed_root: Path, tmp_path: Path, name: str) -> None:
     file = killed_root / RUN_ID / "checkpoints" / "step_6" / name
     elsewhere = tmp_path / name
     file.rename(elsewhere)
@@ -434,7 +439,7 @@ def test_a_symlinked_file_is_refused(config: Config, killed_root: Path, tmp_path
 
 
 @pytest.mark.parametrize("name", ["../step_4", "step_4/../../../outside", "/etc", "", "step_4\nstep_6", "step_x"])
-def test_a_pointer_cannot_lead_elsewhere(killed_root: Path, name: str) -> None:
+def test_pointer_cannot_lead_outside(killed_root: Path, name: str) -> None:
     folder = killed_root / RUN_ID / "checkpoints"
     (folder / "latest").write_text(name)
     assert CheckpointStore(folder).pointed("latest") is None
@@ -444,7 +449,7 @@ BAD_RUN_IDS = ["../evil", "..", ".", "a/../../evil", "/tmp/evil", "a/b", "Evil",
 
 
 @pytest.mark.parametrize("run_id", BAD_RUN_IDS)
-def test_run_ids_that_are_not_allowed(make_config: MakeConfig, tmp_path: Path, run_id: str) -> None:
+def test_invalid_run_ids_are_refused(make_config: MakeConfig, tmp_path: Path, run_id: str) -> None:
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ConfigError, match="run_id"):
         make_config(output__run_id=run_id)
@@ -454,7 +459,7 @@ def test_run_ids_that_are_not_allowed(make_config: MakeConfig, tmp_path: Path, r
 
 
 @pytest.mark.parametrize("reference", ["../evil", "..", "a/../../evil", "/etc", "../../../../etc"])
-def test_resume_cannot_lead_outside(config: Config, killed_root: Path, tmp_path: Path, reference: str) -> None:
+def test_resume_cannot_lead_outside_the_root(config: Config, killed_root: Path, tmp_path: Path, reference: str) -> None:
     (tmp_path / "evil").mkdir()
     with pytest.raises(UsageError):
         find_run(str(killed_root), reference)
@@ -464,18 +469,18 @@ def test_resume_cannot_lead_outside(config: Config, killed_root: Path, tmp_path:
     assert list((tmp_path / "evil").iterdir()) == []
 
 
-def test_a_symlinked_run_is_resumed(config: Config, killed_root: Path, tmp_path: Path) -> None:
+def test_symlinked_run_is_resumed(config: Config, killed_root: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (killed_root / RUN_ID).rename(elsewhere)
     (killed_root / RUN_ID).symlink_to(elsewhere)
     before = harness.tree(elsewhere)
-    assert harness.run(config).code == 64  # a new run of this name: the error says --resume
+    assert harness.run(config).code == 64  # a new run with the same id
     assert harness.tree(elsewhere) == before
     assert harness.run(config, RUN_ID).code == 0
     assert (elsewhere / "finished.json").is_file()
 
 
-def test_a_checkpoint_says_what_made_it(good: Checkpoint) -> None:
+def test_checkpoint_records_versions_and_config(good: Checkpoint) -> None:
     state = json.loads((good.path / "state.json").read_text())
     assert state["progress"]["step"] == 8
     assert state["progress"]["tokens"] == 8 * 2 * 2 * 16
@@ -485,7 +490,7 @@ def test_a_checkpoint_says_what_made_it(good: Checkpoint) -> None:
     assert {"torch", "python", "llmtrain"} <= set(state["versions"])
 
 
-def test_a_token_store_with_overwritten_bytes_is_not_trained_on(
+def test_damaged_token_store_is_refused(
     make_config: Callable[..., Config], root: Path, tmp_path: Path, golden: Outcome
 ) -> None:
     cache = tmp_path / "own-cache"

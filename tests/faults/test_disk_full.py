@@ -1,4 +1,4 @@
-"""No space for a checkpoint: training goes on while it can, and the checkpoints there are stay whole."""
+"""Full disks: training continues while it can, and existing checkpoints stay intact."""
 
 import errno
 import json
@@ -30,25 +30,26 @@ AFTER_RENAME = ["save_after_rename", "save_before_prune"]
 
 @pytest.mark.parametrize("point", BEFORE_RENAME + AFTER_RENAME)
 @pytest.mark.parametrize("step", [2, 4])
-def test_a_full_disk_at_a_periodic_save(config: Config, root: Path, golden: Outcome, point: str, step: int) -> None:
+def test_full_disk_at_a_periodic_save(config: Config, root: Path, golden: Outcome, point: str, step: int) -> None:
     ended = harness.run(config, fault=f"{point}:{step}:0:enospc")
     assert ended.code == 0, ended.output
-    said = (
+    message = (
         f"step_{step} is saved, but"
         if point == "save_before_prune"
         else f"checkpoint of step {step} could not be written"
     )
-    assert said in ended.output
+    assert message in ended.output
     assert "No space left on device" in ended.output
     assert harness.outcome(root, ended.result) == golden
     harness.verify_all(root)
 
 
 @pytest.mark.parametrize("point", BEFORE_RENAME)
-def test_a_full_disk_at_the_final_save(config: Config, root: Path, golden: Outcome, point: str) -> None:
+def test_full_disk_at_the_final_save(config: Config, root: Path, golden: Outcome, point: str) -> None:
     ended = harness.run(config, fault=f"{point}:{STEPS}:0:enospc")
     assert ended.code == 65, ended.output
-    assert f"The checkpoint of step {STEPS} could not be written" in ended.output
+    assert ended.error["reason"] == "disk_full"
+    assert f"step {STEPS}" in ended.error["what"]
     assert "No space left on device" in ended.output
     assert "--resume" in ended.output
     assert harness.steps_saved(root) == [2, 4, 6]
@@ -61,22 +62,22 @@ def test_a_full_disk_at_the_final_save(config: Config, root: Path, golden: Outco
     assert harness.outcome(root, ended.result) == golden
 
 
-def test_told_to_stop_and_no_space_to_save(config: Config, root: Path, golden: Outcome) -> None:
-    """Not 75: what would be resumed is older than what was asked to be saved, and that is said."""
+def test_full_disk_at_the_save_after_sigterm(config: Config, root: Path, golden: Outcome) -> None:
+    """Exits 65, not 75: the checkpoint to resume from is older than the interrupted step."""
 
-    def be_told() -> None:
+    def send_sigterm() -> None:
         import signal
 
         begin = CheckpointStore._begin
 
-        def told(self: CheckpointStore, *arguments: object) -> None:
+        def begin_after_sigterm(self: CheckpointStore, *arguments: object) -> None:
             if self.steps() == [2, 4]:
                 os.kill(os.getpid(), signal.SIGTERM)
             begin(self, *arguments)
 
-        CheckpointStore._begin = told
+        CheckpointStore._begin = begin_after_sigterm
 
-    ended = harness.run(config, fault="save_begin:6:0:enospc", before=be_told)
+    ended = harness.run(config, fault="save_begin:6:0:enospc", before=send_sigterm)
     assert ended.code == 65, ended.output
     assert "could not be written" in ended.output
     assert harness.steps_saved(root) == [2, 4]
@@ -100,7 +101,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def do_not_look_before_writing() -> None:
-    """Without the check of free space first, the write itself fails half-way."""
+    """Without the check of free space, the write itself fails halfway."""
     import shutil
 
     checkpoint_module.shutil = SimpleNamespace(rmtree=shutil.rmtree, disk_usage=lambda _: SimpleNamespace(free=1 << 40))
@@ -108,15 +109,15 @@ def do_not_look_before_writing() -> None:
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("before", [None, do_not_look_before_writing], ids=["checked-first", "fails-while-writing"])
-def test_a_real_full_disk(
+def test_full_file_system(
     make_config: MakeConfig, small_disk: Path, tmp_path: Path, before: Callable[[], None] | None
 ) -> None:
-    """One checkpoint is about 1.2 MB: with three on the disk the next does not fit, until somebody makes room."""
+    """One checkpoint is about 1.2 MB: with three on the disk the next one does not fit until space is freed."""
     shape = {"model__d_model": 96, "model__n_heads": 4, "trainer__save_every_steps": 1, "trainer__keep_checkpoints": 9}
     plain = make_config(**shape)
     ended = harness.run(plain.with_values("output", root_dir=str(tmp_path / "roomy" / "runs")))
     assert ended.code == 0, ended.output
-    wanted = harness.outcome(tmp_path / "roomy" / "runs", ended.result)
+    expected = harness.outcome(tmp_path / "roomy" / "runs", ended.result)
     size = sum(len(data) for data in harness.tree(tmp_path / "roomy/runs" / RUN_ID / "checkpoints/step_8").values())
     assert 1 << 20 < size < 4 << 20
 
@@ -125,7 +126,6 @@ def test_a_real_full_disk(
     ended = harness.run(on_small_disk, before=before)
     assert ended.code == 65, ended.output
     assert "could not be written" in ended.output
-    assert "Training goes on" in ended.output
     assert "Traceback" not in ended.output
     kept = harness.steps_saved(root)
     assert kept
@@ -137,7 +137,7 @@ def test_a_real_full_disk(
     ended = harness.run(on_small_disk, RUN_ID)
     assert ended.code == 0, ended.output
     assert ended.result["resumed_from"] == kept[-1]
-    assert harness.outcome(root, ended.result) == wanted
+    assert harness.outcome(root, ended.result) == expected
 
 
 def fill(path: Path) -> None:
@@ -152,8 +152,8 @@ def fill(path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_metrics_come_back_after_a_full_disk(make_config: MakeConfig, small_disk: Path) -> None:
-    """metrics.jsonl is always there: a disk that was full for a while must not switch it off for good."""
+def test_metrics_resume_after_a_full_disk(make_config: MakeConfig, small_disk: Path) -> None:
+    """A disk that was full for a while must not disable metrics.jsonl permanently."""
     root = small_disk / "runs"
     config = make_config(
         trainer__max_steps=60,
@@ -166,7 +166,7 @@ def test_metrics_come_back_after_a_full_disk(make_config: MakeConfig, small_disk
     def fill_at_step_3_and_free_at_step_50() -> None:
         from llmtrain.training import step as step_module
 
-        fault = step_module.fault
+        fault = step_module.inject_fault
 
         def fill_or_free(point: str, step: int) -> str | None:
             if (point, step) == ("after_backward", 3):
@@ -175,7 +175,7 @@ def test_metrics_come_back_after_a_full_disk(make_config: MakeConfig, small_disk
                 filler.unlink()
             return fault(point, step)
 
-        step_module.fault = fill_or_free
+        step_module.inject_fault = fill_or_free
 
     ended = harness.run(config, before=fill_at_step_3_and_free_at_step_50)
     assert ended.code == 0, ended.output
@@ -192,22 +192,22 @@ mkdir -p "$DISK" && mount -t tmpfs -o size=4m tmpfs "$DISK" || { echo "tmpfs ref
 
 
 def unshare() -> list[str]:
-    """A command that runs another in a mount namespace of its own; skips where the machine does not let us."""
+    """A command that runs another one in its own mount namespace; skips where that is not allowed."""
     own_user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    words = ["unshare", "--mount", *own_user, "sh", "-c"]
+    command = ["unshare", "--mount", *own_user, "sh", "-c"]
     try:
         done = subprocess.run(
-            [*words, "mount -t tmpfs tmpfs /mnt"], capture_output=True, text=True, check=False, timeout=30
+            [*command, "mount -t tmpfs tmpfs /mnt"], capture_output=True, text=True, check=False, timeout=30
         )
     except FileNotFoundError:
         pytest.skip("needs unshare (util-linux)")
     if done.returncode:
         pytest.skip(f"a tmpfs cannot be mounted in a namespace here: {done.stderr.strip()}")
-    return words
+    return command
 
 
 def on_small_disk(config: Config, tmp_path: Path, script: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a shell script with $DISK (4 MB), $CONFIG of the run and $PYTHON. It copies what is to be looked at."""
+    """Run a shell script with $DISK (4 MB), $CONFIG of the run and $PYTHON. It copies the files to inspect."""
     disk = tmp_path / "disk"
     document = tmp_path / "config.yaml"
     document.write_text(
@@ -224,7 +224,7 @@ def on_small_disk(config: Config, tmp_path: Path, script: str, **env: str) -> su
     )
 
 
-FILL_WHILE_IT_TRAINS = """
+FILL_DURING_TRAINING = """
 touch "$LLMTRAIN_FAULT_FILE"
 "$PYTHON" -m llmtrain train --config "$CONFIG" --json &
 while ! grep -q '"step": 11,' "$DISK/runs/tiny/metrics.jsonl" 2>/dev/null; do kill -0 $! || exit 126; sleep 0.1; done
@@ -246,12 +246,12 @@ exit $code
 @pytest.mark.timeout(300)  # whole starts of the command line
 @pytest.mark.parametrize("then", ["end", pytest.param("resume", marks=pytest.mark.slow)])
 def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_path: Path, then: str) -> None:
-    """Log file, metrics, checkpoints and generations.json are all on it, and not a byte is left."""
+    """Log file, metrics, checkpoints and generations.json are all on it, and no space remains."""
     config = make_config(trainer__max_steps=60, trainer__save_every_steps=4)
     ended = on_small_disk(
         config,
         tmp_path,
-        FILL_WHILE_IT_TRAINS,
+        FILL_DURING_TRAINING,
         LLMTRAIN_FAULT="forward:12:0:wait",
         LLMTRAIN_FAULT_FILE=str(tmp_path / "waiting"),
         THEN=then,
@@ -278,36 +278,36 @@ def test_disk_that_fills_up_while_the_run_trains(make_config: MakeConfig, tmp_pa
         CheckpointStore(run.checkpoints).at(step).verify()
 
 
-START_WITH_LITTLE_LEFT = """
+START_WITH_LITTLE_SPACE = """
 mkdir -p "$DISK/runs" "$AFTER"
-for left in 0 8 16 24 200; do
+for free in 0 8 16 24 200; do
   rm -f "$DISK/filler"
   dd if=/dev/zero of="$DISK/filler" bs=1k 2>/dev/null
-  truncate -s -${left}K "$DISK/filler"
-  "$PYTHON" -m llmtrain train --config "$CONFIG" --json >"$AFTER/$left.json" 2>"$AFTER/$left.err"
-  echo $? >"$AFTER/$left.code"
-  ls -A "$DISK/runs" >"$AFTER/$left.there"
+  truncate -s -${free}K "$DISK/filler"
+  "$PYTHON" -m llmtrain train --config "$CONFIG" --json >"$AFTER/$free.json" 2>"$AFTER/$free.err"
+  echo $? >"$AFTER/$free.code"
+  ls -A "$DISK/runs" >"$AFTER/$free.there"
 done
 """
 
 
 @pytest.mark.timeout(300)
 def test_start_on_a_full_disk(make_config: MakeConfig, tmp_path: Path) -> None:
-    done = on_small_disk(make_config(), tmp_path, START_WITH_LITTLE_LEFT)
+    done = on_small_disk(make_config(), tmp_path, START_WITH_LITTLE_SPACE)
     assert done.returncode == 0, done.stderr
-    for left in (0, 8, 16, 24, 200):
-        said = (tmp_path / "after" / f"{left}.err").read_text()
-        assert (tmp_path / "after" / f"{left}.code").read_text().strip() == "65", said
-        error = json.loads((tmp_path / "after" / f"{left}.json").read_text())
+    for free in (0, 8, 16, 24, 200):
+        stderr = (tmp_path / "after" / f"{free}.err").read_text()
+        assert (tmp_path / "after" / f"{free}.code").read_text().strip() == "65", stderr
+        error = json.loads((tmp_path / "after" / f"{free}.json").read_text())
         assert error["error"] == "TrainingFailed"
         assert "output.root_dir" in error["remedy"]
-        assert "Traceback" not in said
-        assert (tmp_path / "after" / f"{left}.there").read_text() == "", "a run directory was left half-made"
+        assert "Traceback" not in stderr
+        assert (tmp_path / "after" / f"{free}.there").read_text() == "", "a partial run directory was left behind"
 
 
 @pytest.mark.parametrize("point", ["run.lock", "generations.json", "config.yaml", "meta.json"])
-def test_start_takes_a_half_made_run_back(config: Config, root: Path, point: str) -> None:
-    """Free blocks were there when it was looked, but a quota or the inodes are used up."""
+def test_start_removes_a_partially_created_run(config: Config, root: Path, point: str) -> None:
+    """There were free blocks when it was checked, but the quota or the inodes are exhausted."""
 
     def no_space_for_it() -> None:
         from llmtrain import files as atomic
@@ -329,16 +329,16 @@ def test_start_takes_a_half_made_run_back(config: Config, root: Path, point: str
     assert ended.code == 0, ended.output
 
 
-def test_no_space_for_the_result(config: Config, root: Path, golden: Outcome) -> None:
-    """finished.json does not fit: the run is not finished, and finishes once there is space."""
+def test_full_disk_at_the_result(config: Config, root: Path, golden: Outcome) -> None:
+    """finished.json does not fit: the run finishes once there is space."""
 
     def no_space_for_it() -> None:
-        from llmtrain.training import run as run_module
+        from llmtrain.training import result as result_module
 
         def refuse(path: Path, value: object) -> None:  # noqa: ARG001
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
-        run_module.write_json = refuse if (root / RUN_ID).exists() else run_module.write_json
+        result_module.write_json = refuse if (root / RUN_ID).exists() else result_module.write_json
 
     assert harness.run(config, fault="after_final_save:8:0:kill").code == -9
     ended = harness.run(config, RUN_ID, before=no_space_for_it)
@@ -349,7 +349,7 @@ def test_no_space_for_the_result(config: Config, root: Path, golden: Outcome) ->
     assert harness.outcome(root, ended.result) == golden
 
 
-def test_failed_save_of_the_best_keeps_the_next_best(make_config: MakeConfig, root: Path, cli: Cli) -> None:
+def test_failed_save_of_the_best_keeps_the_second_best(make_config: MakeConfig, root: Path, cli: Cli) -> None:
     last = 4  # of a run that gets worse from its second step on
     config = make_config(
         trainer__max_steps=last,
@@ -389,7 +389,7 @@ def test_failed_save_of_the_best_keeps_the_next_best(make_config: MakeConfig, ro
     assert ended.result["best_step"] == best, "a resumed run finds it again"
 
 
-def test_save_error_names_what_is_needed_and_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_error_has_needed_and_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_module.shutil, "disk_usage", lambda _: SimpleNamespace(free=1_200_000))
     with pytest.raises(OSError, match=r"0\.4 MB.* 1\.0 MB.* 1\.2 MB") as caught:
         CheckpointStore(tmp_path)._begin(tmp_path / "new", 400_000, 1)
@@ -399,16 +399,16 @@ def test_save_error_names_what_is_needed_and_free(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("case", "code"), [("result", 65), ("log", 0), ("error", 64), ("error and result", 64)], ids=lambda v: str(v)
 )
-def test_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path, case: str, code: int) -> None:
-    """`llmtrain train > /full/log 2>&1`: the exit code says how the command ended, not that its words were lost."""
+def test_standard_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path, case: str, code: int) -> None:
+    """`llmtrain train > /full/log 2>&1`: the exit code is that of the command, although its output is lost."""
     document = tmp_path / "config.yaml"
     document.write_text(dump_document(make_config(trainer__max_steps=3).as_dict()), encoding="utf-8")
-    words = ["train", "--config", str(document), *(["--set", "trainer.lr=no"] if "error" in case else ["--json"])]
+    arguments = ["train", "--config", str(document), *(["--set", "trainer.lr=no"] if "error" in case else ["--json"])]
     if case == "result":
-        words = ["print-config", "--config", str(document)]
+        arguments = ["print-config", "--config", str(document)]
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "llmtrain", *words],
+            [sys.executable, "-m", "llmtrain", *arguments],
             stdout=full if "result" in case else subprocess.PIPE,
             stderr=subprocess.PIPE if case == "result" else full,
             text=True,
@@ -423,20 +423,20 @@ def test_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path, case: st
 
 
 @pytest.mark.parametrize("case", ["pipe", "pipe with --json", "closed", "full"])
-def test_output_that_nobody_reads_does_not_change_the_exit_code(
+def test_closed_standard_output_does_not_change_the_exit_code(
     make_config: MakeConfig, tmp_path: Path, case: str
 ) -> None:
-    """`llmtrain train | true`: a run that has finished has finished."""
+    """`llmtrain train | true`: the exit code is that of the run."""
     document = tmp_path / "config.yaml"
     document.write_text(dump_document(make_config(trainer__max_steps=3).as_dict()), encoding="utf-8")
-    words = [sys.executable, "-m", "llmtrain", "train", "--config", str(document)]
-    words += ["--json"] if case != "pipe" else []
+    command = [sys.executable, "-m", "llmtrain", "train", "--config", str(document)]
+    command += ["--json"] if case != "pipe" else []
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe, Path("/dev/full").open("w") as full:
         shell = ["sh", "-c", 'exec "$@" >&-', "sh"] if case == "closed" else []
         ended = subprocess.run(
-            [*shell, *words],
+            [*shell, *command],
             stdout=full if case == "full" else pipe,
             stderr=subprocess.PIPE,
             text=True,
@@ -449,7 +449,7 @@ def test_output_that_nobody_reads_does_not_change_the_exit_code(
         assert f"--resume {tmp_path / 'runs' / RUN_ID}" in ended.stderr
 
 
-def test_command_whose_reader_goes_while_it_prints(tmp_path: Path) -> None:
+def test_command_whose_reader_closes_while_it_prints(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as pipe:

@@ -1,7 +1,7 @@
-"""Fine-tuning that is stopped or killed anywhere and resumed is the undisturbed run: weights, losses, epochs, answers.
+"""Fine-tuning that is interrupted or killed anywhere and resumed matches the uninterrupted run bit for bit.
 
-The first part (a run of two epochs on a tiny Llama, and what it leaves behind in a form that can be compared) is used
-by the tests of tests/training too.
+The first part (a run of two epochs on a tiny Llama, and its files in a form that can be compared) is also used by
+tests/training.
 """
 
 import functools
@@ -18,7 +18,7 @@ from typing import Any
 
 import fault_harness as harness
 import pytest
-from fault_harness import RUN_ID, Ended, Outcome
+from fault_harness import RUN_ID, ChildExit, Outcome
 
 from llmtrain import fault_injection as faults
 from llmtrain.config.schema import Config
@@ -33,21 +33,21 @@ import tiny_llama
 
 pytestmark = pytest.mark.hf
 
-# 30 rows make 13 packed sequences: 4 steps an epoch, the last of them with one sequence and three empty ones.
+# 30 examples make 13 packed sequences: 4 steps per epoch, the last with one sequence and three empty ones.
 STEPS_IN_EPOCH, STEPS = 4, 8
 EVAL_STEPS = [3, 4, 6, 8]
 SAVE_STEPS = EVAL_STEPS
 SAVED_BEFORE = {3: 0, 4: 3, 6: 4, 8: 6}
-REPLACING = "save_while_replacing"  # happens only when a step is saved a second time: a test of its own
+REPLACING = "save_while_replacing"  # only reached when a step is saved a second time: tested separately
 SAVE_POINTS = [point for point in faults.POINTS if point.startswith("save_") and point != REPLACING]
-UNSTEADY = ("time", "train/tokens_per_second", "train/seconds_left", "train/mfu")
+TIMINGS = ("time", "train/tokens_per_second", "train/seconds_left", "train/mfu")
 Before = Callable[[], None]
 MakeConfig = Callable[..., Config]
 
 
 @dataclass(frozen=True)
 class Material:
-    """A model directory and rows."""
+    """A model directory and examples."""
 
     model: Path
     train: Path
@@ -58,19 +58,19 @@ class Material:
 
 @functools.cache
 def make_material(base: Path) -> Material:
-    """Made once a session (`base` is its directory)."""
+    """Created once per session (`base` is its directory)."""
     folder = Path(mkdtemp(prefix="material-", dir=base))
     return Material(
         tiny_llama.make_model(folder / "model"),
-        tiny_llama.make_rows(folder / "train.jsonl", 30),
-        tiny_llama.make_rows(folder / "val.jsonl", 6, first=100),
+        tiny_llama.make_examples(folder / "train.jsonl", 30),
+        tiny_llama.make_examples(folder / "val.jsonl", 6, first=100),
         tiny_llama.make_chats(folder / "chats.jsonl", 24),
         tiny_llama.make_chats(folder / "val_chats.jsonl", 5),
     )
 
 
 def fine_tune_config(root: Path, cache: Path, material: Material, **changes: Any) -> Config:
-    """LoRA with dropout, packed rows, 4 micro-batches a step, two epochs; any of it changed by `section__field`."""
+    """LoRA with dropout, packed examples, 4 micro-batches per step, two epochs; changes are `section__field=value`."""
     values: dict[str, Any] = {
         "model__name": "hf_causal_lm",
         "model__path": str(material.model),
@@ -111,8 +111,8 @@ def run_dir(config: Config) -> Path:
 
 def train(
     config: Config, size: int = 1, resume: str | None = None, before: Before | None = None, **options: Any
-) -> list[Ended]:
-    """So many processes; one Ended each."""
+) -> list[ChildExit]:
+    """Train with `size` processes; returns one ChildExit per process."""
 
     if size == 1:
         return [harness.run(config, resume, before=before, **options)]
@@ -128,8 +128,8 @@ def trained(config: Config, size: int = 1, resume: str | None = None, **options:
 
 
 def val_losses(*losses: float) -> Before:
-    """In a process: the validation loss after step 1, 2, ... is the next of these, and the last one ever after. Whether
-    a run gets better or worse then depends on no machine's rounding."""
+    """Replace the validation losses: those after step 1, 2, ... are given, and the last one is repeated. Whether a run
+    improves then does not depend on rounding."""
 
     def before() -> None:
         evaluate, evaluate_and_log = trainer_module.evaluate, Trainer._evaluate
@@ -152,21 +152,21 @@ def val_losses(*losses: float) -> Before:
 def rows(folder: Path, name: str) -> list[tuple[int, dict[str, str]]]:
     """The rows of metrics.jsonl that have this metric: step and every steady value as float.hex."""
     return [
-        (row["step"], {k: float(v).hex() for k, v in row.items() if k not in ("step", *UNSTEADY)})
+        (row["step"], {k: float(v).hex() for k, v in row.items() if k not in ("step", *TIMINGS)})
         for row in read_metrics(folder / "metrics.jsonl")
         if name in row
     ]
 
 
 def epoch_lines(folder: Path) -> list[str]:
-    """What the log says of epochs; a line that was written again after a kill counts once."""
+    """The epoch lines of the log; a line that was repeated after a kill counts once."""
     lines = (folder / "logs" / "train.log").read_text().splitlines()
     return list(dict.fromkeys(line.partition("[EPOCH]")[2].strip() for line in lines if "[EPOCH]" in line))
 
 
 @dataclass(frozen=True)
 class FineTuned:
-    """All that must be equal between an undisturbed run and one that was disturbed and resumed."""
+    """Everything that must be equal between an uninterrupted run and one that was interrupted and resumed."""
 
     plain: Outcome
     train: list[tuple[int, dict[str, str]]]
@@ -175,7 +175,7 @@ class FineTuned:
     epoch_lines: list[str]
     samples: dict[str, bytes]
     adapter: dict[str, bytes]
-    """The best one, as the run directory shows it."""
+    """The best adapter, in the run directory."""
     sample: str
     epochs: int
     stopped_early: bool
@@ -196,23 +196,25 @@ def fine_tuned(config: Config, result: dict[str, Any]) -> FineTuned:
     )
 
 
-def go_on(config: Config, golden: FineTuned, size: int = 1, resume: str = RUN_ID, before: Before | None = None) -> int:
-    """Go on to the end, which must be that of the undisturbed run; the step gone on from."""
+def resume_and_check(
+    config: Config, golden: FineTuned, size: int = 1, resume: str = RUN_ID, before: Before | None = None
+) -> int:
+    """Resume to the end; must match the uninterrupted run. Returns the step it resumed from."""
     result = trained(config, size, resume, before=before)
     assert fine_tuned(config, result) == golden
     harness.verify_all(Path(config.output.root_dir))
-    left = [path.name for path in (run_dir(config) / "checkpoints").iterdir() if path.name.startswith(".")]
-    assert left == []
+    leftovers = [path.name for path in (run_dir(config) / "checkpoints").iterdir() if path.name.startswith(".")]
+    assert leftovers == []
     assert not (run_dir(config) / "lock").exists()
     return result["resumed_from"] or 0
 
 
 def some(values: Iterable[Any], *quick: Any) -> list[Any]:
-    """All values to test with; those that are not named are slow."""
+    """All values to test; those not in `quick` are marked slow."""
     return [value if value in quick else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
-# Tests of one process.
+# One process
 
 
 @pytest.fixture(scope="session")
@@ -230,29 +232,29 @@ def config(make: MakeConfig) -> Config:
     return make()
 
 
-def undisturbed(folder: Path, cache: Path, material: Material, size: int = 1, **changes: Any) -> FineTuned:
+def uninterrupted(folder: Path, cache: Path, material: Material, size: int = 1, **changes: Any) -> FineTuned:
     config = fine_tune_config(folder / "runs", cache, material, **changes)
     return fine_tuned(config, trained(config, size))
 
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> FineTuned:
-    return undisturbed(tmp_path_factory.mktemp("golden-fine-tune"), cache, material)
+    return uninterrupted(tmp_path_factory.mktemp("golden-fine-tune"), cache, material)
 
 
-def test_the_undisturbed_run_has_all_that_is_compared(golden: FineTuned) -> None:
+def test_uninterrupted_run_has_everything_that_is_compared(golden: FineTuned) -> None:
     assert [step for step, _ in golden.train] == list(range(1, STEPS + 1))
     assert [step for step, _ in golden.val] == EVAL_STEPS
     assert [step for step, row in golden.val if "epoch/train_loss" in row] == [STEPS_IN_EPOCH, STEPS]
     assert len(golden.epoch_lines) == 2
     assert sorted(golden.samples) == [f"step_{step}.json" for step in EVAL_STEPS]
-    assert len(set(golden.samples.values())) > 1, "the answers change in the course of the run"
+    assert len(set(golden.samples.values())) > 1, "the answers change during the run"
     assert sorted(golden.adapter) == ["README.md", "adapter_config.json", "adapter_model.safetensors", "llmtrain.json"]
     assert (golden.plain.steps, golden.epochs, golden.stopped_early) == (STEPS, 2, False)
 
 
-def test_dropout_positions_and_accumulation_take_part(make: MakeConfig, golden: FineTuned) -> None:
-    """Else what follows would show less than it says."""
+def test_dropout_and_positions_affect_the_result(make: MakeConfig, golden: FineTuned) -> None:
+    """Otherwise the tests below would not cover them."""
     without = {
         "dropout": make(model__lora={"rank": 4, "alpha": 8.0, "dropout": 0.0}),
         "positions": make(),
@@ -273,24 +275,24 @@ def test_dropout_positions_and_accumulation_take_part(make: MakeConfig, golden: 
 def test_sigterm_at_every_step_loses_nothing(config: Config, golden: FineTuned, k: int) -> None:
     (ended,) = train(config, fault=f"after_optimizer:{k}:0:term")
     assert ended.code == 75, ended.output
-    assert go_on(config, golden) == k
+    assert resume_and_check(config, golden) == k
 
 
 @pytest.mark.parametrize("step", some(EVAL_STEPS, 8))
-def test_sigterm_in_an_evaluation(config: Config, golden: FineTuned, step: int) -> None:
+def test_sigterm_during_evaluation(config: Config, golden: FineTuned, step: int) -> None:
     (ended,) = train(config, fault=f"evaluate:{step}:0:term")
     assert ended.code == 75, ended.output
     assert not (run_dir(config) / "samples" / f"step_{step}.json").exists()
-    assert go_on(config, golden) == step
+    assert resume_and_check(config, golden) == step
 
 
 def signal_in_answer(number: int, which: signal.Signals) -> Before:
-    """A signal in the middle of the so manieth answer of the run: two an evaluation."""
+    """Send a signal during this answer of the run; there are two answers per evaluation."""
 
     def before() -> None:
-        from llmtrain.training import artifacts as outputs
+        from llmtrain.training import eval_prompts
 
-        real, calls = outputs.sample_text, []
+        real, calls = eval_prompts.sample_text, []
 
         def answering(adapter: Any, module: Any, *arguments: Any, **options: Any) -> str:
             calls.append(None)
@@ -298,64 +300,64 @@ def signal_in_answer(number: int, which: signal.Signals) -> Before:
                 module.register_forward_pre_hook(lambda *_: os.kill(os.getpid(), which))
             return real(adapter, module, *arguments, **options)
 
-        outputs.sample_text = answering  # type: ignore[assignment]
+        eval_prompts.sample_text = answering  # type: ignore[assignment]
 
     return before
 
 
 @pytest.mark.parametrize("answer", some(range(1, 9), 4))
-def test_sigterm_while_answering_a_prompt(config: Config, golden: FineTuned, answer: int) -> None:
+def test_sigterm_during_an_eval_prompt(config: Config, golden: FineTuned, answer: int) -> None:
     step = EVAL_STEPS[(answer - 1) // 2]
     (ended,) = train(config, before=signal_in_answer(answer, signal.SIGTERM))
     assert ended.code == 75, ended.output
-    assert not (run_dir(config) / "samples" / f"step_{step}.json").exists(), "half of the answers are no answers"
-    assert go_on(config, golden) == step
+    assert not (run_dir(config) / "samples" / f"step_{step}.json").exists(), "incomplete answers are not saved"
+    assert resume_and_check(config, golden) == step
 
 
-def test_sigkill_while_answering_a_prompt(config: Config, golden: FineTuned) -> None:
+def test_sigkill_during_an_eval_prompt(config: Config, golden: FineTuned) -> None:
     (ended,) = train(config, before=signal_in_answer(4, signal.SIGKILL))
     assert ended.code == -9, ended.output
-    assert go_on(config, golden) == 3
+    assert resume_and_check(config, golden) == 3
 
 
-def test_sigkill_between_an_epochs_evaluation_and_its_save(config: Config, golden: FineTuned) -> None:
-    """The epoch's line and answers are there already, and are made again."""
+def test_sigkill_between_evaluation_and_save_of_an_epoch(config: Config, golden: FineTuned) -> None:
+    """The epoch's log line and answers exist already and are written again."""
 
     def killed_once_answers_are_kept() -> None:
-        from llmtrain.training.artifacts import Outputs
+        from llmtrain.training.eval_prompts import EvalPrompts
 
-        keep = Outputs.keep_answers
+        keep = EvalPrompts.save
 
-        def keep_and_die(self: Outputs, step: int, answers: Any) -> Path:
+        def keep_and_die(self: EvalPrompts, step: int, answers: Any) -> Path:
             path = keep(self, step, answers)
             if step == STEPS_IN_EPOCH:
                 os.kill(os.getpid(), signal.SIGKILL)
             return path
 
-        Outputs.keep_answers = keep_and_die  # type: ignore[method-assign]
+        EvalPrompts.save = keep_and_die  # type: ignore[method-assign]
 
     (ended,) = train(config, before=killed_once_answers_are_kept)
     assert ended.code == -9, ended.output
     assert len(epoch_lines(run_dir(config))) == 1
-    assert go_on(config, golden) == 3
+    assert resume_and_check(config, golden) == 3
 
 
 def kill_in_save(config: Config, golden: FineTuned, point: str, step: int) -> None:
     (ended,) = train(config, fault=f"{point}:{step}:0:kill")
     assert ended.code == -9, ended.output
     is_renamed = point in ("save_after_rename", "save_before_prune")
-    assert go_on(config, golden) == (step if is_renamed else SAVED_BEFORE[step])
+    assert resume_and_check(config, golden) == (step if is_renamed else SAVED_BEFORE[step])
 
 
 @pytest.mark.parametrize("point", some(SAVE_POINTS, "save_begin", "save_before_manifest", "save_after_rename"))
-def test_sigkill_in_the_save_of_an_epoch(config: Config, golden: FineTuned, point: str) -> None:
+def test_sigkill_during_the_save_of_an_epoch(config: Config, golden: FineTuned, point: str) -> None:
     kill_in_save(config, golden, point, STEPS_IN_EPOCH)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [step for step in SAVE_STEPS if step != STEPS_IN_EPOCH])
 @pytest.mark.parametrize("point", SAVE_POINTS)
-def test_sigkill_in_every_save(config: Config, golden: FineTuned, point: str, step: int) -> None:
+def test_sigkill_during_every_save(config: Config, golden: FineTuned, point: str, step: int) -> None:
     kill_in_save(config, golden, point, step)
 
 
@@ -365,21 +367,21 @@ def test_sigkill_in_every_save(config: Config, golden: FineTuned, point: str, st
 def test_sigkill_at_every_step(config: Config, golden: FineTuned, point: str, k: int) -> None:
     (ended,) = train(config, fault=f"{point}:{k}:0:kill")
     assert ended.code == -9, ended.output
-    assert go_on(config, golden) == max(step for step in (0, *SAVE_STEPS) if step < k)
+    assert resume_and_check(config, golden) == max(step for step in (0, *SAVE_STEPS) if step < k)
 
 
 def test_sigkill_while_the_checkpoint_of_an_epoch_is_replaced(config: Config, golden: FineTuned) -> None:
-    """Told to stop before the evaluation of the epoch's end: the step is saved twice."""
+    """Interrupted before the evaluation at the end of the epoch: the step is saved twice."""
     assert train(config, fault=f"after_optimizer:{STEPS_IN_EPOCH}:0:term")[0].code == 75
     (ended,) = train(config, resume=RUN_ID, fault=f"{REPLACING}:{STEPS_IN_EPOCH}:0:kill")
     assert ended.code == -9, ended.output
-    assert go_on(config, golden) == STEPS_IN_EPOCH
+    assert resume_and_check(config, golden) == STEPS_IN_EPOCH
 
 
 def test_sigkill_after_the_last_save(config: Config, golden: FineTuned) -> None:
     assert train(config, fault=f"after_final_save:{STEPS}:0:kill")[0].code == -9
     assert not (run_dir(config) / "finished.json").exists()
-    assert go_on(config, golden) == STEPS
+    assert resume_and_check(config, golden) == STEPS
 
 
 def chain_of_faults(config: Config, golden: FineTuned, seed: int) -> None:
@@ -391,17 +393,17 @@ def chain_of_faults(config: Config, golden: FineTuned, seed: int) -> None:
         (ended,) = train(config, resume=resume, fault=f"{point}:{step}:0:{rng.choice(['kill', 'term'])}")
         assert ended.code in (0, -9, 75), ended.output
         resume = RUN_ID
-    go_on(config, golden)
+    resume_and_check(config, golden)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
-def test_one_fault_after_the_other(config: Config, seed: int, golden: FineTuned) -> None:
+def test_sequence_of_faults(config: Config, seed: int, golden: FineTuned) -> None:
     chain_of_faults(config, golden, seed)
 
 
-def test_another_base_model_is_refused(make: MakeConfig, material: Material, tmp_path: Path) -> None:
-    """Its checkpoints hold adapters only: with other weights below them they are another model's."""
+def test_resume_refuses_another_base_model(make: MakeConfig, material: Material, tmp_path: Path) -> None:
+    """Its checkpoints contain only adapters, which are useless on another base model."""
     folder = tmp_path / "model"
     shutil.copytree(material.model, folder)
     config = make(model__path=str(folder))
@@ -414,7 +416,7 @@ def test_another_base_model_is_refused(make: MakeConfig, material: Material, tmp
     assert harness.tree(run_dir(config) / "checkpoints") == before
 
 
-def test_a_base_model_that_moved_is_the_same(
+def test_resume_accepts_a_moved_base_model(
     make: MakeConfig, material: Material, golden: FineTuned, tmp_path: Path
 ) -> None:
     moved = shutil.copytree(material.model, tmp_path / "model")
@@ -447,43 +449,43 @@ SLOW_VARIANTS: dict[str, dict[str, Any]] = {
 def test_every_kind_of_fine_tuning_resumes_exactly(
     make: MakeConfig, tmp_path: Path, cache: Path, material: Material, variant: str
 ) -> None:
-    """Stopped in the first epoch, killed in the second."""
+    """Interrupted in the first epoch, killed in the second."""
     change = {**VARIANTS, **SLOW_VARIANTS}[variant]
     change = chat_changes(material) if change is CHATS else change
-    wanted = undisturbed(tmp_path / "undisturbed", cache, material, **change)
+    expected = uninterrupted(tmp_path / "uninterrupted", cache, material, **change)
     config = make(**change)
-    assert wanted.epochs == 2
-    steps = wanted.plain.steps
+    assert expected.epochs == 2
+    steps = expected.plain.steps
     assert steps // 2 > 2
     assert train(config, fault="after_optimizer:2:0:term")[0].code == 75
     (ended,) = train(config, resume=RUN_ID, fault=f"after_optimizer:{steps // 2 + 2}:0:kill")
     assert ended.code == -9, ended.output
-    assert go_on(config, wanted) >= 2
+    assert resume_and_check(config, expected) >= 2
     assert (run_dir(config) / "adapter").is_dir() == (config.model.lora is not None)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", SAVE_POINTS)
-def test_sigkill_in_a_background_save(make: MakeConfig, golden: FineTuned, point: str) -> None:
+def test_sigkill_during_a_background_save(make: MakeConfig, golden: FineTuned, point: str) -> None:
     config = make(trainer__async_save=True)
     (ended,) = train(config, fault=f"{point}:{STEPS_IN_EPOCH}:0:kill")
     assert ended.code == -9, ended.output
-    go_on(config, golden)
+    resume_and_check(config, golden)
 
 
-# A rank of two with a slice of the model each.
+# Two ranks with fsdp
 
 
 @pytest.fixture(scope="session")
 def fsdp_golden(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> FineTuned:
-    return undisturbed(tmp_path_factory.mktemp("fsdp-tune"), cache, material, 2, distributed__strategy="fsdp")
+    return uninterrupted(tmp_path_factory.mktemp("fsdp-tune"), cache, material, 2, distributed__strategy="fsdp")
 
 
 def kill_rank(config: Config, golden: FineTuned, point: str, step: int, rank: int) -> None:
     ends = train(config, 2, fault=f"{point}:{step}:{rank}:kill")
     assert ends[rank].code == -signal.SIGKILL, ends[rank].output
     assert ends[1 - rank].code == 75, ends[1 - rank].output
-    resumed_from = go_on(config, golden, 2)
+    resumed_from = resume_and_check(config, golden, 2)
     assert resumed_from in (SAVED_BEFORE[step], step)
 
 
@@ -491,7 +493,7 @@ def kill_rank(config: Config, golden: FineTuned, point: str, step: int, rank: in
     ("point", "step", "rank"),
     [("save_model_written", 4, 1), pytest.param("save_before_rename", 8, 0, marks=pytest.mark.slow)],
 )
-def test_a_killed_rank_with_a_slice_of_the_model(
+def test_sigkill_of_one_rank_with_fsdp(
     make: MakeConfig, fsdp_golden: FineTuned, point: str, step: int, rank: int
 ) -> None:
     kill_rank(make(distributed__strategy="fsdp"), fsdp_golden, point, step, rank)
@@ -502,8 +504,8 @@ def test_a_killed_rank_with_a_slice_of_the_model(
 @pytest.mark.parametrize(
     ("point", "rank"), [*((point, 0) for point in SAVE_POINTS), ("save_model_written", 1), ("evaluate", 1)]
 )
-def test_a_rank_killed_in_the_save_of_an_epoch(
+def test_sigkill_of_one_rank_during_the_save_of_an_epoch(
     make: MakeConfig, golden: FineTuned, fsdp_golden: FineTuned, strategy: str, point: str, rank: int
 ) -> None:
-    wanted = fsdp_golden if strategy == "fsdp" else golden
-    kill_rank(make(distributed__strategy=strategy), wanted, point, STEPS_IN_EPOCH, rank)
+    expected = fsdp_golden if strategy == "fsdp" else golden
+    kill_rank(make(distributed__strategy=strategy), expected, point, STEPS_IN_EPOCH, rank)

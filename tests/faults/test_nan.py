@@ -1,4 +1,4 @@
-"""A loss that is not a number stops the run, is named, and leaves no checkpoint behind it."""
+"""A NaN loss ends the run, is named, and is never saved."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,52 +13,52 @@ from llmtrain.config.schema import Config
 
 @pytest.mark.parametrize("k", [1, 2, 4, 5, 8])
 @pytest.mark.parametrize("log_every", [1, 100])
-def test_nan_stops_with_the_step_and_its_samples(
+def test_nan_ends_the_run_and_names_step_and_samples(
     make_config: Callable[..., Config], root: Path, golden: Outcome, k: int, log_every: int
 ) -> None:
     config = make_config(trainer__log_every_steps=log_every)
     ended = harness.run(config, fault=f"loss:{k}:0:nan")
     assert ended.code == 65, ended.output
-    assert f"The loss of step {k} is nan" in ended.output
-    assert f"it saw samples {(k - 1) * 4} to {k * 4 - 1}" in ended.output
+    assert ended.error["reason"] == "not_finite"
+    assert f"samples {(k - 1) * 4} to {k * 4 - 1}" in ended.error["what"]
     assert all(step < k for step in harness.steps_saved(root))
     assert not (root / RUN_ID / "finished.json").exists()
     assert "NaN" not in (root / RUN_ID / "metrics.jsonl").read_text()
 
-    ended = harness.run(config, RUN_ID)  # it was a passing fault: the run goes on from before it
+    ended = harness.run(config, RUN_ID)  # the fault was transient: the run resumes before it
     assert ended.code == 0, ended.output
     assert ended.result["state_sha256"] == golden.state_sha256
 
 
-def test_nan_while_told_to_stop_is_not_saved(make_config: Callable[..., Config], root: Path) -> None:
-    def be_told_too() -> None:
+def test_nan_is_not_saved_after_sigterm(make_config: Callable[..., Config], root: Path) -> None:
+    def send_sigterm() -> None:
         import os
         import signal
 
         from llmtrain.training import step as step_module
 
-        fault = step_module.fault
+        fault = step_module.inject_fault
 
         def both(point: str, step: int) -> str | None:
             if (point, step) == ("loss", 5):
                 os.kill(os.getpid(), signal.SIGTERM)
             return fault(point, step)
 
-        step_module.fault = both
+        step_module.inject_fault = both
 
-    ended = harness.run(make_config(trainer__log_every_steps=100), fault="loss:5:0:nan", before=be_told_too)
+    ended = harness.run(make_config(trainer__log_every_steps=100), fault="loss:5:0:nan", before=send_sigterm)
     assert ended.code == 65, ended.output
     assert harness.steps_saved(root) == [2, 4]
 
 
-def test_parameters_that_are_not_numbers_are_never_saved(make_config: Callable[..., Config], root: Path) -> None:
-    """The loss of a step can be a number while its gradient is not: what the update makes of the parameters
-    shows in the next loss only, so a save in between would keep a model that cannot be resumed."""
+def test_nan_parameters_are_never_saved(make_config: Callable[..., Config], root: Path) -> None:
+    """The loss of a step can be finite while its gradient is not: the damage to the parameters shows only in the next
+    loss, so a save in between would keep an unusable model."""
 
     def spoil_a_gradient() -> None:
         from llmtrain.training import step as step_module
 
-        fault = step_module.fault
+        fault = step_module.inject_fault
 
         def spoil(point: str, step: int) -> str | None:
             if (point, step) == ("after_backward", 6):
@@ -69,7 +69,7 @@ def test_parameters_that_are_not_numbers_are_never_saved(make_config: Callable[.
                         thing.weight.grad[0, 0] = float("inf")
             return fault(point, step)
 
-        step_module.fault = spoil
+        step_module.inject_fault = spoil
 
     ended = harness.run(make_config(trainer__eval_every_steps=None), before=spoil_a_gradient)
     assert ended.code == 65, ended.output

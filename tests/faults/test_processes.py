@@ -1,4 +1,4 @@
-"""The same promises through the real command: python -m llmtrain train, signals from outside, exit codes."""
+"""The real command: python -m llmtrain train, signals from outside, exit codes."""
 
 import contextlib
 import json
@@ -52,8 +52,8 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_from_outside_then_resume(file: Path, root: Path, golden: Outcome, number: signal.Signals) -> None:
-    """The process stops itself in step 3, so that the signal meets it there whatever the machine's speed."""
+def test_signal_then_resume(file: Path, root: Path, golden: Outcome, number: signal.Signals) -> None:
+    """The process stops itself in step 3, so that it receives the signal there."""
     process = start("--config", str(file), fault="after_backward:3:0:stop")
     wait_for(process, lambda: is_stopped(process.pid))
     process.send_signal(number)
@@ -82,7 +82,7 @@ def test_resume_needs_no_config(file: Path, root: Path, golden: Outcome) -> None
 
 
 def test_sigterm_while_torch_is_imported(file: Path, root: Path) -> None:
-    """Start-up takes seconds: a pod that is told to stop in them must not look like a crash."""
+    """Startup takes seconds: SIGTERM during it must not look like a crash."""
     process = start("--config", str(file))
     maps = Path(f"/proc/{process.pid}/maps")
     wait_for(process, lambda: "libtorch" in maps.read_text())
@@ -101,7 +101,7 @@ def test_sigkill_then_resume(file: Path, root: Path, golden: Outcome) -> None:
 
 
 @pytest.mark.parametrize("reference", ["../evil", "payload.pt"])
-def test_a_bad_reference(file: Path, tmp_path: Path, reference: str) -> None:
+def test_resume_refuses_a_bad_reference(file: Path, tmp_path: Path, reference: str) -> None:
     code, _, stderr = finish(start("--config", str(file), "--resume", reference, cwd=tmp_path))
     assert code in (64, 65), stderr
     assert "Traceback" not in stderr
@@ -112,9 +112,7 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_data_workers_end_with_a_trainer_that_ends_while_they_start(
-    tmp_path: Path, make_config: MakeConfig, number: signal.Signals
-) -> None:
+def test_data_workers_exit_with_the_trainer(tmp_path: Path, make_config: MakeConfig, number: signal.Signals) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(make_config(data__num_workers=1)))
     trainer = start("--config", str(path))
@@ -136,7 +134,7 @@ def test_data_workers_end_with_a_trainer_that_ends_while_they_start(
     assert code == (-9 if number == signal.SIGKILL else 75), stderr
     deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in started):
-        assert time.monotonic() < deadline, "a worker is left"
+        assert time.monotonic() < deadline, "a worker is still running"
         time.sleep(0.05)
 
 
@@ -144,15 +142,15 @@ CRASHING = """
 import sys
 import llmtrain.training.run as run
 def crash(*_): raise RuntimeError("a bug")
-run.write_sample = crash
+run.build_result = crash
 from llmtrain.cli import main
 main(["train", "--config", sys.argv[1]])
 """
 
 
 @pytest.mark.slow
-def test_a_crash_with_loader_workers_ends(tmp_path: Path, make_config: MakeConfig) -> None:
-    """The workers are deaf to SIGTERM, with which Python ends what is left at its own end: it waited for ever."""
+def test_crash_with_data_workers_exits(tmp_path: Path, make_config: MakeConfig) -> None:
+    """The workers ignore SIGTERM, which Python sends them at exit: it would wait forever."""
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(make_config(data__num_workers=2)))
     done = subprocess.run([sys.executable, "-c", CRASHING, str(path)], capture_output=True, text=True, timeout=60)

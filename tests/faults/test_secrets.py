@@ -1,4 +1,4 @@
-"""Planted secrets must not be found anywhere a run writes."""
+"""Secrets must not appear in any file that a run writes."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ MakeConfig = Callable[..., Config]
 
 
 def hits(folder: Path, canaries: list[str]) -> list[str]:
-    """Files below a folder that hold a canary, in any encoding a file of ours has."""
+    """Files below a directory that contain a canary, in any encoding that our files use."""
     return [
         f"{path}: {canary}"
         for path in sorted(folder.rglob("*"))
@@ -33,15 +33,13 @@ def hits(folder: Path, canaries: list[str]) -> list[str]:
     ]
 
 
-def test_the_search_finds_what_is_there(tmp_path: Path) -> None:
+def test_search_finds_planted_secrets(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\0\1some CanaryHere\2")
     assert len(hits(tmp_path, ["CanaryHere"])) == 1
 
 
 @pytest.mark.parametrize("password", ["CanaryPassword", "Can@ryPassword"])
-def test_secrets_of_the_environment_and_of_a_server_address(
-    make_config: MakeConfig, tmp_path: Path, password: str
-) -> None:
+def test_no_secrets_from_environment_and_tracking_uri(make_config: MakeConfig, tmp_path: Path, password: str) -> None:
     config = make_config(
         tracking__mlflow__enabled=True,
         tracking__mlflow__tracking_uri=f"http://somebody:{password}@127.0.0.1:9",
@@ -56,7 +54,7 @@ def test_secrets_of_the_environment_and_of_a_server_address(
     assert hits(tmp_path, [*CANARIES.values(), tail]) == []
 
 
-def test_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_no_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: Path) -> None:
     store = tmp_path / "mlflow"
     config = make_config(
         tracking__mlflow__enabled=True,
@@ -72,7 +70,7 @@ def test_secrets_in_a_local_mlflow_store(make_config: MakeConfig, tmp_path: Path
     assert hits(tmp_path, list(CANARIES.values())) == []
 
 
-def test_secrets_of_a_run_that_is_stopped_and_resumed(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_no_secrets_in_an_interrupted_and_resumed_run(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config(tracking__mlflow__tracking_uri="http://somebody:CanaryPassword@127.0.0.1:9")
     assert harness.run(config, env=CANARIES, fault="after_optimizer:3:0:term").code == 75
     changed = config.with_values("trainer", lr=1.0)
@@ -82,8 +80,8 @@ def test_secrets_of_a_run_that_is_stopped_and_resumed(make_config: MakeConfig, t
     assert hits(tmp_path, [*CANARIES.values(), "CanaryPassword"]) == []
 
 
-def test_secrets_on_the_command_line(make_config: MakeConfig, tmp_path: Path) -> None:
-    """meta.json keeps the command line; --json prints the result and errors."""
+def test_no_secrets_from_the_command_line(make_config: MakeConfig, tmp_path: Path) -> None:
+    """meta.json records the command line; --json prints the result and errors."""
     file = tmp_path / "config.yaml"
     file.write_text(dump_config(make_config()))
     command = [sys.executable, "-m", "llmtrain", "train", "--config", str(file), "--json"]

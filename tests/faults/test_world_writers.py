@@ -1,4 +1,4 @@
-"""Several processes on one run directory, twice: by hand the second is refused, a launcher's takes the run over."""
+"""Two starts of one run: a second attended start is refused, an unattended one supersedes the first."""
 
 import json
 import os
@@ -38,12 +38,12 @@ STOPS = [
 
 
 def some_slow(*fast: tuple[str, int, int], until: int = 8) -> list[Any]:
-    """All of them, the named ones in the fast set."""
+    """All values; only the named ones are not slow."""
     return [pytest.param(*stop, marks=[] if stop in fast else pytest.mark.slow) for stop in STOPS if stop[1] <= until]
 
 
 def start_and_stop_all(config: Config, point: str, step: int, rank: int, size: int = 2) -> StartedWorld:
-    """A generation that a launcher started, all of its ranks stopped: a machine that is cut off."""
+    """An unattended generation whose ranks are all stopped, like a node without network."""
     world = harness.start_world(config, size, "auto", fault=f"{point}:{step}:{rank}:stop", env=UNATTENDED)
     world[rank].wait_stopped()
     for other, child in enumerate(world.ranks):
@@ -62,11 +62,13 @@ def generations(root: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("point", "step", "rank"), some_slow(("after_backward", 5, 0), ("save_model_written", 6, 1)))
-def test_an_older_generation_publishes_nothing(
+def test_superseded_generation_publishes_nothing(
     world_config: Config, root: Path, world_golden: Outcome, point: str, step: int, rank: int
 ) -> None:
     older = start_and_stop_all(world_config, point, step, rank)
-    harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED)  # takes it over: never refused
+    harness.resume_and_check(
+        world_config, 2, world_golden, resume="auto", env=UNATTENDED
+    )  # takes it over: never refused
     assert [row["generation"] for row in generations(root)] == [1, 2]
     before = published(root)
     older.send(signal.SIGCONT)
@@ -76,12 +78,12 @@ def test_an_older_generation_publishes_nothing(
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_older_generation_that_loses_a_rank_on_waking_publishes_nothing(
+def test_superseded_generation_with_a_lost_rank_publishes_nothing(
     world_config: Config, root: Path, world_golden: Outcome, first: int
 ) -> None:
-    """The machine of one rank comes back, that of the other does not: it ends for a lost peer, not for the lock."""
+    """The node of one rank returns, that of the other does not: it exits because of the lost peer, not the lock."""
     older = start_and_stop_all(world_config, "evaluate", 4, 0)  # what comes next needs the other rank
-    harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED)
+    harness.resume_and_check(world_config, 2, world_golden, resume="auto", env=UNATTENDED)
     before = published(root)
     older[1 - first].send(signal.SIGKILL)
     older[1 - first].wait()
@@ -93,11 +95,11 @@ def test_an_older_generation_that_loses_a_rank_on_waking_publishes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 4])
-def test_an_older_generation_of_another_size(
+def test_superseded_generation_of_another_size(
     world_config: Config, root: Path, world_golden: Outcome, size: int
 ) -> None:
     older = start_and_stop_all(world_config, "after_backward", 5, 0)
-    harness.go_on(world_config, size, world_golden, resume="auto", env=UNATTENDED)
+    harness.resume_and_check(world_config, size, world_golden, resume="auto", env=UNATTENDED)
     before = published(root)
     older.send(signal.SIGCONT)
     assert [ended.code for ended in older.wait()] == [75, 75]
@@ -105,10 +107,10 @@ def test_an_older_generation_of_another_size(
 
 
 @pytest.mark.parametrize(("point", "step", "rank"), some_slow(("save_before_rename", 6, 0), until=7))
-def test_an_older_generation_that_comes_back_in_between(
+def test_superseded_generation_that_resumes_during_a_save(
     world_config: Config, root: Path, world_golden: Outcome, point: str, step: int, rank: int
 ) -> None:
-    """The newer one is about to complete its last save when the older one wakes up."""
+    """The newer one is about to complete its last save when the older one continues."""
     older = start_and_stop_all(world_config, point, step, rank)
     newer = harness.start_world(world_config, 2, "auto", fault="save_before_manifest:8:0:stop", env=UNATTENDED)
     newer[0].wait_stopped()
@@ -126,12 +128,12 @@ def test_an_older_generation_that_comes_back_in_between(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("point", "step", "rank"), [("save_model_written", 4, 1), ("save_before_rename", 4, 0)])
-def test_an_older_generation_that_saves_in_the_background(
+def test_superseded_generation_with_background_saves(
     make_world_config: MakeConfig, root: Path, world_golden: Outcome, point: str, step: int, rank: int
 ) -> None:
     config = make_world_config(trainer__async_save=True)
     older = start_and_stop_all(config, point, step, rank)
-    harness.go_on(config, 2, world_golden, resume="auto", env=UNATTENDED)
+    harness.resume_and_check(config, 2, world_golden, resume="auto", env=UNATTENDED)
     before = published(root)
     older.send(signal.SIGCONT)
     assert [ended.code for ended in older.wait()] == [75, 75], older.output()
@@ -139,10 +141,10 @@ def test_an_older_generation_that_saves_in_the_background(
 
 
 @pytest.mark.slow
-def test_an_older_generation_of_a_sliced_model(make_world_config: MakeConfig, root: Path, fsdp_golden: Outcome) -> None:
+def test_superseded_generation_with_fsdp(make_world_config: MakeConfig, root: Path, fsdp_golden: Outcome) -> None:
     config = make_world_config(distributed__strategy="fsdp")
     older = start_and_stop_all(config, "save_model_written", 6, 1)
-    harness.go_on(config, 2, fsdp_golden, resume="auto", env=UNATTENDED)
+    harness.resume_and_check(config, 2, fsdp_golden, resume="auto", env=UNATTENDED)
     before = published(root)
     older.send(signal.SIGCONT)
     assert [ended.code for ended in older.wait()] == [75, 75], older.output()
@@ -150,8 +152,8 @@ def test_an_older_generation_of_a_sliced_model(make_world_config: MakeConfig, ro
 
 
 @pytest.mark.slow
-def test_a_running_generation_is_taken_over_too(make_world_config: MakeConfig, root: Path) -> None:
-    """Not stopped at all: cut off from whoever started it, but not from the storage."""
+def test_running_generation_is_superseded(make_world_config: MakeConfig, root: Path) -> None:
+    """A generation that still runs: cut off from its launcher, but not from the storage."""
     endless = make_world_config(trainer__max_steps=10**6, trainer__save_every_steps=50, trainer__schedule="constant")
     older = harness.start_world(endless, 2, "auto", env=UNATTENDED)
     older.wait_for(lambda: "step 5/" in older[0].output())
@@ -163,7 +165,7 @@ def test_a_running_generation_is_taken_over_too(make_world_config: MakeConfig, r
     assert [row["ended"] for row in generations(root)] == [None, "stopped"]
 
 
-def test_a_second_world_by_hand_is_refused(world_config: Config, root: Path, world_golden: Outcome) -> None:
+def test_second_world_is_refused(world_config: Config, root: Path, world_golden: Outcome) -> None:
     first = harness.start_world(world_config, 2, fault="after_backward:3:0:stop")
     first[0].wait_stopped()
     before = harness.tree(root, without=("logs",))
@@ -184,7 +186,7 @@ def test_a_second_world_by_hand_is_refused(world_config: Config, root: Path, wor
 
 
 @pytest.mark.slow
-def test_the_lock_of_a_killed_world_is_taken_over_at_once(
+def test_lock_of_a_killed_world_is_taken_over_immediately(
     world_config: Config, root: Path, world_golden: Outcome
 ) -> None:
     world = harness.start_world(world_config, 2, fault="after_backward:5:0:stop")
@@ -192,29 +194,29 @@ def test_the_lock_of_a_killed_world_is_taken_over_at_once(
     world.send(signal.SIGKILL)
     world.wait()
     assert (root / RUN_ID / "lock").exists()
-    assert harness.go_on(world_config, 2, world_golden) == 4
+    assert harness.resume_and_check(world_config, 2, world_golden) == 4
 
 
-def test_a_restart_takes_over_from_a_rank_that_died_on_another_machine(
+def test_restart_takes_over_from_a_rank_that_died_on_another_node(
     world_config: Config, root: Path, world_golden: Outcome
 ) -> None:
-    """torchrun on several machines: rank 0 was killed with its heartbeat fresh, and after the restart rank 0 is
-    elsewhere, where nobody can see that the old one is dead."""
+    """torchrun on several nodes: rank 0 was killed with a fresh heartbeat, and the new rank 0 is on another node, where
+    the death of the old one is not visible."""
     ends = harness.run_world(world_config, 2, fault="after_backward:5:0:kill")
     assert [ended.code for ended in ends] == [-signal.SIGKILL, 75]
     lock = root / RUN_ID / "lock"
-    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "another-machine"}))
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "another-node"}))
 
     def quick(_: int) -> None:
         lock_module.STALE_AFTER_SEC = 3.0
 
     restarted = {"TORCHELASTIC_RESTART_COUNT": "1"}
-    assert harness.go_on(world_config, 2, world_golden, env=restarted, before=quick) == 4
+    assert harness.resume_and_check(world_config, 2, world_golden, env=restarted, before=quick) == 4
 
 
 @pytest.mark.slow
-def test_two_generations_that_start_at_once(world_config: Config, root: Path, world_golden: Outcome) -> None:
-    """One of them has the run in the end, and it is the run; the other leaves."""
+def test_two_generations_that_start_together(world_config: Config, root: Path, world_golden: Outcome) -> None:
+    """One of them owns the run in the end and finishes it; the other exits."""
     assert [ended.code for ended in harness.run_world(world_config, 2, fault="after_optimizer:3:0:term")] == [75, 75]
     worlds = [harness.start_world(world_config, 2, "auto", env=UNATTENDED) for _ in range(2)]
     codes = sorted([ended.code for ended in world.wait()] for world in worlds)
@@ -225,9 +227,9 @@ def test_two_generations_that_start_at_once(world_config: Config, root: Path, wo
     assert [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")] == []
 
 
-def test_two_generations_that_both_found_no_run(world_config: Config, world_golden: Outcome) -> None:
-    """Preparing data takes long: a generation that found no run may find one when it is about to make it. That is no
-    mistake of a user, so no 64, after which nobody would start it again."""
+def test_two_generations_that_both_create_the_run(world_config: Config, world_golden: Outcome) -> None:
+    """Data preparation takes long: a generation that found no run may find one when it is about to create it. That is
+    not a usage error (64), after which a platform would not restart it."""
 
     def hold(rank: int) -> None:
         from llmtrain.training import run
@@ -248,4 +250,4 @@ def test_two_generations_that_both_found_no_run(world_config: Config, world_gold
     late[0].send(signal.SIGCONT)
     codes = [ended.code for ended in late.wait()]
     assert codes in ([0, 0], [75, 75]), late.output()
-    harness.go_on(world_config, 2, world_golden, resume="auto", env=UNATTENDED)
+    harness.resume_and_check(world_config, 2, world_golden, resume="auto", env=UNATTENDED)

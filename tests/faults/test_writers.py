@@ -1,4 +1,4 @@
-"""One writer a run: a second is refused, a dead one is replaced, one that comes back publishes nothing."""
+"""One writer per run: a second is refused, a dead one is replaced, a superseded one publishes nothing."""
 
 import json
 import signal
@@ -18,9 +18,9 @@ MakeConfig = Callable[..., Config]
 
 
 def move_elsewhere(root: Path) -> None:
-    """What the lock looks like when its owner is on another machine, where only its heartbeat tells of it."""
+    """Make the lock look like that of an owner on another node, of which only the heartbeat is visible."""
     lock = root / RUN_ID / "lock"
-    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "another-machine"}))
+    lock.write_text(json.dumps({**json.loads(lock.read_text()), "host": "another-node"}))
 
 
 def start_and_stop_at(config: Config, point: str, step: int, resume: str | None = None) -> Child:
@@ -34,7 +34,7 @@ def quick_heartbeat() -> None:
     lock_module.STALE_AFTER_SEC = 1.0
 
 
-def test_a_second_writer_is_refused(config: Config, root: Path, golden: Outcome) -> None:
+def test_second_writer_is_refused(config: Config, root: Path, golden: Outcome) -> None:
     owner = start_and_stop_at(config, "after_backward", 3)
     before = harness.tree(root)
     for resume in (RUN_ID, "auto", str(root / RUN_ID / "checkpoints" / "step_2")):
@@ -49,7 +49,7 @@ def test_a_second_writer_is_refused(config: Config, root: Path, golden: Outcome)
     assert harness.outcome(root, ended.result) == golden
 
 
-def test_the_heartbeat_of_a_living_owner_keeps_others_out(make_config: MakeConfig, root: Path) -> None:
+def test_heartbeat_of_the_owner_refuses_others(make_config: MakeConfig, root: Path) -> None:
     config = make_config(trainer__max_steps=10**6, trainer__save_every_steps=1000, trainer__eval_every_steps=None)
     owner = harness.start(config, before=quick_heartbeat)
     owner.wait_for(lambda: (root / RUN_ID / "lock").exists())
@@ -65,7 +65,7 @@ def test_the_heartbeat_of_a_living_owner_keeps_others_out(make_config: MakeConfi
 
 
 @pytest.mark.parametrize("point", ["forward", "save_before_rename"])
-def test_the_lock_of_a_killed_owner_is_taken_over_at_once(
+def test_lock_of_a_killed_owner_is_taken_over_immediately(
     config: Config, root: Path, golden: Outcome, point: str
 ) -> None:
     assert harness.run(config, fault=f"{point}:4:0:kill").code == -9
@@ -94,7 +94,7 @@ STOPS = [
 
 
 @pytest.mark.parametrize(("point", "step"), STOPS)
-def test_an_owner_that_comes_back_after_the_end_publishes_nothing(
+def test_superseded_owner_publishes_nothing_after_the_end(
     config: Config, root: Path, golden: Outcome, point: str, step: int
 ) -> None:
     older = start_and_stop_at(config, point, step)
@@ -110,7 +110,7 @@ def test_an_owner_that_comes_back_after_the_end_publishes_nothing(
 
 
 @pytest.mark.parametrize(("point", "step"), STOPS[:-3])
-def test_an_owner_that_comes_back_in_between_disturbs_nothing(
+def test_superseded_owner_does_not_affect_the_run(
     config: Config, root: Path, golden: Outcome, point: str, step: int
 ) -> None:
     older = start_and_stop_at(config, point, step)
@@ -127,7 +127,7 @@ def test_an_owner_that_comes_back_in_between_disturbs_nothing(
 
 
 def test_two_generations_in_the_same_save(config: Config, root: Path, golden: Outcome) -> None:
-    """Both are writing step 4: the older one must not take the newer one's half-written files away."""
+    """Both are writing step 4: the older one must not remove the partial files of the newer one."""
     older = start_and_stop_at(config, "save_before_manifest", 4)
     move_elsewhere(root)
     newer = start_and_stop_at(config, "save_before_manifest", 4, resume=RUN_ID)
@@ -140,8 +140,8 @@ def test_two_generations_in_the_same_save(config: Config, root: Path, golden: Ou
     assert harness.outcome(root, ended.result) == golden
 
 
-def test_a_second_writer_is_refused_before_it_chooses_a_checkpoint(config: Config) -> None:
-    """What it would choose may be pruned by the owner at any time, so the lock comes first."""
+def test_second_writer_is_refused_before_it_chooses_a_checkpoint(config: Config) -> None:
+    """The owner may prune its choice at any time, so the lock comes first."""
     first = start_and_stop_at(config, "after_backward", 3)
 
     def fail_when_a_checkpoint_is_chosen() -> None:

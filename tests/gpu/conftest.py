@@ -14,17 +14,17 @@ from gpu_run import TINY, Done, Train
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    mine = [item for item in items if here in item.path.parents]
-    if not mine:
+    own = [item for item in items if here in item.path.parents]
+    if not own:
         return
     import torch
 
     count = torch.cuda.device_count()
-    for item in mine:
+    for item in own:
         item.add_marker(pytest.mark.gpu)
-        wanted = 2 if "several" in item.path.stem else 1
-        if count < wanted:
-            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA devices, found {count}"))
+        expected = 2 if "several" in item.path.stem else 1
+        if count < expected:
+            item.add_marker(pytest.mark.skip(reason=f"needs {expected} CUDA devices, found {count}"))
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def train(tmp_path: Path, cache: Path) -> Train:
         *sets: str, folder: str = "runs", resume: str | None = None, processes: int | None = None, **environ: str
     ) -> Done:
         overrides = [*TINY, f"data.cache_dir={cache}", f"output.root_dir={tmp_path / folder}", *sets]
-        words = ["train", *(word for text in overrides for word in ("--set", text)), "--json"]
-        words += ["--resume", resume] if resume else []
-        words += ["--processes", str(processes)] if processes else []
+        arguments = ["train", *(part for text in overrides for part in ("--set", text)), "--json"]
+        arguments += ["--resume", resume] if resume else []
+        arguments += ["--processes", str(processes)] if processes else []
         done = subprocess.run(
-            [sys.executable, "-m", "llmtrain", *words],
+            [sys.executable, "-m", "llmtrain", *arguments],
             env={**os.environ, **environ},
             cwd=tmp_path,
             capture_output=True,

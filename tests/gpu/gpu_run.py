@@ -1,4 +1,4 @@
-"""The small run of the GPU tests, and how one ended."""
+"""The small run of the GPU tests, and its result."""
 
 import json
 from collections.abc import Callable

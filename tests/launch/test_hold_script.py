@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from llmtrain.env import HOLD_SCRIPT
-from llmtrain.launch.plan import HELD_COMMAND
 from llmtrain.launch.pod_scripts import hold as held_pod
+from llmtrain.launch.work import HELD_COMMAND
 
 SOURCE = Path(held_pod.__file__).read_text(encoding="utf-8")
 FASTER = {

@@ -14,9 +14,10 @@ from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifest_comments import OBJECTS, with_comments
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import Work, plan_job
+from llmtrain.launch.plan import plan_job
+from llmtrain.launch.work import Work
 
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 OPTIONS = "--name demo --image registry.example.com/llmtrain:0.1.0 --namespace research --dry-run"
 FILES = {kind: f"llmtrain launch --config k8s_{kind} {OPTIONS}" for kind in KINDS}
 FILES["pytorch_job_master"] = f"{FILES['pytorch_job']} --set launch.pytorch_master=true"

@@ -15,9 +15,10 @@ from llmtrain.distributed.node_info import NodeOptions
 from llmtrain.distributed.process_info import find_node_info
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
+from llmtrain.launch.work import Work
 
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 BASE = ["output.run_id=demo", "trainer.grad_accum_steps=64"]
 Manifests = list[dict[str, Any]]
 

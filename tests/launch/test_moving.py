@@ -9,7 +9,8 @@ import pytest
 from llmtrain.config.document import parse_document
 from llmtrain.config.load import build_config
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Work, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
+from llmtrain.launch.work import Work
 
 COMMIT = "9213176726f574b556790deb65791e0c5aa438b6"
 

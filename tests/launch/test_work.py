@@ -11,13 +11,15 @@ from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.errors import UsageError
 from llmtrain.hub.needs import HubNeeds, hub_needs
+from llmtrain.kubernetes.labels import belongs_to_run
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
-from llmtrain.launch.record import is_ours, list_records, read_record
+from llmtrain.launch.plan import JobPlan, find_workload, plan_job
+from llmtrain.launch.record import list_records, read_record
+from llmtrain.launch.work import Work
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
-KINDS = sorted(registry.LAUNCHERS)
+KINDS = sorted(registry.WORKLOADS)
 INDEX = {
     "indexed_job": "JOB_COMPLETION_INDEX",
     "job_set": "JOB_COMPLETION_INDEX",
@@ -84,7 +86,7 @@ def expand(word: str, variables: dict[str, str]) -> str:
 def refuse_torchrun(kind: str) -> None:
     """A StatefulSet would start it again and again: it is refused there, and no more is to be seen."""
     if kind == "stateful_set":
-        with pytest.raises(UsageError, match="starts pods again"):
+        with pytest.raises(UsageError, match="StatefulSet"):
             make(kind, work=Work("command", OWN, "torchrun"))
         pytest.skip("refused, as it should be")
 
@@ -105,7 +107,7 @@ class TestEveryKind:
         assert plan.command[-len(OWN) - 1 :] == ["--", *OWN]
         assert "--config" not in plan.command
         assert plan.command[plan.command.index("--nodes") + 1] == "2"
-        assert plan.ports_outside == [443], "nobody knows what it asks for"
+        assert plan.egress_ports == [443], "nobody knows what it asks for"
         assert "initContainers" not in pod(plan)
 
     def test_any_number_of_processes_may_run_an_own_command(self, kind: str) -> None:
@@ -139,7 +141,7 @@ class TestEveryKind:
         sets = ("launch.nodes=2", f"launch.pytorch_master={str(has_master).lower()}")
         plan = make(kind, *sets, work=Work("command", OWN, "torchrun"))
         (container,) = pod(plan)["containers"]
-        name = find_kind(plan.launch).index_variable(plan.launch)
+        name = find_workload(plan.launch).index_variable(plan.launch)
         is_with_master = kind == "pytorch_job" and has_master
         by_platform = BY_PLATFORM["pytorch_job with master" if is_with_master else kind]
         assert name in set(env(container)) | by_platform
@@ -185,9 +187,9 @@ class TestEveryKind:
         assert (record.launched_at, record.stopped_at) == ("2026-01-01T00:00:00Z", None)
         assert record.plan == plan
         assert render(record.plan) == manifests
-        assert record.kind is find_kind(plan.launch)
+        assert record.workload is find_workload(plan.launch)
         assert record.runs_claim == plan.claim("runs")
-        assert record.labels == plan.labels
+        assert record.selector == plan.selector
 
     def test_which_launch_it_is(self, kind: str) -> None:
         plan = plan_job(load_again(make(kind)), Work(), 7)
@@ -334,13 +336,13 @@ class TestPrefetch:
             assert env(trainer)["HF_HUB_OFFLINE"] == "1"
         for cache in ("HF_HOME", "HOME", "TIKTOKEN_CACHE_DIR"):
             assert env(first)[cache] == env(trainer)[cache], "else it would not find what was fetched"
-        assert plan.ports_outside == [443]
+        assert plan.egress_ports == [443]
 
     @pytest.mark.parametrize("name", NOTHING_TO_FETCH)
     def test_there_is_none_where_nothing_is_to_fetch(self, name: str) -> None:
         plan = make("indexed_job", *NOTHING_TO_FETCH[name])
         assert "initContainers" not in pod(plan)
-        assert plan.ports_outside == []
+        assert plan.egress_ports == []
 
     @pytest.mark.parametrize("mode", ["smoke", "doctor", "command"])
     def test_only_training_needs_it(self, mode: Any) -> None:
@@ -487,7 +489,7 @@ class TestRendezvous:
         assert option(command, "--rdzv-backend") == "etcd-v2"
         assert option(command, "--rdzv-endpoint") == "etcd.kube:2379"
         assert "--master-addr" not in command, "nobody meets at pod 0"
-        assert 2379 in plan.ports_outside
+        assert 2379 in plan.egress_ports
         (policy,) = [m for m in render(plan) if m["kind"] == "NetworkPolicy"]
         assert 2379 in [row["port"] for rule in policy["spec"]["egress"] for row in rule.get("ports", [])]
 
@@ -506,7 +508,7 @@ class TestRendezvous:
             plan = make(kind, *sets)
             assert option(plan.command, "--rdzv-backend") == backend
             assert {*plan.command} - {*plain.command} == {"--rdzv-backend", backend}
-            assert plan.ports_outside == plain.ports_outside
+            assert plan.egress_ports == plain.egress_ports
             pod_0 = f"distributed.rendezvous.endpoint={plan.master_addr}:29500"
             assert make(kind, *sets, pod_0).command == plan.command
             with pytest.raises(UsageError):
@@ -548,7 +550,7 @@ class TestPorts:
     )
     def test_those_that_pods_must_reach(self, sets: tuple[str, ...], ports: list[int]) -> None:
         plan = make("indexed_job", *sets)
-        assert plan.ports_outside == ports
+        assert plan.egress_ports == ports
         (policy,) = [m for m in render(plan) if m["kind"] == "NetworkPolicy"]
         rules = policy["spec"]["egress"][2:]
         assert [row["port"] for rule in rules for row in rule["ports"]] == ports
@@ -565,7 +567,7 @@ class TestPorts:
     )
     def test_another_place_by_a_variable(self, sets: tuple[str, ...], variable: str) -> None:
         plan = make("indexed_job", *sets, f"launch.env={{{variable}: 'http://store.tools:9000'}}")
-        assert 9000 in plan.ports_outside
+        assert 9000 in plan.egress_ports
 
 
 @pytest.mark.parametrize(
@@ -628,8 +630,14 @@ class TestRecords:
 
     def test_whose_an_object_is(self) -> None:
         good = render(make("indexed_job"))[0]
-        assert is_ours(good, "demo")
-        assert not is_ours(good, "demo-2")
-        for labels in (None, {}, {"app": "llmtrain"}, {"llmtrain/run": "demo"}, {"app": "x", "llmtrain/run": "demo"}):
-            assert not is_ours({"metadata": {"labels": labels}}, "demo")
-        assert not is_ours({"metadata": {}}, "demo")
+        assert belongs_to_run(good, "demo")
+        assert not belongs_to_run(good, "demo-2")
+        for labels in (
+            None,
+            {},
+            {"app": "llmtrain"},
+            {"llmtrain.dev/run": "demo"},
+            {"app": "x", "llmtrain.dev/run": "demo"},
+        ):
+            assert not belongs_to_run({"metadata": {"labels": labels}}, "demo")
+        assert not belongs_to_run({"metadata": {}}, "demo")

@@ -21,11 +21,12 @@ from llmtrain.commands.lint import command
 from llmtrain.config.load import load_config
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import dump_manifests, render
-from llmtrain.launch.plan import Work, plan_job
+from llmtrain.launch.plan import plan_job
+from llmtrain.launch.work import Work
 from llmtrain.lint.check_manifests import RULES, ManifestFinding, lint
 from llmtrain.lint.source import Sources, objects_of, read_sources
 from llmtrain.lint.yaml_nodes import NotAManifest, parse
-from llmtrain.registry import LAUNCHERS
+from llmtrain.registry import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "manifests"
@@ -633,7 +634,7 @@ class TestOwnManifests:
         config = load_config(preset, ["launch.image=registry.example.org/llmtrain:1"])
         assert find(dump_manifests(render(plan_job(config)))) == []
 
-    @pytest.mark.parametrize("kind", LAUNCHERS)
+    @pytest.mark.parametrize("kind", WORKLOADS)
     @pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
     @pytest.mark.parametrize("nodes", ["1", "2", "1:2"])
     def test_own_commands(self, kind: str, launcher: Any, nodes: str) -> None:

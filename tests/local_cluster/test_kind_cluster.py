@@ -648,7 +648,9 @@ class TestMake:
         (tmp_path / "last").write_text("k8s-demo-0101-000000\n")
         name = really("k8s-train").stdout.split("--name ")[1].split()[0]
         assert name != "k8s-demo-0101-000000"
-        assert load_config("k8s_indexed_job", [f"output.run_id={name}"]).launch.name == name, "a name that launch takes"
+        assert load_config("k8s_indexed_job", [f"output.run_id={name}"]).output.run_id == name, (
+            "a name that launch takes"
+        )
         assert really("k8s-logs").stdout.split() == ["logs", name]
         assert really("k8s-clean").stdout.split() == ["delete", name]
         full = really("k8s-full", "KIND_CLUSTER=", "K8S_BUILD=true").stdout.split()

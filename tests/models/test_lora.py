@@ -1,4 +1,4 @@
-"""Adapters: our forward pass against peft's, and what may be asked of peft through the config."""
+"""LoRA: the fast forward pass against peft's, trainable parameters, saving and loading."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from llmtrain.models.hf.causal_lm import CausalLM, set_adapters
+from llmtrain.models.hf.causal_lm import CausalLM, enable_adapters
 from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter
 from tiny_llama import tiny_gpt2, tiny_llama
 
@@ -26,32 +26,32 @@ pytestmark = pytest.mark.hf
 
 
 def adapted(model: Any = None, **section: Any) -> Any:
-    """A model with adapters that do something: B, which begins as zeros, is filled."""
-    given = tiny_llama() if model is None else model
+    """A model with adapters that have an effect: B, which is initialized to zero, is filled."""
+    base = tiny_llama() if model is None else model
     torch.manual_seed(1)
-    found = add_lora(given, LoraSection(**{"rank": 4, "alpha": 8.0, **section}))
+    result = add_lora(base, LoraSection(**{"rank": 4, "alpha": 8.0, **section}))
     with torch.no_grad():
-        for name, parameter in found.named_parameters():
+        for name, parameter in result.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.2)
-    return found
+    return result
 
 
-def by_peft(model: Any) -> None:
-    """Undo speed_up: every layer computes as peft does."""
+def use_peft_forward(model: Any) -> None:
+    """Undo use_fast_forward."""
     for layer in lora_layers(model):
         if hasattr(layer, "peft_forward"):
             del layer.__dict__["forward"]
 
 
-def tokens(rows: int = 2, length: int = 12) -> torch.Tensor:
-    return torch.randint(3, 90, (rows, length), generator=torch.Generator().manual_seed(5))
+def tokens(batch: int = 2, length: int = 12) -> torch.Tensor:
+    return torch.randint(3, 90, (batch, length), generator=torch.Generator().manual_seed(5))
 
 
-def logits_and_gradients(model: Any, around: Callable[[], Any] = nullcontext) -> dict[str, torch.Tensor]:
+def logits_and_gradients(model: Any, context: Callable[[], Any] = nullcontext) -> dict[str, torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(7)  # dropout
-    with around():
+    with context():
         logits = model(input_ids=tokens(), use_cache=False).logits
     weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))
     (logits.float() * weights).sum().backward()
@@ -63,28 +63,28 @@ def bf16() -> Any:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-# Our forward pass.
+# The fast forward pass.
 
 
 @pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}], ids=["no-bias", "bias"])
 @pytest.mark.parametrize(
     "section", [{}, {"dropout": 0.4}, {"rslora": True}, {"target_modules": ["q_proj", "down_proj"]}]
 )
-def test_values_and_gradients_are_those_of_peft(changes: dict[str, Any], section: dict[str, Any]) -> None:
+def test_logits_and_gradients_equal_peft(changes: dict[str, Any], section: dict[str, Any]) -> None:
     model = adapted(tiny_llama(**changes), **section).train()
-    ours = logits_and_gradients(model)
+    fast = logits_and_gradients(model)
     assert all(hasattr(layer, "peft_forward") for layer in lora_layers(model))
-    by_peft(model)
-    theirs = logits_and_gradients(model)
-    assert ours.keys() == theirs.keys()
-    assert any("lora_A" in name for name in ours)
-    assert any("lora_B" in name for name in ours)
-    for name, wanted in theirs.items():
-        assert wanted.abs().max() > 1e-3, name
-        torch.testing.assert_close(ours[name], wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()), msg=name)
+    use_peft_forward(model)
+    expected = logits_and_gradients(model)
+    assert fast.keys() == expected.keys()
+    assert any("lora_A" in name for name in fast)
+    assert any("lora_B" in name for name in fast)
+    for name, value in expected.items():
+        assert value.abs().max() > 1e-3, name
+        torch.testing.assert_close(fast[name], value, rtol=1e-4, atol=1e-5 * float(value.abs().max()), msg=name)
 
 
-def test_dropout_drops_and_only_in_training() -> None:
+def test_dropout_is_active_in_training_only() -> None:
     model = adapted(dropout=0.5)
     plain = adapted()
     assert not torch.allclose(logits_and_gradients(model.train())["logits"], logits_and_gradients(plain)["logits"])
@@ -94,62 +94,62 @@ def test_dropout_drops_and_only_in_training() -> None:
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_bf16_autocast(dropout: float) -> None:
     model = adapted(tiny_llama(attention_bias=True), dropout=dropout).train()
-    ours = logits_and_gradients(model, bf16)
+    fast = logits_and_gradients(model, bf16)
     exact = logits_and_gradients(model)
-    by_peft(model)
-    theirs = logits_and_gradients(model, bf16)
-    assert ours["logits"].dtype == theirs["logits"].dtype == torch.bfloat16
-    for name, wanted in exact.items():
-        assert name == "logits" or ours[name].dtype == torch.float32
-        distance, of_peft = ((found[name].float() - wanted).norm() / wanted.norm() for found in (ours, theirs))
+    use_peft_forward(model)
+    by_peft = logits_and_gradients(model, bf16)
+    assert fast["logits"].dtype == by_peft["logits"].dtype == torch.bfloat16
+    for name, value in exact.items():
+        assert name == "logits" or fast[name].dtype == torch.float32
+        distance, peft_distance = ((result[name].float() - value).norm() / value.norm() for result in (fast, by_peft))
         assert 0 < distance < 0.1, name
-        assert distance < 2 * of_peft + 0.01, f"{name}: further from float32 than peft's own"
+        assert distance < 2 * peft_distance + 0.01, f"{name}: less accurate than peft"
 
 
-def test_a_base_in_bfloat16_with_adapters_in_float32() -> None:
+def test_bfloat16_base_with_float32_adapters() -> None:
     model = adapted(tiny_llama().bfloat16()).train()
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
-    ours = logits_and_gradients(model, bf16)
-    by_peft(model)
-    theirs = logits_and_gradients(model, bf16)
-    assert (ours["logits"].float() - theirs["logits"].float()).norm() < 0.03 * theirs["logits"].float().norm()
-    assert {ours[name].dtype for name in ours if "lora" in name} == {torch.float32}
+    fast = logits_and_gradients(model, bf16)
+    use_peft_forward(model)
+    by_peft = logits_and_gradients(model, bf16)
+    assert (fast["logits"].float() - by_peft["logits"].float()).norm() < 0.03 * by_peft["logits"].float().norm()
+    assert {fast[name].dtype for name in fast if "lora" in name} == {torch.float32}
 
 
-def test_only_the_input_is_kept_for_the_backward_pass() -> None:
-    """What it is for: peft keeps a copy of each layer's input for the adapter too."""
+def test_saves_less_for_backward_than_peft() -> None:
+    """The purpose of the fast forward pass: peft saves a second copy of each layer's input."""
 
-    def kept(model: Any) -> int:
+    def saved_bytes(model: Any) -> int:
         sizes: dict[int, int] = {}
 
-        def note(tensor: torch.Tensor) -> torch.Tensor:
+        def record(tensor: torch.Tensor) -> torch.Tensor:
             if not isinstance(tensor, nn.Parameter):
                 sizes[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(record, lambda tensor: tensor):
             logits = model(input_ids=tokens(), use_cache=False).logits
         assert logits.requires_grad
         return sum(sizes.values())
 
     model = adapted().train()
-    ours = kept(model)
-    by_peft(model)
-    assert ours <= kept(model)
+    fast = saved_bytes(model)
+    use_peft_forward(model)
+    assert fast <= saved_bytes(model)
 
 
-def test_switched_off_it_is_the_base_model() -> None:
+def test_disabled_adapters_give_the_base_model() -> None:
     model = CausalLM(adapted()).eval()
     with torch.no_grad():
         base, tuned = tiny_llama().eval()(tokens()).logits, model(tokens())
         assert (base - tuned).abs().max() > 1e-2
-        set_adapters(model, False)
+        enable_adapters(model, False)
         assert torch.equal(model(tokens()), base)
-        set_adapters(model, True)
+        enable_adapters(model, True)
         assert torch.equal(model(tokens()), tuned)
 
 
-def test_merged_it_computes_the_same() -> None:
+def test_merging_does_not_change_logits() -> None:
     model = adapted().eval()
     with torch.no_grad():
         tuned = model(input_ids=tokens()).logits
@@ -159,45 +159,45 @@ def test_merged_it_computes_the_same() -> None:
         torch.testing.assert_close(model.merge_and_unload()(tokens()).logits, tuned, rtol=1e-4, atol=1e-5)
 
 
-# What is trained.
+# Trainable parameters.
 
 
-def test_a_new_adapter_changes_nothing() -> None:
+def test_new_adapter_does_not_change_logits() -> None:
     model = add_lora(tiny_llama(), LoraSection())
     with torch.no_grad():
         torch.testing.assert_close(model(input_ids=tokens()).logits, tiny_llama()(tokens()).logits)
 
 
-def test_only_adapters_are_trained() -> None:
+def test_only_adapters_are_trainable() -> None:
     model = adapted()
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained
     assert all(".lora_A.default.weight" in name or ".lora_B.default.weight" in name for name in trained)
-    # All linear layers but the output layer: 7 in each of 2 blocks, two matrices each.
+    # All linear layers except the output layer: 7 in each of 2 blocks, two matrices each.
     assert len(trained) == 2 * 7 * 2
     assert not any("lm_head" in name or "embed" in name for name in trained)
     assert logits_and_gradients(model.train()).keys() == {"logits", *trained}
 
 
-def test_target_modules_are_all_that_get_one() -> None:
+def test_only_target_modules_get_adapters() -> None:
     model = adapted(target_modules=["q_proj", "v_proj"])
     names = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
     assert names == {"q_proj", "v_proj"}
 
 
 @pytest.mark.parametrize("names", [["nonsense"], ["q_proj", "nonsense"], ["proj"], ["q_proj", "embed_tokens"]])
-def test_a_target_that_is_not_there_is_refused_with_those_that_are(names: list[str]) -> None:
+def test_unknown_target_module_is_refused_with_known_layers(names: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         adapted(target_modules=names)
     assert caught.value.known == sorted(
         {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"}
     )
-    strangers = [name for name in names if name != "q_proj"]
-    assert all(name in caught.value.what for name in strangers)
+    unknown = [name for name in names if name != "q_proj"]
+    assert all(name in caught.value.what for name in unknown)
     assert "q_proj" not in caught.value.what
 
 
-def train_a_little(model: Any, steps: int = 6) -> tuple[float, float]:
+def train_briefly(model: Any, steps: int = 6) -> tuple[float, float]:
     """Loss before and after."""
     module = CausalLM(model.train())
     inputs = tokens()
@@ -216,33 +216,33 @@ def train_a_little(model: Any, steps: int = 6) -> tuple[float, float]:
 @pytest.mark.parametrize(
     "section", [{}, {"dora": True}, {"rslora": True}, {"dora": True, "rslora": True, "dropout": 0.1}], ids=str
 )
-def test_every_kind_learns_and_leaves_the_base_alone(section: dict[str, Any]) -> None:
+def test_training_reduces_the_loss_and_keeps_the_base(section: dict[str, Any]) -> None:
     model = adapted(**section)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
-    before, after = train_a_little(model)
+    before, after = train_briefly(model)
     assert after < before - 0.5
     for name, parameter in model.named_parameters():
         if name in frozen:
             assert torch.equal(parameter, frozen[name]), name
 
 
-def test_rslora_scales_by_the_root_of_the_rank() -> None:
+def test_rslora_scales_by_the_square_root_of_the_rank() -> None:
     assert {layer.scaling["default"] for layer in lora_layers(adapted(rank=4, alpha=8.0))} == {2.0}
     assert {layer.scaling["default"] for layer in lora_layers(adapted(rank=4, alpha=8.0, rslora=True))} == {4.0}
 
 
-def test_dora_trains_magnitudes_through_pefts_own_forward() -> None:
+def test_dora_trains_magnitudes_with_peft_forward() -> None:
     model = adapted(dora=True)
     assert not any(hasattr(layer, "peft_forward") for layer in lora_layers(model))
-    found = logits_and_gradients(model.train())
-    assert any("lora_magnitude_vector" in name for name in found)
+    gradients = logits_and_gradients(model.train())
+    assert any("lora_magnitude_vector" in name for name in gradients)
 
 
-# GPT-2, whose layers are no nn.Linear.
+# GPT-2, whose layers are Conv1D instead of nn.Linear.
 
 
 @pytest.mark.parametrize("section", [{}, {"target_modules": ["c_attn"]}], ids=["all", "c_attn"])
-def test_gpt2_works_through_pefts_own_forward(section: dict[str, Any]) -> None:
+def test_gpt2_uses_peft_forward(section: dict[str, Any]) -> None:
     model = adapted(tiny_gpt2(), **section)
     layers = list(lora_layers(model))
     assert layers
@@ -251,11 +251,11 @@ def test_gpt2_works_through_pefts_own_forward(section: dict[str, Any]) -> None:
         tuned = CausalLM(model.eval())(tokens())
         merged = adapted(tiny_gpt2(), **section).eval().merge_and_unload()(tokens()).logits
     torch.testing.assert_close(tuned, merged, rtol=1e-4, atol=1e-5)
-    before, after = train_a_little(model)
+    before, after = train_briefly(model)
     assert after < before - 0.5
 
 
-def test_gpt2_names_its_layers() -> None:
+def test_gpt2_lists_its_layers() -> None:
     with pytest.raises(UsageError) as caught:
         adapted(tiny_gpt2(), target_modules=["q_proj"])
     assert caught.value.known == ["c_attn", "c_fc", "c_proj", "lm_head"]
@@ -264,73 +264,73 @@ def test_gpt2_names_its_layers() -> None:
 # Files.
 
 
-def saved(model: Any, folder: Path) -> Path:
+def save(model: Any, directory: Path) -> Path:
     tensors = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    save_adapter(model, tensors, folder)
-    return folder
+    save_adapter(model, tensors, directory)
+    return directory
 
 
 @pytest.mark.parametrize("section", [{}, {"dora": True}, {"target_modules": ["q_proj"]}], ids=str)
-def test_saved_and_loaded(tmp_path: Path, section: dict[str, Any]) -> None:
+def test_save_and_load(tmp_path: Path, section: dict[str, Any]) -> None:
     model = adapted(**section).eval()
-    folder = saved(model, tmp_path / "adapter")
-    back = load_adapter(tiny_llama(), folder).eval()
+    directory = save(model, tmp_path / "adapter")
+    loaded = load_adapter(tiny_llama(), directory).eval()
     with torch.no_grad():
-        wanted = model(input_ids=tokens()).logits
-        torch.testing.assert_close(back(input_ids=tokens()).logits, wanted, rtol=1e-5, atol=1e-6)
+        expected = model(input_ids=tokens()).logits
+        torch.testing.assert_close(loaded(input_ids=tokens()).logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_saved_is_the_copy_that_was_given(tmp_path: Path) -> None:
-    """The model trains on while an earlier state of it is written."""
+def test_save_uses_the_given_tensors(tmp_path: Path) -> None:
+    """Training continues while an earlier state is written."""
     model = adapted().eval()
     with torch.no_grad():
-        wanted = model(input_ids=tokens()).logits
+        expected = model(input_ids=tokens()).logits
         tensors = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.zero_()
         save_adapter(model, tensors, tmp_path / "adapter")
-        back = load_adapter(tiny_llama(), tmp_path / "adapter").eval()
-        torch.testing.assert_close(back(input_ids=tokens()).logits, wanted, rtol=1e-5, atol=1e-6)
+        loaded = load_adapter(tiny_llama(), tmp_path / "adapter").eval()
+        torch.testing.assert_close(loaded(input_ids=tokens()).logits, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_adapter_for_another_shape_is_refused(tmp_path: Path) -> None:
-    folder = saved(adapted(), tmp_path / "adapter")
+def test_load_refuses_another_shape(tmp_path: Path) -> None:
+    directory = save(adapted(), tmp_path / "adapter")
     wide = tiny_llama(hidden_size=64)
-    with pytest.raises(DataError, match="made for another base model"):
-        load_adapter(wide, folder)
+    with pytest.raises(DataError, match=r"base model"):
+        load_adapter(wide, directory)
 
 
-def test_an_adapter_for_other_layers_is_refused(tmp_path: Path) -> None:
-    folder = saved(adapted(), tmp_path / "adapter")
-    with pytest.raises(DataError, match="made for another base model"):
-        load_adapter(tiny_gpt2(), folder)
+def test_load_refuses_other_layers(tmp_path: Path) -> None:
+    directory = save(adapted(), tmp_path / "adapter")
+    with pytest.raises(DataError, match=r"base model"):
+        load_adapter(tiny_gpt2(), directory)
 
 
-def test_an_adapter_for_a_deeper_model_is_refused(tmp_path: Path) -> None:
-    """Its tensors for the third layer would be left out without a word."""
-    folder = saved(adapted(tiny_llama(num_hidden_layers=3), target_modules=["q_proj"]), tmp_path / "adapter")
-    with pytest.raises(DataError, match="made for another base model"):
-        load_adapter(tiny_llama(), folder)
+def test_load_refuses_adapter_of_a_deeper_model(tmp_path: Path) -> None:
+    """peft would silently ignore the tensors of the third layer."""
+    directory = save(adapted(tiny_llama(num_hidden_layers=3), target_modules=["q_proj"]), tmp_path / "adapter")
+    with pytest.raises(DataError, match=r"base model"):
+        load_adapter(tiny_llama(), directory)
 
 
-def test_an_adapter_for_a_shallower_model_is_refused(tmp_path: Path) -> None:
-    """The third layer would get a new adapter that does nothing."""
-    folder = saved(adapted(target_modules=["q_proj"]), tmp_path / "adapter")
-    with pytest.raises(DataError, match="made for another base model"):
-        load_adapter(tiny_llama(num_hidden_layers=3), folder)
+def test_load_refuses_adapter_of_a_shallower_model(tmp_path: Path) -> None:
+    """The third layer would get a new adapter without effect."""
+    directory = save(adapted(target_modules=["q_proj"]), tmp_path / "adapter")
+    with pytest.raises(DataError, match=r"base model"):
+        load_adapter(tiny_llama(num_hidden_layers=3), directory)
 
 
-def test_an_adapter_without_weights_is_refused(tmp_path: Path) -> None:
-    folder = saved(adapted(), tmp_path / "adapter")
-    (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(DataError, match=r"has no adapter_model\.safetensors"):
-        load_adapter(tiny_llama(), folder)
+def test_load_refuses_adapter_without_weights(tmp_path: Path) -> None:
+    directory = save(adapted(), tmp_path / "adapter")
+    (directory / "adapter_model.safetensors").unlink()
+    with pytest.raises(DataError, match=r"adapter_model\.safetensors"):
+        load_adapter(tiny_llama(), directory)
 
 
-def test_a_damaged_adapter_is_refused(tmp_path: Path) -> None:
-    folder = saved(adapted(), tmp_path / "adapter")
-    weights = folder / "adapter_model.safetensors"
+def test_load_refuses_damaged_adapter(tmp_path: Path) -> None:
+    directory = save(adapted(), tmp_path / "adapter")
+    weights = directory / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(DataError, match=str(folder)):
-        load_adapter(tiny_llama(), folder)
+    with pytest.raises(DataError, match=str(directory)):
+        load_adapter(tiny_llama(), directory)

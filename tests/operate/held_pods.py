@@ -22,8 +22,8 @@ from kube_runs import FakeRun, launch
 
 import kube_server
 from llmtrain.env import HOLD_SCRIPT
-from llmtrain.launch.plan import Work
 from llmtrain.launch.pod_scripts import hold as held_pod
+from llmtrain.launch.work import Work
 
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
 IN, OUT, ERR, VERDICT = 0, 1, 2, 3

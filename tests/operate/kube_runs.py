@@ -8,8 +8,9 @@ from kube_server import KubeServer, now
 from llmtrain.config.load import load_config
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import JobPlan, Work, find_kind, plan_job
+from llmtrain.launch.plan import JobPlan, find_workload, plan_job
 from llmtrain.launch.record import Record, find_record
+from llmtrain.launch.work import Work
 
 Object = dict[str, Any]
 STEP = "[TRAIN] step {}/30 | loss 5.1922 | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left"
@@ -58,7 +59,7 @@ class FakeRun:
 
     @property
     def kind(self) -> str:
-        return find_kind(self.plan.launch).kind
+        return find_workload(self.plan.launch).kind
 
     def pod(self, index: int, state: Object | None = None, role: str = "worker", **more: Any) -> str:
         """A new pod of a node; it runs unless told otherwise. Of one that replaces another, the time is later."""

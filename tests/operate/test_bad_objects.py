@@ -16,8 +16,9 @@ from llmtrain.commands import delete, logs, status, stop, why
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch import lifecycle as apply
-from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, config_map_name
+from llmtrain.launch.plan import JOB_FILE, config_map_name
 from llmtrain.launch.record import Record, find_record, list_records
+from llmtrain.launch.work import CONFIG_FILE
 from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.why.explain import explain
 

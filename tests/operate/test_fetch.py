@@ -19,7 +19,8 @@ import typer
 from filelock import FileLock
 
 from llmtrain.checkpoint import store as checkpoint_module
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.cli import main
 from llmtrain.commands import fetch as fetch_command
 from llmtrain.errors import CheckpointError, ClusterError, DataError, LlmtrainError, UsageError
@@ -118,7 +119,7 @@ def test_the_reader_pod(volume: Path, tmp_path: Path) -> None:
     (pod,) = cluster.made
     labels, spec = pod["metadata"]["labels"], pod["spec"]
     assert labels["llmtrain/reader"] == RUN
-    assert "llmtrain/run" not in labels  # a Service or a StatefulSet would take it for its own
+    assert "llmtrain.dev/run" not in labels  # a Service or a StatefulSet would take it for its own
     assert spec["automountServiceAccountToken"] is False
     assert spec["activeDeadlineSeconds"] == 3600
     (box,) = spec["containers"]
@@ -511,7 +512,7 @@ def test_the_command_finds_the_claim_of_a_forgotten_run(
     words = [RUN, "--to", str(tmp_path / "here"), "--json"]
     with pytest.raises(UsageError, match="is not in namespace"):
         app(words, standalone_mode=False)
-    labels = {"app": "llmtrain", "llmtrain/run": RUN}
+    labels = {"app": "llmtrain", "llmtrain.dev/run": RUN}
     cluster.claims[f"{RUN}-runs"] = {"metadata": {"labels": labels}}
     capfd.readouterr()
     app(words, standalone_mode=False)

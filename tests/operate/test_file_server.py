@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llmtrain.env import READER_SCRIPT
 from llmtrain.launch.pod_scripts import file_server as remote
-from llmtrain.operate.fetch.reader_pod import CODE, COMMAND
+from llmtrain.operate.fetch.reader_pod import COMMAND
 
 SOURCE = Path(remote.__file__).read_text()
 
@@ -16,7 +17,7 @@ SOURCE = Path(remote.__file__).read_text()
 def far(*words: object) -> bytes:
     done = subprocess.run(
         [sys.executable, *COMMAND[1:], *map(str, words)],
-        env={**os.environ, CODE: SOURCE},
+        env={**os.environ, READER_SCRIPT: SOURCE},
         capture_output=True,
         check=True,
         timeout=30,

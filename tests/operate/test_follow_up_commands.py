@@ -16,8 +16,9 @@ from llmtrain.config.load import load_config
 from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch import lifecycle as apply
-from llmtrain.launch.plan import Work, plan_job
+from llmtrain.launch.plan import plan_job
 from llmtrain.launch.record import find_record
+from llmtrain.launch.work import Work
 from llmtrain.operate.exec.run_in_pods import check_held
 from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.status.startup_failures import never_started

@@ -14,9 +14,10 @@ from kube_runs import INDEX_LABELS, FakeRun, ended, launch, running
 from kube_server import KubeServer
 from llmtrain.config.logging import LoggingSection
 from llmtrain.distributed.exit_codes import IDLE_MARK
+from llmtrain.kubernetes.labels import NOTIFIED
 from llmtrain.logs import setup_logging
 from llmtrain.operate.guard import watch as guard_module
-from llmtrain.operate.guard.watch import GIVEN_UP_SEC, TOLD_NOTE, End, Guard, find_end, watch
+from llmtrain.operate.guard.watch import GIVEN_UP_SEC, End, Guard, find_end, watch
 
 Object = dict[str, Any]
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
@@ -232,7 +233,7 @@ class TestTelling:
         for run in (good, bad):
             for name in run.pods.values():
                 notes = kube.objects["pods", "team", name]["metadata"]["annotations"]
-                assert notes == {TOLD_NOTE: "finished" if run is good else "failed"}
+                assert notes == {NOTIFIED: "finished" if run is good else "failed"}
         assert "annotations" not in kube.objects["pods", "team", going.pods[0]]["metadata"]
         err = capfd.readouterr().err
         assert err.count("[GUARD] run bad has failed with exit code 65") == 1
@@ -352,8 +353,8 @@ class TestTelling:
     def test_pods_of_others_are_not_looked_at(self, kube: KubeServer, hook: Hook) -> None:
         run = two(kube)
         end(run, 0, 64)
-        for change in ({"app": "other"}, {"llmtrain/run": None}):
-            kube.change("Pod", run.pods[0], {"metadata": {"labels": {"app": "llmtrain", "llmtrain/run": "demo"}}})
+        for change in ({"app": "other"}, {"llmtrain.dev/run": None}):
+            kube.change("Pod", run.pods[0], {"metadata": {"labels": {"app": "llmtrain", "llmtrain.dev/run": "demo"}}})
             kube.change("Pod", run.pods[0], {"metadata": {"labels": change}})
             make_guard(kube, hook).look()
         assert hook.rows == []

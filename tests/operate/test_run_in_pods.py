@@ -16,7 +16,7 @@ from kube_runs import launch, waiting
 
 from kube_server import KubeServer
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.launch.plan import HELD_COMMAND
+from llmtrain.launch.work import HELD_COMMAND
 from llmtrain.operate.exec.run_in_pods import NodeEnd, end_in_all, pack, run_in_all, start_in_all
 
 Cli = Callable[..., Any]

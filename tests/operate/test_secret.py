@@ -12,6 +12,7 @@ import pytest
 from llmtrain.commands import secret
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.hub.token import first_token
+from llmtrain.kubernetes.labels import COMMON_LABELS
 
 CANARY = "hf_CanaryCanaryCanaryCanary$HOME"
 
@@ -57,10 +58,10 @@ class Tool:
         except LlmtrainError as raised:
             problem = raised
         out, err = self._capfd.readouterr()
-        told = out + err + (f"{problem} {json.dumps(problem.as_dict())}" if problem else "")
-        assert CANARY not in told
-        assert "Canary" not in told
-        assert base64.b64encode(CANARY.encode()).decode() not in told
+        output = out + err + (f"{problem} {json.dumps(problem.as_dict())}" if problem else "")
+        assert CANARY not in output
+        assert "Canary" not in output
+        assert base64.b64encode(CANARY.encode()).decode() not in output
         if problem:
             raise problem
         return out, err
@@ -84,14 +85,14 @@ def env(tmp_path: Path) -> Path:
     return file
 
 
-def test_made_updated_unchanged(tool: Tool, env: Path) -> None:
+def test_secret_is_created_updated_or_unchanged(tool: Tool, env: Path) -> None:
     out, err = tool("--from-env-file", env)
-    assert "is made" in out
+    assert "is created" in out
     assert "launch.hf_token_secret.name: hf-token" in out
     assert err == ""
     made = tool.cluster.objects["ns/hf-token"]
-    assert (made["type"], made["metadata"]["labels"]) == ("Opaque", {"app": "llmtrain"})
-    assert tool.token() == CANARY  # the $ too: nothing is put in its place
+    assert (made["type"], made["metadata"]["labels"]) == ("Opaque", COMMON_LABELS)
+    assert tool.token() == CANARY  # with its $
     assert "is unchanged" in tool("--from-env-file", env)[0]
     env.write_text("HUGGING_FACE_HUB_TOKEN=hf_another\n")
     assert "is updated" in tool("--from-env-file", env)[0]
@@ -100,67 +101,67 @@ def test_made_updated_unchanged(tool: Tool, env: Path) -> None:
 
 def test_name_key_namespace_json(tool: Tool, env: Path) -> None:
     out, _ = tool("--from-env-file", env, "--name", "mine", "--key", "hub", "-n", "other", "--json")
-    assert json.loads(out) == {"secret": "mine", "key": "hub", "namespace": "other", "done": "made"}
+    assert json.loads(out) == {"secret": "mine", "key": "hub", "namespace": "other", "done": "created"}
     assert tool.token("mine", "hub", "other") == CANARY
     out, _ = tool("--from-env-file", env, "--key", "hub")
     assert "launch.hf_token_secret.key: hub" in out
     for wrong in (["--name", "Big"], ["--key", "a/b"], ["--name", "a b"]):
-        with pytest.raises(UsageError, match="cannot have the name"):
+        with pytest.raises(UsageError, match="--name"):
             tool("--from-env-file", env, *wrong)
 
 
-def test_a_secret_of_somebody_else(tool: Tool, env: Path) -> None:
-    theirs = {"metadata": {"name": "hf-token", "namespace": "ns"}, "data": {"token": "eA=="}}
-    tool.cluster.objects["ns/hf-token"] = theirs
-    with pytest.raises(UsageError, match="llmtrain did not make it"):
+def test_foreign_secret_is_refused(tool: Tool, env: Path) -> None:
+    foreign = {"metadata": {"name": "hf-token", "namespace": "ns"}, "data": {"token": "eA=="}}
+    tool.cluster.objects["ns/hf-token"] = foreign
+    with pytest.raises(UsageError, match="hf-token"):
         tool("--from-env-file", env)
-    assert theirs["data"] == {"token": "eA=="}
+    assert foreign["data"] == {"token": "eA=="}
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fact"),
     [
         ("OTHER=1\n", "sets none of HF_TOKEN"),
         ("HF_TOKEN=\n", "sets none of HF_TOKEN"),
         (f"HF_TOKEN='{CANARY} {CANARY}'\n", "HF_TOKEN is no token"),
         (f'HF_TOKEN="{CANARY}\n{CANARY}"\n', "HF_TOKEN is no token"),
         (f"HF_TOKEN={CANARY}é\n", "HF_TOKEN is no token"),
-        (b"HF_TOKEN=\xff\xfe\n", "is not text"),
+        (b"HF_TOKEN=\xff\xfe\n", "not UTF-8"),
     ],
 )
-def test_files_without_a_token(tool: Tool, env: Path, text: str | bytes, words: str) -> None:
+def test_files_without_a_token(tool: Tool, env: Path, text: str | bytes, fact: str) -> None:
     env.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=fact):
         tool("--from-env-file", env)
     assert tool.cluster.objects == {}
 
 
-def test_no_such_file(tool: Tool, tmp_path: Path) -> None:
+def test_missing_file_is_refused(tool: Tool, tmp_path: Path) -> None:
     for file in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(UsageError, match="cannot be read"):
+        with pytest.raises(UsageError, match="not readable"):
             tool("--from-env-file", file)
 
 
-def test_warns_of_readers(tool: Tool, env: Path) -> None:
+def test_warns_if_others_can_read_the_file(tool: Tool, env: Path) -> None:
     env.chmod(0o644)
-    assert "can be read by others" in tool("--from-env-file", env)[1]
+    assert "chmod 600" in tool("--from-env-file", env)[1]
 
 
-def test_warns_of_git(tool: Tool, env: Path) -> None:
+def test_warns_if_git_does_not_ignore_the_file(tool: Tool, env: Path) -> None:
     subprocess.run(["git", "init", "-q", str(env.parent)], check=True)
-    assert "git does not ignore" in tool("--from-env-file", env)[1]
+    assert ".gitignore" in tool("--from-env-file", env)[1]
     (env.parent / ".gitignore").write_text(".env\n")
     assert tool("--from-env-file", env)[1] == ""
 
 
-def test_a_refusal_that_quotes_the_token(tool: Tool, env: Path) -> None:
+def test_refusal_that_quotes_the_token_is_redacted(tool: Tool, env: Path) -> None:
     tool.cluster.refusal = f"denied: {{'token': '{base64.b64encode(CANARY.encode()).decode()}'}}"
-    with pytest.raises(UsageError, match="refuses Secret hf-token"):
+    with pytest.raises(UsageError, match="Secret hf-token"):
         tool("--from-env-file", env)
 
 
-def test_the_file_is_not_the_environment(tool: Tool, env: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither read from it nor put into it: child processes would see it."""
+def test_environment_is_neither_read_nor_changed(tool: Tool, env: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Child processes would see a token in the environment."""
     monkeypatch.setenv("HF_TOKEN", "hf_of_the_shell")
     tool("--from-env-file", env)
     assert tool.token() == CANARY

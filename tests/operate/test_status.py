@@ -7,8 +7,8 @@ from kube_runs import STEP, ended, launch, running, waiting
 
 from kube_server import KubeServer
 from llmtrain.distributed.exit_codes import IDLE_MARK, pytorchjob_code
-from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
+from llmtrain.launch.work import Work
 from llmtrain.operate.status.pods import worst_code
 from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.status.tables import run_text, runs_table
@@ -250,7 +250,7 @@ def test_a_launch_that_was_killed_is_incomplete(kube: KubeServer) -> None:
 
 def test_a_job_of_somebody_else_is_not_ours(kube: KubeServer) -> None:
     run = launch(kube)
-    kube.change("Job", "demo", {"metadata": {"labels": {"llmtrain/run": None}}})
+    kube.change("Job", "demo", {"metadata": {"labels": {"llmtrain.dev/run": None}}})
     assert run_status(run.cluster, run.record).state == "incomplete"
 
 
@@ -298,7 +298,7 @@ def test_a_log_that_nobody_may_read_is_no_obstacle(kube: KubeServer) -> None:
 def test_a_pod_that_is_no_node_is_passed_over(kube: KubeServer) -> None:
     run = launch(kube)
     run.pod(0)
-    labels = {"app": "llmtrain", "llmtrain/run": "demo"}
+    labels = {"app": "llmtrain", "llmtrain.dev/run": "demo"}
     reader = {"name": "demo-reader", "namespace": "team", "labels": labels}
     kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": reader, "spec": {}, "status": {"phase": "Running"}})
     assert [pod.index for pod in run_status(run.cluster, run.record).pods] == [0]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import typer
@@ -43,10 +44,10 @@ from llmtrain.errors import (
     UsageError,
 )
 from llmtrain.kubernetes.client import PLURALS
-from llmtrain.launch.plan import Work
 from llmtrain.launch.record import ENDED_AS, STOPPED_AT
+from llmtrain.launch.work import Work
 from llmtrain.operate.status.run_status import all_status, run_status
-from llmtrain.operate.why import causes
+from llmtrain.operate.why import causes, run_reports
 from llmtrain.operate.why import explain as why_module
 from llmtrain.operate.why.explain import explain
 from llmtrain.operate.why.snapshot import Stall
@@ -113,7 +114,7 @@ REPORTS = {
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "stateful_set"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cause", REPORTS)
 def test_exit_reports_are_enough_without_access_to_logs(kube: KubeServer, kind: str, cause: str) -> None:
     kube.forbidden.add("log")
@@ -124,6 +125,45 @@ def test_exit_reports_are_enough_without_access_to_logs(kube: KubeServer, kind: 
     found = why(run)
     assert found.cause == cause, found
     assert error.what in shown(found)
+
+
+def test_report_in_the_run_directory_explains_a_deleted_pod(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = launch(kube, "pytorch_job")
+    run.pod(0)
+    run.pod(1, waiting("ContainerCreating"))
+    run.event("ExitedWithCode", "Pod: team.demo-worker-1 exited with code 197")
+    report = ExitReport(69, "JoinError", "processes_missing", "1 of 2 missing", pod="demo-worker-1", time=now())
+    old = replace(report, message="another launch", time="2020-01-01T00:00:00Z")
+    monkeypatch.setattr(run_reports, "read_run_reports", lambda *_: [old, report])
+    found = why(run)
+    assert found.cause == "master_unreachable"
+    assert report.message in shown(found)
+    assert old.message not in shown(found)
+
+
+def test_reports_in_the_run_directory_explain_the_restart_of_a_job_set(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = launch(kube, "job_set")
+    run.pod(0, waiting("ContainerCreating"))
+    reports = [ExitReport(75, "PeerLost", "no_progress", "No progress", node_rank=0, pod="demo-0-x", time=now())]
+    monkeypatch.setattr(run_reports, "read_run_reports", lambda *_: reports)
+    assert why(run).cause == "starting"
+    kube.change("JobSet", "demo", {"status": {"restarts": 1}})
+    assert why(run).cause == "rank_hung"
+
+
+@pytest.mark.parametrize("code", [0, 64, 65])
+def test_stateful_set_ends_without_access_to_logs(kube: KubeServer, code: int) -> None:
+    """Its containers exit once, and wait after the restart."""
+    kube.forbidden.add("log")
+    run = launch(kube, "stateful_set")
+    for index in (0, 1):
+        run.pod(index)
+        assert run_status(run.cluster, run.record).state in ("running", "starting")
+        run.set(index, running(), restarts=1, last=ended(code))
+    status = run_status(run.cluster, run.record)
+    assert (status.state, status.exit_code, status.restarts) == ("failed" if code else "finished", code, 0)
 
 
 def test_memory_in_use(kube: KubeServer) -> None:
@@ -421,9 +461,10 @@ def test_fetching_from_the_hub(kube: KubeServer) -> None:
     kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**row, "state": ended(0)}]}})
     end(run, 0, 64, *error)
     fail(run)
-    assert why(run).cause == "prefetch_failed", "passed on to the trainer"
-    kube.logs["team", run.pods[0], "prefetch"].lines.clear()
-    assert why(run).cause == "bad_config"
+    assert why(run).cause == "bad_config", "an image of the first version"
+    report = ExitReport(64, "UsageError", "prefetch", "me/model is not on the hub, or private.")
+    end(run, 0, 64, report=report)
+    assert why(run).cause == "prefetch_failed"
 
 
 def test_pulling_and_starting(kube: KubeServer) -> None:

@@ -1,7 +1,6 @@
 """llmtrain why: the sentences it takes apart are those that processes and the cluster write."""
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from why_runs import (
 from llmtrain.errors import LlmtrainError
 from llmtrain.operate.fetch.reader import RemoteFile, Sent, Wanted
 from llmtrain.operate.status.scheduler import read_no_room
-from llmtrain.operate.why.log_patterns import Said, error_in, traceback_end
+from llmtrain.operate.why.log_patterns import error_in, report_from_text, traceback_end
 from llmtrain.operate.why.snapshot import Stall
 from llmtrain.operate.why.stall import compare, read_beats
 
@@ -89,7 +88,7 @@ def test_the_watchdogs_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     watchdog.Watchdog(tmp_path, world, 1, 5.0)._give_up(5.0)
     said = error_in([f"[DDP] {told[0].what} {told[0].remedy}"])
     assert said is not None
-    assert (said.what, said.remedy, said.silent_ranks) == (told[0].what, told[0].remedy, (1,))
+    assert (said.message, said.remedy, said.silent_ranks) == (told[0].what, told[0].remedy, (1,))
 
 
 def test_the_masters_absence_in_words() -> None:
@@ -98,21 +97,20 @@ def test_the_masters_absence_in_words() -> None:
     error = _join_error("demo-0.demo", 29500, _Failure("name", "the name demo-0.demo does not resolve: x"), 600.0)
     said = error_in(f"error: {error}".splitlines())
     assert said is not None
-    assert (said.what, said.remedy, said.reason) == (error.what, error.remedy, error.reason)
+    assert (said.message, said.remedy, said.reason) == (error.what, error.remedy, error.reason)
 
 
-@pytest.mark.parametrize(("file", "line", "expected"), [
-    ("training/trainer.py", "The {what} of step {step} is {value};", "not_finite"),
-    ("training/trainer.py", "The validation loss after step {step} is {result.loss}.", "not_finite"),
-    ("training/trainer.py", "Out of GPU memory in step {self.progress.step + 1}", "gpu_memory"),
-    ("training/trainer.py", "The checkpoint of step {step} could not be written", "disk_full"),
-    ("training/checkpoint.py", "None of the {len(steps)} checkpoints in {self.folder} is", "CheckpointError"),
-    ("runs/generations.py", "crashed {crashes} times in a row without a newer checkpoint", "gave_up"),
-    ("distributed/world.py", "{len(missing)} of {world_size} processes never came: rank {names}", "processes_missing"),
-    ("distributed/node.py", "did not find each other at", "JoinError"),
+@pytest.mark.parametrize(("line", "expected"), [
+    ("The loss of step 8 is nan;", "not_finite"),
+    ("The validation loss after step 8 is nan.", "not_finite"),
+    ("Out of GPU memory in step 8", "gpu_memory"),
+    ("The checkpoint of step 8 could not be written", "disk_full"),
+    ("None of the 8 checkpoints in /out/demo/checkpoints is", "CheckpointError"),
+    ("crashed 3 times in a row without a newer checkpoint", "gave_up"),
+    ("8 of 8 processes never came: rank 8", "processes_missing"),
+    ("did not find each other at", "JoinError"),
 ])  # fmt: skip
-def test_the_words_of_errors(repo: Path, file: str, line: str, expected: str) -> None:
-    assert line in (repo / "src" / "llmtrain" / file).read_text(encoding="utf-8")
-    filled = re.sub(r"\{(value|result.loss)\}", "nan", line).replace("{what}", "loss")
-    said = Said.from_words(re.sub(r"\{[^}]*\}", "8", filled), None)
-    assert expected in (said.reason, said.type)
+def test_messages_of_the_first_version(line: str, expected: str) -> None:
+    """Its images write no report; these are its words, whatever ours are by now."""
+    report = report_from_text(line)
+    assert expected in (report.reason, report.error)

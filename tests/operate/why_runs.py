@@ -104,23 +104,31 @@ def end(
     ago_sec: float = 0.0,
     report: ExitReport | None = None,
 ) -> None:
-    """A node ends as it does under its kind: a StatefulSet waits after 64 and 65, and else is started again in place;
-    a PyTorchJob is told with 128 added."""
+    """A pod ends as under its kind: a StatefulSet restarts the container in place, which waits after 64 and 65; a
+    PyTorchJob sees codes with 128 added. Without a report, as images of the first version do, which wait after 64 and
+    65 without a restart."""
     kind = run.plan.launch.kind
     if index not in run.pods:
         run.pod(index)
     run.say(index, *lines)
-    if kind == "stateful_set" and code in (64, 65):
+    message = report.as_termination_message() if report else ""
+    if kind == "stateful_set" and code in (64, 65) and report is None:
         run.say(index, IDLE.format(code))
+    elif kind == "stateful_set" and code in (64, 65):
+        run.kube.restart_log(run.pods[index])
+        last = at(ended(code, reason), ago_sec)
+        last["terminated"]["message"] = message
+        run.set(index, running(), restarts=1, last=last)
     elif kind == "stateful_set":
         run.kube.restart_log(run.pods[index])
         run.kube.say(run.pods[index])
         last = at(ended(code, reason), ago_sec)
+        last["terminated"]["message"] = message
         run.set(index, waiting("CrashLoopBackOff", "back-off 10s restarting failed container"), restarts=1, last=last)
     else:
         run.kube.end_log(run.pods[index], container=run.plan.container)
         state = at(ended(pytorchjob_code(code) if kind == "pytorch_job" else code, reason), ago_sec)
-        state["terminated"]["message"] = report.as_termination_message() if report else ""
+        state["terminated"]["message"] = message
         run.set(index, state)
 
 

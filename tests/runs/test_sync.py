@@ -165,13 +165,13 @@ def test_hashes_of_checkpoints_are_not_computed_again(
     run.best.mkdir()
     os.link(source, run.best / source.name)
     hashed: list[Path] = []
-    original = sync._file_sha256
+    original = sync.file_sha256
 
     def note(path: Path) -> str:
         hashed.append(path)
         return original(path)
 
-    monkeypatch.setattr(sync, "_file_sha256", note)
+    monkeypatch.setattr(sync, "file_sha256", note)
     sync_run(run, URI)
     assert {path.name for path in hashed if "checkpoints" in path.parts} == {"manifest.json"}
     assert run.best / source.name not in hashed

@@ -1,4 +1,4 @@
-"""Bits are promised per CPU architecture: it is recorded, compared, and a move to another one is said."""
+"""Bit-exactness holds per CPU architecture: it is recorded, compared, and a change warns."""
 
 import json
 import platform
@@ -20,7 +20,7 @@ OTHER = "x86_64" if cpu_architecture() == "aarch64" else "aarch64"
 @pytest.mark.parametrize(
     ("machine", "name"), [("x86_64", "x86_64"), ("AMD64", "x86_64"), ("arm64", "aarch64"), ("riscv64", "riscv64")]
 )
-def test_one_name_for_an_architecture(monkeypatch: pytest.MonkeyPatch, machine: str, name: str) -> None:
+def test_architecture_names_are_normalized(monkeypatch: pytest.MonkeyPatch, machine: str, name: str) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert cpu_architecture() == name
 
@@ -36,7 +36,7 @@ def test_one_name_for_an_architecture(monkeypatch: pytest.MonkeyPatch, machine: 
         ({}, None),
     ],
 )
-def test_of_a_run(meta: dict[str, Any], name: str | None) -> None:
+def test_run_records_its_architecture(meta: dict[str, Any], name: str | None) -> None:
     assert architecture_of(meta) == name
 
 
@@ -63,9 +63,9 @@ def test_runs_compare_names_two_architectures(
     )
     finished = workdir / "runs" / "there" / "finished.json"
     finished.write_text(finished.read_text().replace('"state_sha256": "', '"state_sha256": "0'))
-    said = cli("runs", "compare", "here", "there").out
-    assert cpu_architecture() in said
-    assert OTHER in said
+    output = cli("runs", "compare", "here", "there").out
+    assert cpu_architecture() in output
+    assert OTHER in output
     generations.unlink()
     values["machine"]["architecture"] = OTHER
     meta.write_text(json.dumps(values))
@@ -80,9 +80,9 @@ def test_runs_compare_names_two_architectures(
 
 def test_resuming_on_another_architecture_warns(make_config: MakeConfig) -> None:
     def elsewhere() -> None:
-        from llmtrain.training import build as assemble
+        from llmtrain.training import build
 
-        assemble.cpu_architecture = lambda: OTHER
+        build.cpu_architecture = lambda: OTHER
 
     config = make_config()
     assert harness.run(config, fault="after_optimizer:3:0:term").code == 75

@@ -1,4 +1,4 @@
-"""Epochs: how long a run is, what is told after each, going on with more of them, and stopping early."""
+"""Epochs: the length of a run, what is logged after each, resuming with more epochs, and early stopping."""
 
 import json
 import math
@@ -24,8 +24,8 @@ from test_fine_tune_faults import (
     epoch_lines,
     fine_tune_config,
     fine_tuned,
-    go_on,
     make_material,
+    resume_and_check,
     rows,
     run_dir,
     some,
@@ -35,7 +35,7 @@ from test_fine_tune_faults import (
 )
 
 from llmtrain.config.schema import Config
-from llmtrain.data.examples.batches import ExampleBatches
+from llmtrain.data.examples.example_batches import ExampleBatches
 from llmtrain.distributed.world import World
 from llmtrain.runs.metrics import read_metrics
 from llmtrain.training.build import build_components
@@ -43,7 +43,7 @@ from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
-SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
+ONLY_AT_EPOCH_ENDS: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
 CONSTANT: dict[str, Any] = {"trainer__schedule": "constant"}
 LINE = re.compile(
     r"(\d+)/(\d+) \| step (\d+)/(\d+) \| train loss ([\d.]+) \| val loss ([\d.]+) \| perplexity ([\d.]+)"
@@ -94,9 +94,9 @@ def check_epochs(config: Config, ends: list[int], all_losses: dict[int, float], 
         assert perplexity == f"{row['val/perplexity']:.2f}"
 
 
-def test_epochs_alone(make: MakeConfig) -> None:
-    """Evaluated and saved at the end of each, although nothing else asks for it; nothing is evaluated in between."""
-    config = make(**SELDOM, trainer__max_epochs=3, trainer__keep_checkpoints=5)
+def test_epochs_evaluate_and_save_at_their_end(make: MakeConfig) -> None:
+    """Without eval_every_steps and save_every_steps."""
+    config = make(**ONLY_AT_EPOCH_ENDS, trainer__max_epochs=3, trainer__keep_checkpoints=5)
     result = trained(config)
     assert (result["steps"], result["epochs"], result["stopped_early"]) == (12, 3, False)
     check_epochs(config, [4, 8, 12], train_losses(config), of=3)
@@ -106,7 +106,7 @@ def test_epochs_alone(make: MakeConfig) -> None:
     assert len(set(means)) == 3
 
 
-def test_the_mean_is_over_all_steps_whether_they_are_logged_or_not(make: MakeConfig) -> None:
+def test_epoch_loss_is_the_mean_over_all_steps(make: MakeConfig) -> None:
     """With evaluations and saves in the middle of an epoch, which read losses too."""
     every = make()
     trained(every)
@@ -126,8 +126,10 @@ def test_the_mean_is_over_all_steps_whether_they_are_logged_or_not(make: MakeCon
         pytest.param(2, 2, [], marks=pytest.mark.slow),
     ],
 )
-def test_the_smaller_of_epochs_and_steps_wins(make: MakeConfig, max_steps: int, steps: int, ends: list[int]) -> None:
-    config = make(**SELDOM, trainer__max_steps=max_steps)
+def test_smaller_of_max_epochs_and_max_steps_wins(
+    make: MakeConfig, max_steps: int, steps: int, ends: list[int]
+) -> None:
+    config = make(**ONLY_AT_EPOCH_ENDS, trainer__max_steps=max_steps)
     result = trained(config)
     assert (result["steps"], result["epochs"]) == (steps, steps // STEPS_IN_EPOCH)
     check_epochs(config, ends, train_losses(config), of=2)
@@ -135,9 +137,12 @@ def test_the_smaller_of_epochs_and_steps_wins(make: MakeConfig, max_steps: int, 
     assert [step for step, _ in rows(run_dir(config), "val/loss")] == sorted({*ends, steps})
 
 
-def test_the_schedule_spans_the_epochs(make: MakeConfig) -> None:
-    """lr falls until the last step of the last epoch, as it does with so many max_steps."""
-    in_epochs, in_steps = make(**SELDOM), make(**SELDOM, trainer__max_epochs=None, trainer__max_steps=STEPS)
+def test_schedule_spans_the_epochs(make: MakeConfig) -> None:
+    """lr decays until the last step of the last epoch, as with the equivalent max_steps."""
+    in_epochs, in_steps = (
+        make(**ONLY_AT_EPOCH_ENDS),
+        make(**ONLY_AT_EPOCH_ENDS, trainer__max_epochs=None, trainer__max_steps=STEPS),
+    )
     results = trained(in_epochs), trained(in_steps)
     assert results[0]["state_sha256"] == results[1]["state_sha256"]
     learned = [
@@ -145,11 +150,11 @@ def test_the_schedule_spans_the_epochs(make: MakeConfig) -> None:
     ]
     assert learned[0] == learned[1]
     assert learned[0][-1] < 0.1 * max(learned[0])
-    assert epoch_lines(run_dir(in_steps)) == [], "a run that counts steps says nothing of epochs"
+    assert epoch_lines(run_dir(in_steps)) == [], "a run without max_epochs logs no epochs"
 
 
-def test_the_best_is_the_lowest_validation_loss(make: MakeConfig) -> None:
-    """In a run that gets better, then worse again."""
+def test_best_is_the_lowest_validation_loss(make: MakeConfig) -> None:
+    """In a run that improves and then gets worse."""
     config = make(trainer__eval_every_steps=1)
     result = trained(config, before=val_losses(5.0, 4.0, 4.5, 3.0, 3.5, 3.0, 3.25))
     assert [row["val/loss"] for row in metric_rows(config) if "val/loss" in row] == [
@@ -161,7 +166,7 @@ def test_the_best_is_the_lowest_validation_loss(make: MakeConfig) -> None:
     assert is_best == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "an equal loss is not better"
 
 
-def test_the_epoch_is_in_the_metrics(make: MakeConfig) -> None:
+def test_metrics_have_the_epoch(make: MakeConfig) -> None:
     config = make()
     trained(config)
     found = {row["step"]: row["train/epoch"] for row in metric_rows(config) if "train/epoch" in row}
@@ -170,17 +175,17 @@ def test_the_epoch_is_in_the_metrics(make: MakeConfig) -> None:
         assert ("val/perplexity" in row) == ("val/loss" in row)
 
 
-# Which rows a step really saw.
+# Which examples a step read
 
 
 def note_rows(folder: Path) -> Callable[[], None]:
-    """In a process: every step appends the token ids of the rows it read to a file of this process."""
+    """Make every step append the token ids of the examples it read to a file of the process."""
 
     def before() -> None:
         real = Stepper.train_step
 
-        def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int) -> Any:
-            result = real(self, step, lr, batches, first_micro)
+        def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int, counts: Any) -> Any:
+            result = real(self, step, lr, batches, first_micro, counts)
             with (folder / f"{os.getpid()}.jsonl").open("a") as file:
                 for batch in batches:
                     file.write(json.dumps([step, batch.first_sample, rows_of(batch)]) + "\n")
@@ -193,7 +198,7 @@ def note_rows(folder: Path) -> Callable[[], None]:
 
 
 def rows_of(batch: Any) -> list[list[int]]:
-    """The token ids of a batch's rows; an answer's last token is only among the targets."""
+    """The token ids of a batch's examples; the last token of an answer is only among the targets."""
     found = []
     for index in range(len(batch.inputs)):
         inputs, targets = batch.inputs[index].tolist(), batch.targets[index].tolist()
@@ -211,7 +216,7 @@ def all_rows(config: Config) -> Counter[tuple[int, ...]]:
     batches = build_components(config, World(device=torch.device("cpu"))).train_batches
     assert isinstance(batches, ExampleBatches)
     store, selection = batches.samples.store, batches.samples.selection
-    starts = [int(store.spans[row, 0]) for row in selection.rows]
+    starts = [int(store.spans[row, 0]) for row in selection.examples]
     return Counter(
         tuple(store.tokens[start : start + int(length) + 1].tolist())
         for start, length in zip(starts, selection.lengths, strict=True)
@@ -227,8 +232,10 @@ def all_rows(config: Config) -> Counter[tuple[int, ...]]:
         pytest.param({"data__packing": False, "trainer__micro_batch_size": 2}, 4, marks=pytest.mark.slow),
     ],
 )
-def test_every_row_is_seen_once_an_epoch(make: MakeConfig, tmp_path: Path, changes: dict[str, Any], size: int) -> None:
-    """In a run that is stopped in its first epoch and killed in its second, whose step 5 is then done again."""
+def test_every_example_is_read_once_per_epoch(
+    make: MakeConfig, tmp_path: Path, changes: dict[str, Any], size: int
+) -> None:
+    """In a run that is interrupted in its first epoch and killed in its second, whose step 5 is then repeated."""
     config = make(**changes)
     before = note_rows(tmp_path / "seen")
     assert {ended.code for ended in train(config, size, fault="after_optimizer:3:0:term", before=before)} == {75}
@@ -241,14 +248,14 @@ def test_every_row_is_seen_once_an_epoch(make: MakeConfig, tmp_path: Path, chang
             step, first, found = json.loads(line)
             found = [tuple(row) for row in found]
             again += (step, first) in seen
-            assert seen.setdefault((step, first), found) == found, "done again with other rows"
-    assert again >= 4, "step 5 was done again"
+            assert seen.setdefault((step, first), found) == found, "repeated with other examples"
+    assert again >= 4, "step 5 was repeated"
     assert len(seen) == STEPS * 4
-    wanted = all_rows(config)
-    assert sum(wanted.values()) == 30
+    expected = all_rows(config)
+    assert sum(expected.values()) == 30
     epochs = [[key for key in sorted(seen) if key[0] // STEPS_IN_EPOCH == number] for number in (0, 1)]
     for number, keys in enumerate(epochs):
-        assert Counter(row for key in keys for row in seen[key]) == wanted, f"epoch {number}"
+        assert Counter(row for key in keys for row in seen[key]) == expected, f"epoch {number}"
     assert [seen[key] for key in epochs[0]] != [seen[key] for key in epochs[1]], "each has an order of its own"
 
 
@@ -256,8 +263,8 @@ def test_every_row_is_seen_once_an_epoch(make: MakeConfig, tmp_path: Path, chang
 
 
 @pytest.mark.parametrize("data", ["text_files", "dummy_text"])
-def test_epochs_of_running_text(tmp_path: Path, cache: Path, data: str) -> None:
-    """A GPT from nothing. Windows do not fill a whole number of steps: an epoch ends with the step that has its last
+def test_epochs_of_text(tmp_path: Path, cache: Path, data: str) -> None:
+    """A GPT from scratch. Windows do not fill a whole number of steps: an epoch ends with the step that has its last
     window."""
     changes: dict[str, Any] = {"data__name": data, "trainer__micro_batch_size": 8, "trainer__grad_accum_steps": 2}
     if data == "text_files":
@@ -272,7 +279,7 @@ def test_epochs_of_running_text(tmp_path: Path, cache: Path, data: str) -> None:
             "model__n_layers": 1,
         }
     config = harness.tiny_config(
-        tmp_path / "runs", cache, **changes, **SELDOM, trainer__max_steps=None, trainer__max_epochs=2
+        tmp_path / "runs", cache, **changes, **ONLY_AT_EPOCH_ENDS, trainer__max_steps=None, trainer__max_epochs=2
     )
     windows = build_components(config, World(device=torch.device("cpu"))).train_batches.sampler.windows  # type: ignore[attr-defined]
     in_step = 2 * changes["trainer__micro_batch_size"]
@@ -285,11 +292,11 @@ def test_epochs_of_running_text(tmp_path: Path, cache: Path, data: str) -> None:
     assert harness.steps_saved(run_dir(config).parent) == ends
 
 
-def test_an_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
-    """Fewer rows than a step holds."""
+def test_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
+    """Fewer examples than one step reads."""
     few = tmp_path / "few.jsonl"
     few.write_text("".join(f'{{"instruction": "say {word}", "output": "{word}"}}\n' for word in ("red", "sun", "milk")))
-    config = make(**SELDOM, data__train_file=str(few), trainer__max_epochs=3, trainer__warmup_steps=0)
+    config = make(**ONLY_AT_EPOCH_ENDS, data__train_file=str(few), trainer__max_epochs=3, trainer__warmup_steps=0)
     result = trained(config)
     assert (result["steps"], result["epochs"]) == (3, 3)
     check_epochs(config, [1, 2, 3], train_losses(config), of=3)
@@ -298,37 +305,37 @@ def test_an_epoch_of_a_single_step(make: MakeConfig, tmp_path: Path) -> None:
 # Going on.
 
 
-def test_more_epochs_on_resuming(make: MakeConfig) -> None:
-    undisturbed = make(**CONSTANT, **SELDOM)
-    wanted = trained(undisturbed)
-    config = make(**CONSTANT, **SELDOM, trainer__max_epochs=1)
+def test_raised_max_epochs_on_resume(make: MakeConfig) -> None:
+    uninterrupted = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
+    expected = trained(uninterrupted)
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_epochs=1)
     assert trained(config)["epochs"] == 1
     more = config.with_values("trainer", max_epochs=2)
     assert train(more, resume=RUN_ID, fault="after_optimizer:6:0:term")[0].code == 75
     assert not (run_dir(config) / "finished.json").exists(), "it is not finished any more"
     result = trained(more, resume=RUN_ID)
     assert (result["steps"], result["epochs"], result["resumed_from"]) == (8, 2, 6)
-    assert result["state_sha256"] == wanted["state_sha256"]
-    check_epochs(undisturbed, [4, 8], train_losses(undisturbed), of=2)
+    assert result["state_sha256"] == expected["state_sha256"]
+    check_epochs(uninterrupted, [4, 8], train_losses(uninterrupted), of=2)
     numbers = [row for row in rows(run_dir(config), "val/loss") if "epoch/number" in row[1]]
-    assert numbers == rows(run_dir(undisturbed), "val/loss")
+    assert numbers == rows(run_dir(uninterrupted), "val/loss")
 
 
-def test_max_steps_raised_within_the_epochs(make: MakeConfig) -> None:
+def test_raised_max_steps_within_the_epochs(make: MakeConfig) -> None:
     """Stopped by max_steps in the middle of the second epoch: its mean loss is still that of all its steps."""
-    undisturbed = make(**CONSTANT, **SELDOM)
-    wanted = trained(undisturbed)
-    config = make(**CONSTANT, **SELDOM, trainer__max_steps=6)
+    uninterrupted = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS)
+    expected = trained(uninterrupted)
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_steps=6)
     assert trained(config)["steps"] == 6
     result = trained(config.with_values("trainer", max_steps=None), resume=RUN_ID)
     assert result["steps"] == STEPS
-    assert result["state_sha256"] == wanted["state_sha256"]
-    check_epochs(config, [4, 8], train_losses(undisturbed), of=2)
+    assert result["state_sha256"] == expected["state_sha256"]
+    check_epochs(config, [4, 8], train_losses(uninterrupted), of=2)
 
 
-def test_epochs_counted_from_the_middle_of_one(make: MakeConfig) -> None:
-    """A run of 6 steps that is to go on to the end of its second epoch: the mean is over that epoch's 4 steps."""
-    config = make(**CONSTANT, **SELDOM, trainer__max_epochs=None, trainer__max_steps=6)
+def test_max_epochs_set_in_the_middle_of_an_epoch(make: MakeConfig) -> None:
+    """A run of 6 steps is resumed to the end of its second epoch: the mean is over that epoch's 4 steps."""
+    config = make(**CONSTANT, **ONLY_AT_EPOCH_ENDS, trainer__max_epochs=None, trainer__max_steps=6)
     assert trained(config)["epochs"] == 1
     result = trained(config.with_values("trainer", max_steps=None, max_epochs=2), resume=RUN_ID)
     assert (result["steps"], result["epochs"]) == (8, 2)
@@ -339,14 +346,14 @@ def test_epochs_counted_from_the_middle_of_one(make: MakeConfig) -> None:
 
 @pytest.fixture(scope="module")
 def finished(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
-    config = make(**SELDOM)
+    config = make(**ONLY_AT_EPOCH_ENDS)
     return config, trained(config)
 
 
 @pytest.mark.parametrize("is_node", [False, True])
-def test_a_finished_run_returns_at_once(finished: tuple[Config, dict[str, Any]], is_node: bool) -> None:
-    """Started by a person, or again and again by `llmtrain node`: with its result, and without touching a thing."""
-    config, wanted = finished
+def test_finished_run_returns_immediately(finished: tuple[Config, dict[str, Any]], is_node: bool) -> None:
+    """Started by a person or restarted by `llmtrain node`: returns its result and writes nothing."""
+    config, expected = finished
     before = harness.tree(run_dir(config))
 
     def no_model() -> None:
@@ -356,12 +363,12 @@ def test_a_finished_run_returns_at_once(finished: tuple[Config, dict[str, Any]],
 
     env = {"LLMTRAIN_NODE": "1"} if is_node else {}
     result = trained(config, resume="auto" if is_node else RUN_ID, before=no_model, env=env)
-    assert result == wanted
+    assert result == expected
     assert harness.tree(run_dir(config)) == before
 
 
-def test_a_finished_run_of_a_node_needs_no_peer(finished: tuple[Config, dict[str, Any]]) -> None:
-    """Rank 1 of 2 is started again alone; its master is long gone."""
+def test_finished_run_of_a_node_needs_no_peers(finished: tuple[Config, dict[str, Any]]) -> None:
+    """Rank 1 of 2 is restarted alone, without its master."""
     config, _ = finished
     process = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "LLMTRAIN_NODE": "1"}
     nowhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(harness.free_port())}
@@ -370,10 +377,10 @@ def test_a_finished_run_of_a_node_needs_no_peer(finished: tuple[Config, dict[str
     assert ended.seconds < 10
 
 
-def test_resumed_with_its_own_config(make: MakeConfig) -> None:
-    """`llmtrain train --resume <dir>`, as the message of a stopped run says: it still counts epochs."""
-    undisturbed = make()
-    wanted = fine_tuned(undisturbed, trained(undisturbed))
+def test_resume_with_its_own_config(make: MakeConfig) -> None:
+    """`llmtrain train --resume <dir>`, as an interrupted run suggests: it still counts epochs."""
+    uninterrupted = make()
+    expected = fine_tuned(uninterrupted, trained(uninterrupted))
     config = make()
     assert train(config, fault="after_optimizer:3:0:term")[0].code == 75
     kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
@@ -385,8 +392,8 @@ def test_resumed_with_its_own_config(make: MakeConfig) -> None:
         started.end()
     result = json.loads(started.out)
     assert (result["steps"], result["epochs"], result["resumed_from"]) == (8, 2, 3)
-    assert result["state_sha256"] == wanted.plain.state_sha256
-    assert epoch_lines(run_dir(config)) == wanted.epoch_lines
+    assert result["state_sha256"] == expected.plain.state_sha256
+    assert epoch_lines(run_dir(config)) == expected.epoch_lines
     kept = yaml.safe_load((run_dir(config) / "config.yaml").read_text())["trainer"]
     assert (kept["max_epochs"], kept["max_steps"]) == (2, None)
 
@@ -398,8 +405,8 @@ def test_resumed_with_its_own_config(make: MakeConfig) -> None:
         ({"trainer__warmup_steps": 7, "trainer__max_steps": 9, "trainer__max_epochs": 1}, 2),
     ],
 )
-def test_a_warm_up_longer_than_the_epochs(make: MakeConfig, changes: dict[str, Any], size: int) -> None:
-    """Known once the data is; nothing may be written by then."""
+def test_warmup_longer_than_the_epochs_is_refused(make: MakeConfig, changes: dict[str, Any], size: int) -> None:
+    """Known once the data is prepared; nothing may have been written by then."""
     config = make(**changes)
     ends = train(config, size)
     assert [ended.code for ended in ends] == [64] * size, ends[0].output
@@ -439,7 +446,7 @@ def test_early_stopping_ends_the_run(make: MakeConfig, stopped: FineTuned) -> No
 
 @pytest.mark.slow
 def test_early_stopping_counts_evaluations_in_a_row(make: MakeConfig, stopped: FineTuned) -> None:
-    """More patience: the same run, and more of it."""
+    """More patience: the same run, but longer."""
     config = make(**{**PATIENT, "trainer__early_stopping_patience": 3})
     result = trained(config, before=WORSE)
     assert (result["steps"], result["best_step"]) == (10, 7)
@@ -450,38 +457,38 @@ FAULTS = [f"{back}-{action}" for back in range(4) for action in ("term", "kill")
 
 
 @pytest.mark.parametrize("fault", some(FAULTS, "0-term", "1-kill"))
-def test_a_fault_around_it_changes_no_decision(make: MakeConfig, stopped: FineTuned, fault: str) -> None:
-    """Stopped before, or killed in, one of the evaluations that decide: the last one or some steps back."""
+def test_faults_do_not_change_early_stopping(make: MakeConfig, stopped: FineTuned, fault: str) -> None:
+    """Interrupted before, or killed in, one of the evaluations that decide."""
     config = make(**PATIENT)
     back, action = fault.split("-")
     point = "evaluate" if action == "kill" else "after_optimizer"
     (ended,) = train(config, fault=f"{point}:{STOPPED_AT - int(back)}:0:{action}", before=WORSE)
     assert ended.code == {"term": 75, "kill": -9}[action], ended.output
-    go_on(config, stopped, before=WORSE)
+    resume_and_check(config, stopped, before=WORSE)
 
 
-def test_killed_after_the_decision(make: MakeConfig, stopped: FineTuned) -> None:
+def test_sigkill_after_early_stopping(make: MakeConfig, stopped: FineTuned) -> None:
     config = make(**PATIENT)
     (ended,) = train(config, fault=f"after_final_save:{STOPPED_AT}:0:kill", before=WORSE)
     assert ended.code == -signal.SIGKILL
-    assert go_on(config, stopped, before=WORSE) == STOPPED_AT
+    assert resume_and_check(config, stopped, before=WORSE) == STOPPED_AT
 
 
 @pytest.mark.slow
-def test_two_processes_decide_the_same(make: MakeConfig, stopped: FineTuned) -> None:
+def test_two_processes_stop_early_at_the_same_step(make: MakeConfig, stopped: FineTuned) -> None:
     config = make(**PATIENT)
     assert fine_tuned(config, trained(config, 2, before=WORSE)) == stopped
 
 
-def test_without_early_stopping_it_goes_on(make: MakeConfig) -> None:
-    """Resumed without the limit: to the end of the epochs."""
+def test_resume_without_early_stopping_continues(make: MakeConfig) -> None:
+    """Resumed without patience: trains to the end of the epochs."""
     config = make(**PATIENT)
     assert trained(config, before=WORSE)["stopped_early"] is True
     result = trained(config.with_values("trainer", early_stopping_patience=None), resume=RUN_ID, before=WORSE)
     assert (result["steps"], result["stopped_early"], result["resumed_from"]) == (16, False, STOPPED_AT)
 
 
-def test_a_run_that_gets_better_is_not_stopped(make: MakeConfig) -> None:
+def test_improving_run_is_not_stopped(make: MakeConfig) -> None:
     result = trained(
         make(trainer__early_stopping_patience=1), before=val_losses(*(5.0 - step / 10 for step in range(STEPS)))
     )

@@ -1,4 +1,4 @@
-"""The same config gives the same run, bit for bit, and the numbers of a step do not depend on how it is cut up."""
+"""The same config gives the same run bit for bit, and a step does not depend on its split into micro-batches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 from fault_harness import RUN_ID
 
-from llmtrain.checkpoint.store import Checkpoint
+from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.config.schema import Config
 from llmtrain.runs.metrics import read_metrics
 
@@ -32,7 +32,7 @@ def rows(config: Config) -> list[tuple[int, tuple[str, ...]]]:
     return harness.train_rows(Path(config.output.root_dir) / RUN_ID)
 
 
-def test_the_same_config_gives_the_same_run(make_config: MakeConfig) -> None:
+def test_same_config_gives_the_same_run(make_config: MakeConfig) -> None:
     first, second = make_config(), make_config()
     results = trained(first), trained(second)
     assert results[0]["state_sha256"] == results[1]["state_sha256"]
@@ -40,8 +40,9 @@ def test_the_same_config_gives_the_same_run(make_config: MakeConfig) -> None:
     assert rows(first) == rows(second)
 
 
-def test_the_hash_is_over_parameters_and_optimizer_state(make_config: MakeConfig) -> None:
-    """Two runs that differ in the last step only have other hashes; so have equal weights with other averages."""
+def test_state_hash_covers_parameters_and_optimizer(make_config: MakeConfig) -> None:
+    """Runs that differ only in the last step have different hashes, and so have equal weights with other optimizer
+    states."""
     from llmtrain.checkpoint.state import state_sha256
 
     config = make_config()
@@ -62,18 +63,18 @@ def test_another_seed_gives_another_run(make_config: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize("change", [{"data__num_workers": 1}, {"trainer__log_every_steps": 3}, {"run__name": "other"}])
-def test_what_does_not_decide_the_result(make_config: MakeConfig, change: dict[str, Any]) -> None:
+def test_fields_that_do_not_affect_the_result(make_config: MakeConfig, change: dict[str, Any]) -> None:
     assert trained(make_config(**change))["state_sha256"] == trained(make_config())["state_sha256"]
 
 
-def test_evaluating_and_saving_leave_no_trace(make_config: MakeConfig) -> None:
+def test_evaluation_and_saving_do_not_affect_training(make_config: MakeConfig) -> None:
     rarely = make_config(trainer__eval_every_steps=None, trainer__save_every_steps=None)
     often = make_config(trainer__eval_every_steps=1, trainer__save_every_steps=1)
     assert trained(rarely)["state_sha256"] == trained(often)["state_sha256"]
     assert rows(rarely) == rows(often)
 
 
-def test_accumulation_does_not_change_the_step(make_config: MakeConfig) -> None:
+def test_gradient_accumulation_does_not_change_the_step(make_config: MakeConfig) -> None:
     """4 x 2 and 8 x 1 sequences are the same step but for rounding: samples, mean, gradient, update."""
     cut = make_config(trainer__micro_batch_size=4, trainer__grad_accum_steps=2, model__dropout=0.0)
     whole = make_config(trainer__micro_batch_size=8, trainer__grad_accum_steps=1, model__dropout=0.0)
@@ -106,22 +107,22 @@ def test_bf16_trains(make_config: MakeConfig) -> None:
     assert {tensor.dtype for tensor in final_model(config).values()} == {torch.float32}
 
 
-def test_bf16_computes_in_float32_where_the_cpu_has_none(make_config: MakeConfig) -> None:
+def test_bf16_falls_back_to_float32_without_cpu_support(make_config: MakeConfig) -> None:
     def without() -> None:
-        from llmtrain.training import build as assemble
+        from llmtrain.training import build
 
-        assemble.has_bf16 = lambda _: False
+        build.has_bf16 = lambda _: False
 
     config = make_config(trainer__precision="bf16")
     ended = harness.run(config, before=without)
     assert ended.result, ended.output
     assert ended.result["state_sha256"] == trained(make_config())["state_sha256"]
-    assert ended.output.count("bfloat16") == 1, "said once"
+    assert ended.output.count("bfloat16") == 1, "one warning"
     assert ended.result["precision"] == "fp32", "what it computed in"
     assert "mkldnn" not in ended.output
     assert config.trainer.precision == "bf16"
     recorded = harness.checkpoints(Path(config.output.root_dir))[-1].state()["config"]
-    assert recorded["trainer"]["precision"] == "bf16", "a machine with bf16 resumes it"
+    assert recorded["trainer"]["precision"] == "bf16", "a machine with bf16 can resume it"
 
 
 @pytest.mark.parametrize(
@@ -141,18 +142,18 @@ def test_bf16_computes_in_float32_where_the_cpu_has_none(make_config: MakeConfig
     ids=lambda change: "-".join(f"{key.split('__')[1]}={value}" for key, value in change.items()),
 )
 def test_every_kind_of_run_resumes_exactly(make_config: MakeConfig, tmp_path: Path, change: dict[str, Any]) -> None:
-    """The last row has so little text that an epoch ends within the run."""
+    """In the last case the text is so short that an epoch ends within the run."""
     if "data__name" in change:
         text = tmp_path / "text.txt"
         text.write_text("".join(f"{number} times {number} is {number * number}\n" for number in range(150)))
         assert text.stat().st_size / 16 < 8 * 2 * 16
         change = {**change, "data__files": [str(text)]}
-    undisturbed = make_config(**change)
-    wanted = harness.outcome(Path(undisturbed.output.root_dir), trained(undisturbed))
+    uninterrupted = make_config(**change)
+    expected = harness.outcome(Path(uninterrupted.output.root_dir), trained(uninterrupted))
     config = make_config(**change)
     assert harness.run(config, fault="after_optimizer:5:0:kill").code == -9
     root = Path(config.output.root_dir)
-    assert harness.outcome(root, trained(config, resume=RUN_ID)) == wanted
+    assert harness.outcome(root, trained(config, resume=RUN_ID)) == expected
 
 
 def test_adafactor_trains(make_config: MakeConfig) -> None:
@@ -161,7 +162,7 @@ def test_adafactor_trains(make_config: MakeConfig) -> None:
     assert result["final_train_loss"] < 0.9 * result["first_train_loss"]
 
 
-def test_deterministic_sets_what_it_says(make_config: MakeConfig) -> None:
+def test_deterministic_enables_deterministic_algorithms(make_config: MakeConfig) -> None:
     def settings() -> dict[str, Any]:
         import os
 
@@ -182,8 +183,8 @@ def test_deterministic_sets_what_it_says(make_config: MakeConfig) -> None:
     assert on["state_sha256"] == off["state_sha256"], "a CPU run is exact without it"
 
 
-def test_evaluation_of_a_part_is_always_the_same_part(make_config: MakeConfig) -> None:
-    """With a learning rate of almost nothing the model stays: so must its validation loss."""
+def test_partial_evaluation_always_reads_the_same_batches(make_config: MakeConfig) -> None:
+    """With a tiny learning rate the model does not change, so its validation loss must not either."""
     config = make_config(
         trainer__lr=1e-30, trainer__weight_decay=0.0, trainer__eval_every_steps=1, trainer__eval_batches=4
     )
@@ -193,8 +194,8 @@ def test_evaluation_of_a_part_is_always_the_same_part(make_config: MakeConfig) -
     assert len({loss for _, loss in found}) == 1
 
 
-def test_evaluation_of_the_whole_does_not_depend_on_the_batch_size(make_config: MakeConfig) -> None:
-    """The last, short batch is filled up with rows that must not count."""
+def test_full_evaluation_does_not_depend_on_the_batch_size(make_config: MakeConfig) -> None:
+    """The last, short batch is padded with samples that must not count."""
     losses = []
     for size in (3, 16):
         config = make_config(
@@ -209,7 +210,7 @@ def test_evaluation_of_the_whole_does_not_depend_on_the_batch_size(make_config: 
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-def test_the_first_loss_is_logged_and_the_rate_of_learning_is_the_schedules(make_config: MakeConfig) -> None:
+def test_first_loss_and_learning_rates_are_logged(make_config: MakeConfig) -> None:
     from llmtrain.training.optim import lr_at
 
     config = make_config()
@@ -228,11 +229,11 @@ def test_compiled_training(make_config: MakeConfig) -> None:
     child = harness.start(compiled)
     ended = child.wait(timeout=240)
     assert ended.code == 0, ended.output
-    wanted = harness.outcome(Path(compiled.output.root_dir), ended.result)
+    expected = harness.outcome(Path(compiled.output.root_dir), ended.result)
     assert ended.result["final_train_loss"] == pytest.approx(plain["final_train_loss"], rel=1e-3)
 
     again = make_config(trainer__compile=True, model__dropout=0.0)
     assert harness.start(again, fault="after_optimizer:5:0:kill").wait(timeout=240).code == -9
     ended = harness.start(again, RUN_ID).wait(timeout=240)
     assert ended.code == 0, ended.output
-    assert harness.outcome(Path(again.output.root_dir), ended.result) == wanted
+    assert harness.outcome(Path(again.output.root_dir), ended.result) == expected

@@ -1,4 +1,4 @@
-"""The number of processes decides who computes what, and nothing else: same samples, and in fixed order same bits."""
+"""The world size does not affect the result: same samples and, with reproducible_reduce, the same bits."""
 
 import os
 import signal
@@ -37,14 +37,15 @@ _steps: list[dict[str, Any]] = []
 
 
 def watch() -> None:
-    """In a rank: note what every step read and what it made."""
+    """In a rank: record the samples and the resulting state of every step."""
     before = Stepper.train_step
 
-    def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int) -> Any:
-        result = before(self, step, lr, batches, first_micro)
-        digest = state_sha256(model_tensors(self.module), optimizer_tensors(self.module, self.optimizer))
-        weighty = [batch for batch in batches if batch.target_count]
-        samples = [(batch.first_sample, tuple(batch.inputs.reshape(-1).tolist())) for batch in weighty]
+    def noting(self: Stepper, step: int, lr: float, batches: Any, first_micro: int, counts: Any) -> Any:
+        result = before(self, step, lr, batches, first_micro, counts)
+        module = self.model.module
+        digest = state_sha256(model_tensors(module), optimizer_tensors(module, self.optimizer))
+        with_targets = [batch for batch in batches if batch.target_count]
+        samples = [(batch.first_sample, tuple(batch.inputs.reshape(-1).tolist())) for batch in with_targets]
         _steps.append({"step": step, "samples": samples, "hash": digest, "passes": len(batches)})
         return result
 
@@ -67,13 +68,13 @@ def by_size(make: MakeConfig) -> dict[int, Watched]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_step_has_the_same_bits(by_size: dict[int, Watched], size: int) -> None:
+def test_every_step_is_bit_exact_on_any_world_size(by_size: dict[int, Watched], size: int) -> None:
     (alone,), result, folder = by_size[1]
     steps, other, other_folder = by_size[size]
-    wanted = [step["hash"] for step in alone]
-    assert len(set(wanted)) == harness.STEPS
+    expected = [step["hash"] for step in alone]
+    assert len(set(expected)) == harness.STEPS
     for rank in range(size):
-        assert [step["hash"] for step in steps[rank]] == wanted, f"rank {rank}"
+        assert [step["hash"] for step in steps[rank]] == expected, f"rank {rank}"
     assert harness.train_rows(other_folder) == harness.train_rows(folder), "losses and norms, as float.hex"
     assert harness.val_rows(other_folder) == harness.val_rows(folder)
     assert other["state_sha256"] == result["state_sha256"]
@@ -81,7 +82,7 @@ def test_every_step_has_the_same_bits(by_size: dict[int, Watched], size: int) ->
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_ranks_together_read_what_one_reads(by_size: dict[int, Watched], size: int) -> None:
+def test_ranks_together_read_the_samples_of_one(by_size: dict[int, Watched], size: int) -> None:
     (alone,), _, _ = by_size[1]
     steps = by_size[size][0]
     for number in range(harness.STEPS):
@@ -92,8 +93,8 @@ def test_the_ranks_together_read_what_one_reads(by_size: dict[int, Watched], siz
     assert everything == [2 * number for number in range(4 * harness.STEPS)], "each sample once, in order"
 
 
-def test_without_the_fixed_order_four_ranks_differ(make: MakeConfig, by_size: dict[int, Watched]) -> None:
-    """Else the first test shows nothing."""
+def test_plain_ddp_on_four_ranks_is_not_bit_exact(make: MakeConfig, by_size: dict[int, Watched]) -> None:
+    """Otherwise the first test would show nothing."""
     plain = ranks.trained(make(distributed__reproducible_reduce=False), 4)
     assert plain["state_sha256"] != by_size[1][1]["state_sha256"]
     assert plain["final_train_loss"] == pytest.approx(by_size[1][1]["final_train_loss"], rel=1e-4)
@@ -106,9 +107,9 @@ UNEVEN: dict[str, Any] = {"trainer__grad_accum_steps": 5, "model__dropout": 0.1,
     ("size", "strategy"),
     [(3, "ddp"), (3, "fsdp"), *(pytest.param(size, "fsdp", marks=pytest.mark.slow) for size in (2, 4))],
 )
-def test_sizes_that_do_not_divide_train_the_same_run(make: MakeConfig, size: int, strategy: str) -> None:
+def test_world_sizes_that_do_not_divide_the_micro_batches(make: MakeConfig, size: int, strategy: str) -> None:
     """Of 5 micro-batches, ranks of 3 have 2, 2 and 1: the same samples, dropout and gradient as on one process."""
-    (alone,), wanted, folder = watched(make(**UNEVEN), 1)
+    (alone,), expected, folder = watched(make(**UNEVEN), 1)
     steps, result, other = watched(make(**UNEVEN, distributed__strategy=strategy), size)
     rounds = -(-5 // size)
     assert {step["passes"] for rank in steps for step in rank} == {rounds}, "every rank makes the same collectives"
@@ -116,22 +117,22 @@ def test_sizes_that_do_not_divide_train_the_same_run(make: MakeConfig, size: int
         shares = [steps[rank][number]["samples"] for rank in range(size)]
         assert {len(share) for share in shares} == {rounds, rounds - 1}
         assert [sample for share in shares for sample in share] == alone[number]["samples"], f"step {number}"
-    assert result["tokens"] == wanted["tokens"]
+    assert result["tokens"] == expected["tokens"]
     for key in ("final_train_loss", "final_val_loss"):
-        assert result[key] == pytest.approx(wanted[key], rel=1e-5)
+        assert result[key] == pytest.approx(expected[key], rel=1e-5)
     norms = [[float.fromhex(row[1][2]) for row in harness.train_rows(path)] for path in (folder, other)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-3)
 
 
-def test_a_run_is_resumed_by_three_processes(make: MakeConfig) -> None:
-    """Document 1 scales 2 pods to 3."""
+def test_resume_on_three_processes(make: MakeConfig) -> None:
+    """As when a job is scaled from 2 pods to 3."""
     config = make(**PLAIN)
-    wanted = ranks.trained(make(**PLAIN), 2)
+    expected = ranks.trained(make(**PLAIN), 2)
     ended = ranks.train_ranks(config, 2, env={"LLMTRAIN_FAULT": "after_optimizer:3:1:term"})
     assert [end.code for end in ended] == [75, 75]
     result = ranks.trained(config, 3, harness.RUN_ID)
-    assert (result["world_size"], result["tokens"]) == (3, wanted["tokens"])
-    assert result["final_val_loss"] == pytest.approx(wanted["final_val_loss"], rel=1e-5)
+    assert (result["world_size"], result["tokens"]) == (3, expected["tokens"])
+    assert result["final_val_loss"] == pytest.approx(expected["final_val_loss"], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_odd_numbers_of_micro_batches(make: MakeConfig, count: int) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def test_scale_batch_is_plain_ddp_scripts_way(make: MakeConfig) -> None:
+def test_scale_batch_multiplies_the_batch_by_the_world_size(make: MakeConfig) -> None:
     """2 micro-batches on each of 2 processes are the step of 4 on one; without it they are half of that."""
     four = make(trainer__grad_accum_steps=4)
     scaled = make(trainer__grad_accum_steps=2, trainer__scale_batch=True)
@@ -153,8 +154,8 @@ def test_scale_batch_is_plain_ddp_scripts_way(make: MakeConfig) -> None:
     assert results[2]["state_sha256"] != results[0]["state_sha256"]
 
 
-def test_a_scaled_run_does_not_go_on_with_another_number(make: MakeConfig) -> None:
-    """It would be another step: refused, not done."""
+def test_scale_batch_refuses_another_world_size_on_resume(make: MakeConfig) -> None:
+    """It would be a different step."""
     config = make(
         trainer__grad_accum_steps=2, trainer__scale_batch=True, trainer__max_steps=2, trainer__schedule_steps=4
     )
@@ -166,7 +167,7 @@ def test_a_scaled_run_does_not_go_on_with_another_number(make: MakeConfig) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "size", "words"),
+    ("changes", "size", "facts"),
     [
         ({"trainer__grad_accum_steps": 4}, 3, ["reproducible_reduce", "fit: 1, 2, 4."]),
         ({"trainer__grad_accum_steps": 6}, 4, ["reproducible_reduce", "fit: 1, 2."]),
@@ -174,23 +175,23 @@ def test_a_scaled_run_does_not_go_on_with_another_number(make: MakeConfig) -> No
         ({"trainer__grad_accum_steps": 2, **PLAIN}, 3, ["fit: 1 to 2.", "to 3 or more", "6 micro-batches"]),
     ],
 )
-def test_a_size_that_does_not_fit_is_told_before_any_waiting(
-    make: MakeConfig, changes: dict[str, Any], size: int, words: list[str]
+def test_invalid_world_size_is_refused_before_joining(
+    make: MakeConfig, changes: dict[str, Any], size: int, facts: list[str]
 ) -> None:
-    """One rank alone, whose master is nowhere: it must not even look for it."""
+    """One rank without a master: it must not wait for it."""
     config = make(**changes)
     lonely = {"RANK": "1", "WORLD_SIZE": str(size), "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": str(size)}
     nowhere = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(ranks.free_port())}
     (ended,) = ranks.train_ranks(config, 1, env={**lonely, **nowhere, "LLMTRAIN_DEBUG": "1"})
     assert "joining as rank" not in ended.output
     assert ended.code == 64, ended.output
-    for word in words:
-        assert word in ended.output
+    for fact in facts:
+        assert fact in ended.output
     assert not Path(config.output.root_dir).exists()
 
 
-def test_a_killed_run_goes_on_with_any_number(make: MakeConfig, by_size: dict[int, Watched]) -> None:
-    """Killed with 4 ranks after step 5, on with 1 to step 6, on with 2 to the end: the bits of the undisturbed run."""
+def test_killed_run_resumes_on_any_world_size(make: MakeConfig, by_size: dict[int, Watched]) -> None:
+    """Killed with 4 ranks after step 5, resumed with 1 to step 6, then with 2 to the end: bit-exact."""
     config = make()
     ended = ranks.train_ranks(config, 4, env={"LLMTRAIN_FAULT": "after_optimizer:5:2:kill"})
     assert ended[2].code == -signal.SIGKILL
@@ -199,32 +200,32 @@ def test_a_killed_run_goes_on_with_any_number(make: MakeConfig, by_size: dict[in
     assert stopped.code == 75
     assert harness.steps_saved(Path(config.output.root_dir))[-1] == 6
     steps, result, folder = watched(config, 2, harness.RUN_ID)
-    (alone,), wanted, wanted_folder = by_size[1]
-    assert result["state_sha256"] == wanted["state_sha256"]
+    (alone,), expected, expected_folder = by_size[1]
+    assert result["state_sha256"] == expected["state_sha256"]
     assert [step["hash"] for step in steps[0]] == [step["hash"] for step in alone[6:]]
     assert [[step["samples"][0] for step in share] for share in steps] == [
         [step["samples"][0] for step in alone[6:]],
         [step["samples"][2] for step in alone[6:]],
     ]
-    assert harness.train_rows(folder) == harness.train_rows(wanted_folder)
+    assert harness.train_rows(folder) == harness.train_rows(expected_folder)
 
 
-def test_only_the_first_rank_writes(make: MakeConfig) -> None:
+def test_only_rank_0_writes_metrics_and_logs(make: MakeConfig) -> None:
     config = make(trainer__max_steps=2, trainer__warmup_steps=1)
-    said = ranks.train_ranks(config, 2)
-    assert [end.value is None for end in said] == [False, True]
+    ended = ranks.train_ranks(config, 2)
+    assert [end.value is None for end in ended] == [False, True]
     folder = Path(config.output.root_dir) / harness.RUN_ID
     assert len(harness.train_rows(folder)) == 2
     beats = sorted(path.name for path in (folder / "heartbeats").glob("rank-*.json"))
     assert beats == ["rank-0.json", "rank-1.json"]
-    assert "step_2 in" in said[0].output
-    for end in said[1:]:
+    assert "step_2 in" in ended[0].output
+    for end in ended[1:]:
         lines = [line for line in end.output.splitlines() if line.startswith("[")]
-        assert lines == [], "a rank other than 0 speaks only when something is wrong"
+        assert lines == [], "ranks other than 0 print only warnings"
 
 
-def test_ranks_with_other_data_are_refused(make: MakeConfig, tmp_path: Path) -> None:
-    """The same path on two machines need not be the same text."""
+def test_ranks_with_different_data_are_refused(make: MakeConfig, tmp_path: Path) -> None:
+    """The same path may have different text on two nodes."""
     config = make(data__name="text_files", data__files=["~/text.txt"], data__cache_dir="~/cache")
 
     def body(rank: int) -> Any:
@@ -236,5 +237,5 @@ def test_ranks_with_other_data_are_refused(make: MakeConfig, tmp_path: Path) -> 
 
     ended = ranks.start_ranks(2, body).wait()
     assert [end.code for end in ended] == [64, 64], "\n".join(end.output for end in ended)
-    assert all("data of rank 1 is not that of rank 0" in end.output for end in ended)
+    assert all(end.error and end.error[0] == "UsageError" and "data of rank 1" in end.error[1] for end in ended)
     assert not (Path(config.output.root_dir) / harness.RUN_ID).exists()

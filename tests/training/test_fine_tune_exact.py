@@ -1,5 +1,5 @@
-"""Fine-tuning on any number of processes: same bits in fixed order, the same run but for rounding when sharded, and
-an adapter that peft loads in each case."""
+"""Fine-tuning on any world size: bit-exact with reproducible_reduce, equal up to rounding with fsdp, and an adapter
+that peft loads in each case."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +17,8 @@ from test_fine_tune_faults import (
     Material,
     fine_tune_config,
     fine_tuned,
-    go_on,
     make_material,
+    resume_and_check,
     run_dir,
     some,
     train,
@@ -65,7 +65,7 @@ def sharded(make: MakeConfig) -> Trained:
 
 
 @pytest.mark.parametrize("size", some([2, 4], 4))
-def test_the_number_of_processes_changes_no_bit(make: MakeConfig, alone: Trained, size: int) -> None:
+def test_bit_exact_on_any_world_size(make: MakeConfig, alone: Trained, size: int) -> None:
     """Hash, loss and norm of every step, validation, epochs, answers, the adapter's files."""
     config, other = finished(make(), size)
     assert other == alone[1]
@@ -74,7 +74,7 @@ def test_the_number_of_processes_changes_no_bit(make: MakeConfig, alone: Trained
 
 
 @pytest.mark.parametrize("size", some([2, 3], 3))
-def test_without_the_fixed_order_it_is_the_same_but_for_rounding(make: MakeConfig, alone: Trained, size: int) -> None:
+def test_plain_ddp_differs_only_by_rounding(make: MakeConfig, alone: Trained, size: int) -> None:
     """3 processes share 4 micro-batches as 2, 1 and 1."""
     config, other = finished(make(**PLAIN_DDP), size)
     assert_same_course(other, alone[1])
@@ -82,8 +82,8 @@ def test_without_the_fixed_order_it_is_the_same_but_for_rounding(make: MakeConfi
 
 
 @pytest.mark.slow
-def test_without_the_fixed_order_the_bits_of_four_differ(make: MakeConfig, alone: Trained) -> None:
-    """Else the test of the number of processes shows nothing."""
+def test_plain_ddp_on_four_ranks_is_not_bit_exact(make: MakeConfig, alone: Trained) -> None:
+    """Otherwise the test of the world sizes would show nothing."""
     other = finished(make(**PLAIN_DDP), 4)[1]
     assert other.plain.state_sha256 != alone[1].plain.state_sha256
     assert_same_course(other, alone[1])
@@ -91,20 +91,22 @@ def test_without_the_fixed_order_the_bits_of_four_differ(make: MakeConfig, alone
 
 @pytest.mark.parametrize("size", some([1, 4], 1))
 @pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)])
-def test_stopped_with_two_and_resumed_with_another_number(make: MakeConfig, alone: Trained, size: int, k: int) -> None:
+def test_interrupted_on_two_and_resumed_on_another_world_size(
+    make: MakeConfig, alone: Trained, size: int, k: int
+) -> None:
     config = make()
     ends = train(config, 2, fault=f"after_optimizer:{k}:1:term")
     assert [ended.code for ended in ends] == [75, 75], ends[0].output
-    assert go_on(config, alone[1], size) == k
+    assert resume_and_check(config, alone[1], size) == k
 
 
 @pytest.mark.slow
-def test_from_two_to_one_to_four_to_two(make: MakeConfig, alone: Trained) -> None:
+def test_world_size_may_change_on_every_resume(make: MakeConfig, alone: Trained) -> None:
     config = make()
     for k, size in ((2, 2), (4, 1), (6, 4)):
         ends = train(config, size, resume="auto", fault=f"after_optimizer:{k}:0:term")
         assert {ended.code for ended in ends} == {75}, ends[0].output
-    assert go_on(config, alone[1], 2) == 6
+    assert resume_and_check(config, alone[1], 2) == 6
 
 
 @pytest.mark.slow
@@ -118,10 +120,10 @@ def test_from_two_to_one_to_four_to_two(make: MakeConfig, alone: Trained) -> Non
     ],
     ids=["full", "unpacked", "checkpointing", "async"],
 )
-def test_other_kinds_on_1_2_and_4(make: MakeConfig, change: dict[str, Any]) -> None:
-    wanted = finished(make(**change))[1]
-    assert finished(make(**change), 2)[1] == wanted
-    assert finished(make(**change), 4)[1] == wanted
+def test_other_kinds_of_fine_tuning_on_1_2_and_4_processes(make: MakeConfig, change: dict[str, Any]) -> None:
+    expected = finished(make(**change))[1]
+    assert finished(make(**change), 2)[1] == expected
+    assert finished(make(**change), 4)[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -134,20 +136,20 @@ def test_other_kinds_on_1_2_and_4(make: MakeConfig, change: dict[str, Any]) -> N
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_does_not_decide_the_result(make: MakeConfig, alone: Trained, change: dict[str, Any]) -> None:
-    """Dropout is drawn anew when activations are computed a second time: it must be the same one."""
+def test_fields_that_do_not_affect_the_result(make: MakeConfig, alone: Trained, change: dict[str, Any]) -> None:
+    """Dropout is drawn again when activations are recomputed: it must be the same."""
     assert finished(make(**change))[1] == alone[1]
 
 
 @pytest.mark.slow
-def test_checkpointing_changes_nothing_in_full_fine_tuning(make: MakeConfig) -> None:
+def test_gradient_checkpointing_does_not_affect_full_fine_tuning(make: MakeConfig) -> None:
     changes = ({"model__lora": None}, {"model__lora": None, "model__gradient_checkpointing": True})
     first, second = (finished(make(**change))[1] for change in changes)
     assert first == second
 
 
-def test_evaluating_and_saving_leave_no_trace(make: MakeConfig, alone: Trained) -> None:
-    """Nor does answering prompts: the same weights without any of it."""
+def test_evaluation_and_saving_do_not_affect_training(make: MakeConfig, alone: Trained) -> None:
+    """Answering prompts does not either."""
     rarely = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None, "trainer__eval_prompts": []}
     other = finished(make(**rarely))[1]
     assert other.plain.state_sha256 == alone[1].plain.state_sha256
@@ -175,27 +177,27 @@ def assert_same_adapter(one: Config, other: Config) -> None:
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
-def test_a_sharded_run_is_the_same_but_for_rounding(alone: Trained, sharded: Trained) -> None:
+def test_fsdp_differs_only_by_rounding(alone: Trained, sharded: Trained) -> None:
     assert_same_course(sharded[1], alone[1])
     assert_same_adapter(sharded[0], alone[0])
 
 
 @pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
-def test_a_sharded_run_resumes_exactly(make: MakeConfig, sharded: Trained, k: int) -> None:
+def test_fsdp_resumes_exactly(make: MakeConfig, sharded: Trained, k: int) -> None:
     config = make(**FSDP)
     ends = train(config, 2, fault=f"after_optimizer:{k}:0:term")
     assert [ended.code for ended in ends] == [75, 75], ends[0].output
-    assert go_on(config, sharded[1], 2) == k
+    assert resume_and_check(config, sharded[1], 2) == k
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [{"model__lora": None}, {"data__packing": False, "trainer__micro_batch_size": 2}])
-def test_other_kinds_sharded(make: MakeConfig, change: dict[str, Any]) -> None:
+def test_other_kinds_of_fine_tuning_with_fsdp(make: MakeConfig, change: dict[str, Any]) -> None:
     assert_same_course(finished(make(**FSDP, **change), 2)[1], finished(make(**change))[1], 5e-5)
 
 
 @pytest.mark.slow
-def test_a_sharded_run_goes_on_in_one_process(make: MakeConfig, alone: Trained) -> None:
+def test_fsdp_run_resumes_in_one_process(make: MakeConfig, alone: Trained) -> None:
     config = make(**FSDP)
     assert {ended.code for ended in train(config, 2, fault="after_optimizer:5:0:term")} == {75}
     result = trained(config, 1, RUN_ID)
@@ -226,18 +228,18 @@ def loss_in_peft(config: Config, material: Material) -> float:
 
 
 @pytest.mark.parametrize("how", ["alone", "sharded"])
-def test_peft_loads_the_adapter_and_finds_the_best_loss(
+def test_peft_loads_the_adapter_and_reproduces_the_loss(
     alone: Trained, sharded: Trained, material: Material, how: str
 ) -> None:
-    """Packed rows saw none of each other, too: here they are read one by one."""
+    """Packed examples do not attend to each other: here they are read one by one."""
     config, found = alone if how == "alone" else sharded
     best = min(float.fromhex(row["val/loss"]) for _, row in found.val)
     assert found.plain.best_step in EVAL_STEPS
     assert loss_in_peft(config, material) == pytest.approx(best, abs=1e-5)
 
 
-def test_tied_weights_are_kept_once(make: MakeConfig) -> None:
-    """Full fine-tuning of a model whose output layer is its embedding: one tensor, one pair of averages."""
+def test_tied_weights_are_saved_once(make: MakeConfig) -> None:
+    """Full fine-tuning of a model whose output layer is its embedding: one tensor, one optimizer state."""
     config = make(model__lora=None, trainer__max_epochs=1)
     result = trained(config)
     (checkpoint,) = [each for each in harness.checkpoints(run_dir(config).parent) if each.step == result["steps"]]

@@ -17,16 +17,16 @@ def shape(schedule: str, *steps: int, **fields: object) -> list[float]:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
-def test_warm_up_rises_evenly_to_the_peak(schedule: str) -> None:
+def test_warmup_rises_linearly_to_the_peak(schedule: str) -> None:
     assert shape(schedule, *range(11)) == pytest.approx([0.1 * (i + 1) for i in range(10)] + [LR])
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd"])
-def test_no_warm_up_starts_at_the_peak(schedule: str) -> None:
+def test_no_warmup_starts_at_the_peak(schedule: str) -> None:
     assert shape(schedule, 0, warmup_steps=0) == [LR]
 
 
-def test_cosine() -> None:
+def test_cosine_schedule() -> None:
     start, quarter, half, three_quarters, end = shape("cosine", 10, 35, 60, 85, 110)
     assert (start, half, end) == pytest.approx((LR, (LR + MIN) / 2, MIN))
     # flat at both ends, steep in the middle
@@ -34,32 +34,32 @@ def test_cosine() -> None:
     assert three_quarters - end < half - three_quarters
 
 
-def test_linear() -> None:
+def test_linear_schedule() -> None:
     assert shape("linear", 10, 35, 60, 85, 110) == pytest.approx([1.0, 0.775, 0.55, 0.325, 0.1])
 
 
-def test_constant() -> None:
+def test_constant_schedule() -> None:
     assert set(shape("constant", *range(10, 200))) == {LR}
 
 
-def test_wsd_stays_then_falls() -> None:
+def test_wsd_stays_then_decays() -> None:
     # the last fifth of 110 steps: 22
     assert set(shape("wsd", *range(10, 89))) == {LR}
     assert shape("wsd", 99, 110) == pytest.approx([(LR + MIN) / 2, MIN])
     assert shape("wsd", 54, 55, 110, decay_fraction=0.5) == pytest.approx([LR, LR, MIN])
 
 
-def test_wsd_never_falls_before_the_warm_up_ends() -> None:
+def test_wsd_does_not_decay_during_warmup() -> None:
     assert shape("wsd", 9, 10, 60, 110, decay_fraction=1.0) == pytest.approx([LR, LR, (LR + MIN) / 2, MIN])
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-def test_it_stays_at_the_end(schedule: str) -> None:
+def test_lr_stays_at_its_minimum_after_the_end(schedule: str) -> None:
     assert shape(schedule, 50, 80, 109, schedule_steps=50) == pytest.approx([MIN] * 3)
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
-def test_a_longer_run_with_its_own_schedule_does_not_change_it(schedule: str) -> None:
+def test_schedule_steps_make_lr_independent_of_max_steps(schedule: str) -> None:
     steps = range(100)
     assert shape(schedule, *steps, schedule_steps=100) == shape(schedule, *steps, schedule_steps=100, max_steps=500)
 
@@ -71,7 +71,7 @@ def test_a_longer_run_with_its_own_schedule_does_not_change_it(schedule: str) ->
     schedule=st.sampled_from(["cosine", "linear", "constant", "wsd"]),
     decay=st.floats(0.001, 1),
 )
-def test_always_between_zero_and_the_peak(step: int, max_steps: int, warmup: int, schedule: str, decay: float) -> None:
+def test_lr_is_between_zero_and_the_peak(step: int, max_steps: int, warmup: int, schedule: str, decay: float) -> None:
     warmup = min(warmup, max_steps - 1)
     (lr,) = shape(schedule, step, max_steps=max_steps, warmup_steps=warmup, decay_fraction=decay, min_lr=0.0)
     assert 0 <= lr <= LR
@@ -79,7 +79,7 @@ def test_always_between_zero_and_the_peak(step: int, max_steps: int, warmup: int
         assert lr > 0
 
 
-def test_matrices_are_decayed_and_vectors_are_not() -> None:
+def test_weight_decay_applies_to_matrices_only() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Embedding(5, 3))
     optimizer = build_optimizer(module, TrainerSection(weight_decay=0.3, lr=0.5, betas=(0.8, 0.7)))
     decayed = {tuple(p.shape) for g in optimizer.param_groups if g["weight_decay"] == 0.3 for p in g["params"]}
@@ -90,14 +90,14 @@ def test_matrices_are_decayed_and_vectors_are_not() -> None:
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(module.parameters()))
 
 
-def test_frozen_parameters_are_left_out() -> None:
+def test_frozen_parameters_are_not_optimized() -> None:
     module = nn.Linear(3, 3)
     module.bias.requires_grad_(False)
     assert [len(g["params"]) for g in build_optimizer(module, TrainerSection()).param_groups] == [1]
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_it_learns_at_the_rate_it_is_set_to(name: str) -> None:
+def test_set_lr_changes_the_step_size(name: str) -> None:
     module = nn.Linear(4, 1, bias=False)
     optimizer = build_optimizer(module, TrainerSection(optimizer=name, lr=0.1))  # type: ignore[arg-type]
     before = module.weight.detach().clone()

@@ -1,4 +1,4 @@
-"""Errors of the storage end a run with one line, and with the code that says whether to start it again."""
+"""Storage errors end a run with one line, and with an exit code that tells whether a restart helps."""
 
 import errno
 import os
@@ -7,21 +7,21 @@ import pytest
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
-from llmtrain.training.run import explain_storage
+from llmtrain.training.storage_errors import explain_storage_errors
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
     [(errno.ENOSPC, 65), (errno.EDQUOT, 65), (errno.EROFS, 65), (errno.EISDIR, 65), (errno.EIO, 1), (errno.ESTALE, 1)],
 )
-def test_storage_error_has_the_code_of_its_remedy(number: int, code: int) -> None:
-    with pytest.raises(LlmtrainError) as caught, explain_storage(Config()):
+def test_storage_error_exit_code(number: int, code: int) -> None:
+    with pytest.raises(LlmtrainError) as caught, explain_storage_errors(Config()):
         raise OSError(number, os.strerror(number), "/runs/demo/metrics.jsonl")
     assert caught.value.exit_code == code
     assert "/runs/demo/metrics.jsonl" in caught.value.what
     assert caught.value.remedy
 
 
-def test_errors_of_the_network_are_not_of_the_storage() -> None:
-    with pytest.raises(ConnectionResetError), explain_storage(Config()):
+def test_network_errors_pass_through() -> None:
+    with pytest.raises(ConnectionResetError), explain_storage_errors(Config()):
         raise ConnectionResetError(errno.ECONNRESET, "reset")

@@ -1,16 +1,14 @@
 """Where the number of CPU threads comes from, and that a run keeps it: sums depend on it."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import fault_harness as harness
 import pytest
 from fault_harness import RUN_ID
 
 from llmtrain.config.schema import Config
-from llmtrain.distributed.env import omp_threads, share_cores, usable_cores
+from llmtrain.distributed.env import omp_threads, usable_cores
 from llmtrain.env import SHARED_CORES
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training.resume import Resumption, recorded_threads
@@ -104,17 +102,3 @@ def test_one_process_ends_as_two_with_the_same_number(tmp_path: Path, cache: Pat
 )
 def test_what_omp_num_threads_may_hold(environment: dict[str, str], threads: int | None) -> None:
     assert omp_threads(environment) == threads
-
-
-def test_a_launcher_shares_the_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def left(**given: Any) -> tuple[str | None, str | None]:
-        for name in ("OMP_NUM_THREADS", SHARED_CORES):
-            monkeypatch.setenv(name, "")
-            monkeypatch.delenv(name)
-        for name, value in given.items():
-            monkeypatch.setenv(name, value)
-        share_cores(2)
-        return os.environ.get("OMP_NUM_THREADS"), os.environ.get(SHARED_CORES)
-
-    assert left() == (str(max(1, usable_cores() // 2)), "1")
-    assert left(OMP_NUM_THREADS="7") == ("7", None), "the user's own number"

@@ -1,4 +1,4 @@
-"""The README.md beside an adapter or an exported model: where it comes from and how good it was."""
+"""The model card (README.md) of an adapter or an exported model: its origin, its losses and its config."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from llmtrain.config.model import HfCausalLmSection, LoraSection
 from llmtrain.config.schema import Config
 from llmtrain.redact import redact
 
-_DECISIVE = {
+_FIELDS = {
     "model": ("block_size", "dtype", "lora"),
     "data": ("packing", "train_on_prompt", "prompt_format"),
     "trainer": ("max_steps", "max_epochs", "micro_batch_size", "grad_accum_steps", "optimizer", "lr", "schedule"),
@@ -17,7 +17,7 @@ _DECISIVE = {
 
 
 def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool) -> str:
-    """From a run's config and its progress at the checkpoint the weights are from."""
+    """Markdown with a YAML header. `progress` is that of the checkpoint the weights come from."""
     base = _base(config)
     head = {
         **({"base_model": base} if base else {}),
@@ -49,7 +49,7 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         "## Config",
         "",
         "```yaml",
-        yaml.safe_dump(_decisive(config), sort_keys=False).strip(),
+        yaml.safe_dump(_config_excerpt(config), sort_keys=False).strip(),
         "```",
         *([] if config.run.notes is None else ["", config.run.notes]),
     ]
@@ -60,24 +60,24 @@ def _origin(config: Config, base_sha256: str | None) -> str:
     data = config.data
     named = (getattr(data, name, None) for name in ("train_file", "dataset_name"))
     source = next(filter(None, named), None) or ", ".join(getattr(data, "files", [])) or data.name
-    base, how = _base(config), "Low-rank adapters (LoRA)" if _lora(config) else "All weights"
+    base, trained = _base(config), "Low-rank adapters (LoRA)" if _lora(config) else "All weights"
     if not base:
         return f"A `{config.model.name}` model trained from scratch on `{source}` by llmtrain."
     sha = f" (SHA-256 of its files `{base_sha256}`)" if base_sha256 else ""
-    return f"{how} of `{base}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
+    return f"{trained} of `{base}`{sha}, trained on `{source}` ({data.name}) by llmtrain."
 
 
 def _at(progress: dict[str, Any], name: str) -> str:
-    """Where a loss is not that of the weights beside the card."""
+    """A note for a loss that was measured at another step."""
     step = progress.get(name)
     return "" if step in (None, progress.get("step")) else f" (of step {step}, not of these weights)"
 
 
-def _decisive(config: Config) -> dict[str, Any]:
+def _config_excerpt(config: Config) -> dict[str, Any]:
     values = config.as_dict()
     return {
         section: {name: values[section][name] for name in names if name in values[section]}
-        for section, names in _DECISIVE.items()
+        for section, names in _FIELDS.items()
     }
 
 

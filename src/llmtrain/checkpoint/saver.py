@@ -1,69 +1,57 @@
-"""Saving while training: in the loop's own time, or in the background from a copy in memory."""
+"""Saves checkpoints during training: while the loop waits, or in a background thread from a copy in memory."""
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import nn
 
+from llmtrain.checkpoint.artifacts import Artifacts
 from llmtrain.checkpoint.shards import Shard, shard
-from llmtrain.checkpoint.state import model_tensors, optimizer_tensors
-from llmtrain.checkpoint.store import CheckpointStore
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.distributed.world import World
 from llmtrain.fault_injection import inject_fault
 from llmtrain.logs import log, warn
-from llmtrain.models.base import WriteInto
-from llmtrain.runs.lock import NullLock
+from llmtrain.runs.lock import Lock
 
 
 class Saver:
-    """One save at a time. Every rank calls the same methods at the same steps, so all agree on how a save ended."""
+    """One save at a time. Every rank calls the same methods at the same steps, so all agree on whether it succeeded."""
 
     def __init__(
         self,
         store: CheckpointStore,
-        lock: NullLock,
+        lock: Lock,
         world: World,
         keep: int | Literal["all"],
         in_background: bool,
-        note_saved: Callable[[], None] = lambda: None,
+        artifacts: Artifacts | None = None,
+        on_first_save: Callable[[], None] = lambda: None,
     ) -> None:
-        """`note_saved` records, outside of the store, that it has a checkpoint; rank 0 calls it after the first."""
+        """Rank 0 calls `on_first_save` once the first checkpoint is complete."""
         self._store, self._lock, self._world, self._keep = store, lock, world, keep
-        self._note_saved, self._is_noted = note_saved, False
-        self._in_background = in_background
+        self._in_background, self._artifacts = in_background, artifacts
+        self._on_first_save, self._has_saved = on_first_save, False
         self._copies: dict[tuple[str, str], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
 
-    def save(
-        self,
-        step: int,
-        module: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        state: dict[str, Any],
-        companion: WriteInto | None = None,
-        after: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Write a checkpoint, or begin to. What goes wrong is raised by `finish`, which has to be called before the
-        next save. `companion` writes more files into it, `after` is called once it is complete, both by rank 0."""
+    def save(self, request: CheckpointRequest) -> None:
+        """Save a checkpoint, or start to. Errors are raised by `finish`, which must be called before the next save."""
         started = time.perf_counter()
-        groups = {"model": model_tensors(module), "optimizer": optimizer_tensors(module, optimizer)}
-        shards = [shard(name, tensors, self._world.rank, self._world.world_size) for name, tensors in groups.items()]
+        rank, world_size = self._world.rank, self._world.world_size
+        shards = [shard(name, tensors, rank, world_size) for name, tensors in request.tensors.items()]
         if self._in_background:
             shards = [self._copy(each) for each in shards]
-            waited = time.perf_counter() - started
-            how = f", in the background ({waited:.2f} s to copy)"
-            write = self._writing(step, shards, state, companion, after, how)
-            self._thread = threading.Thread(target=write, name="saver", daemon=True)
+            note = f", in the background ({time.perf_counter() - started:.2f} s to copy)"
+            self._thread = threading.Thread(target=self._write, args=(request, shards, note), name="saver", daemon=True)
             self._thread.start()
         else:
-            self._writing(step, shards, state, companion, after, "")()
+            self._write(request, shards, "")
 
     def finish(self) -> None:
-        """Wait for the save that was begun, and raise what went wrong with it."""
+        """Wait for the save in progress and raise its error, if any."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -71,36 +59,27 @@ class Saver:
         if problem is not None:
             raise problem
 
-    def _writing(
-        self,
-        step: int,
-        shards: list[Shard],
-        state: dict[str, Any],
-        companion: WriteInto | None,
-        after: Callable[[], None],
-        how: str,
-    ) -> Callable[[], None]:
-        def write() -> None:
-            started = time.perf_counter()
-            try:
-                self._store.save(step, shards, state, self._lock.token, self._lock.check, self._world.saving, companion)
-                if self._world.is_first:
-                    self._point_and_prune(step, after)
-                log("SAVE", f"step_{step} in {time.perf_counter() - started:.2f} s{how}", fields={"step": step})
-            except Exception as problem:
-                self._problem = problem
+    def _write(self, request: CheckpointRequest, shards: list[Shard], note: str) -> None:
+        started = time.perf_counter()
+        step = request.step
+        try:
+            self._store.save(request, shards, self._lock, self._world.saving)
+            if self._world.is_first:
+                self._publish(request)
+            log("SAVE", f"step_{step} in {time.perf_counter() - started:.2f} s{note}", fields={"step": step})
+        except Exception as problem:
+            self._problem = problem
 
-        return write
-
-    def _point_and_prune(self, step: int, after: Callable[[], None]) -> None:
-        """Housekeeping after a checkpoint is complete; when it fails nothing is lost."""
+    def _publish(self, request: CheckpointRequest) -> None:
+        """Update pointers and artifacts, and prune old checkpoints. The checkpoint is complete: failures only warn."""
+        step = request.step
         self._lock.check()
         try:
-            if not self._is_noted:
-                self._note_saved()
-                self._is_noted = True
+            if not self._has_saved:
+                self._on_first_save()
+                self._has_saved = True
             self._store.point(step)
-            self._extras(step, after)
+            self._publish_artifacts(request)
             inject_fault("save_before_prune", step)
             self._lock.check()
             if self._keep != "all":
@@ -108,21 +87,23 @@ class Saver:
         except OSError as problem:
             warn("SAVE", f"step_{step} is saved, but the pointers or old checkpoints could not be updated: {problem}")
 
-    def _extras(self, step: int, after: Callable[[], None]) -> None:
+    def _publish_artifacts(self, request: CheckpointRequest) -> None:
+        if self._artifacts is None:
+            return
         try:
-            after()
+            self._artifacts.publish(request.step, request.epoch)
         except OSError as problem:
-            warn("SAVE", f"step_{step} is saved, but what is laid out besides could not be: {problem}")
+            warn("SAVE", f"step_{request.step} is saved, but the artifacts could not be updated: {problem}")
 
     def _copy(self, original: Shard) -> Shard:
-        """A copy on the CPU, into memory that is kept from save to save."""
-        targets = {}
+        """A copy on the CPU, in buffers that are reused from save to save."""
+        copies = {}
         for name, tensor in original.tensors.items():
-            copy = self._copies.get((original.group, name))
-            if copy is None or copy.shape != tensor.shape:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._copies[original.group, name] = copy
-            targets[name] = copy.copy_(tensor, non_blocking=True)
+            buffer = self._copies.get((original.group, name))
+            if buffer is None or buffer.shape != tensor.shape:
+                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._copies[original.group, name] = buffer
+            copies[name] = buffer.copy_(tensor, non_blocking=True)
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
-        return Shard(original.group, targets, original.entries)
+        return Shard(original.group, copies, original.entries)

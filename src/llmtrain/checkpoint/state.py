@@ -1,4 +1,4 @@
-"""The tensors of a run by name, and their hash. Names carry no wrapper prefixes, so they outlive a strategy."""
+"""The state of a run: progress, and tensors by name. Names have no wrapper prefixes, so any strategy can load them."""
 
 import hashlib
 import sys
@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from llmtrain.distributed.parallel import whole
 
 Tensors = dict[str, torch.Tensor]
-_ACCEPTED: dict[Any, tuple[type, ...]] = {  # JSON has one kind of number
+_JSON_TYPES: dict[Any, tuple[type, ...]] = {  # JSON has one type of number
     int: (int,),
     int | None: (int, NoneType),
     float: (int, float),
@@ -29,7 +29,7 @@ _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 @dataclass
 class TrainState:
-    """How far the run is: everything besides tensors that the loop carries from step to step."""
+    """Progress of a run: everything besides tensors that the loop carries from step to step."""
 
     step: int = 0
     tokens: int = 0
@@ -41,7 +41,7 @@ class TrainState:
     best_step: int | None = None
     evaluations_since_best: int = 0
     epoch: int = 0
-    """Whole passes over the training data so far."""
+    """Complete passes over the training data."""
     epoch_loss_sum: float = 0.0
     epoch_steps: int = 0
 
@@ -50,18 +50,18 @@ class TrainState:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainState":
-        """What as_dict gave, read back from a file; ValueError for anything else."""
-        accepted = {field.name: _ACCEPTED[field.type] for field in fields(cls)}
+        """The inverse of as_dict, for values from a file; ValueError for anything else."""
+        accepted = {field.name: _JSON_TYPES[field.type] for field in fields(cls)}
         for name, value in values.items():
             if name not in accepted:
-                raise ValueError(f"{name[:40]} is not known")
-            least = -sys.float_info.max if float in accepted[name] else 0
-            if type(value) not in accepted[name] or (value is not None and not least <= value <= sys.float_info.max):
+                raise ValueError(f"unknown field {name[:40]}")
+            low = -sys.float_info.max if float in accepted[name] else 0
+            if type(value) not in accepted[name] or (value is not None and not low <= value <= sys.float_info.max):
                 raise ValueError(f"{name} is {str(value)[:40]}")
         return cls(**values)
 
     def losses(self) -> dict[str, Any]:
-        """What a result tells of it."""
+        """The losses, under the names that the result of a run has for them."""
         return {
             "first_train_loss": self.first_train_loss,
             "final_train_loss": self.last_train_loss,
@@ -72,38 +72,39 @@ class TrainState:
 
 
 def model_tensors(module: nn.Module) -> Tensors:
-    """What training changes. Frozen weights are another's, recorded by their hash; a tied matrix is there once."""
+    """Trainable weights and, unless some are frozen, buffers. Frozen base weights are not saved; their hash is
+    recorded. A tied matrix appears once."""
     state = module.state_dict(keep_vars=True)
     is_partly_frozen = not all(parameter.requires_grad for parameter in module.parameters())
-    found: Tensors = {}
-    seen: set[int] = set()
+    tensors: Tensors = {}
+    included: set[int] = set()
     for name, tensor in state.items():
-        if (is_partly_frozen and not tensor.requires_grad) or id(tensor) in seen:
+        if (is_partly_frozen and not tensor.requires_grad) or id(tensor) in included:
             continue
-        seen.add(id(tensor))
-        found[name] = tensor.detach()
-    return found
+        included.add(id(tensor))
+        tensors[name] = tensor.detach()
+    return tensors
 
 
 def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> Tensors:
-    """The optimizer's averages, named after their parameters. Settings such as the learning rate are not state
-    here: they follow from the config and the step."""
+    """The optimizer's state, named after its parameters. Settings such as the learning rate are not included: they
+    follow from the config and the step."""
     flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
     return {name: value for name, value in flat.items() if name.startswith("state.")}
 
 
 def load_tensors(module: nn.Module, optimizer: torch.optim.Optimizer, read: Callable[[str, Tensors], None]) -> None:
-    """Put stored tensors into model and optimizer; `read` fills the tensors of a group (`model`, `optimizer`)."""
-    read("model", model_tensors(module))  # into the weights themselves
-    # Asking for it makes the averages, which are not there before the first step; settings are as they are now.
+    """Load model and optimizer in place; `read` fills the tensors of a group (`model`, `optimizer`)."""
+    read("model", model_tensors(module))
+    # This call creates the optimizer's state, which does not exist before the first step.
     flat = cast(dict[str, Any], get_optimizer_state_dict(module, optimizer, options=_FLAT))
     read("optimizer", {name: value for name, value in flat.items() if name.startswith("state.")})
     set_optimizer_state_dict(module, optimizer, flat, options=_FLAT)
 
 
 def state_sha256(*groups: Tensors) -> str:
-    """A hash over all tensors, whole, in the order of their names. Every rank has to take part where they are sharded:
-    one tensor at a time is put together."""
+    """SHA-256 over all tensors, unsharded, in the order of their names. If they are sharded every rank must call this:
+    tensors are gathered one at a time."""
     digest = hashlib.sha256()
     for group in groups:
         for name in sorted(group):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption
-from llmtrain.commands.processes import options, place_here, run_processes, worker_command
+from llmtrain.commands.processes import forwarded_options, local_node, run_processes, worker_command
 from llmtrain.errors import LlmtrainError, UsageError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def command(
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
     if processes:
-        words = worker_command("doctor", *options(config, set_ or [], json_))
-        run_workers(place_here(processes), words, loaded.distributed)
+        words = worker_command("doctor", *forwarded_options(config, set_ or [], json_))
+        run_workers(local_node(processes), words, loaded.distributed)
         return
     from llmtrain.doctor.examine import examine
 

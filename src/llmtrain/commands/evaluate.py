@@ -1,4 +1,4 @@
-"""llmtrain eval: loss and perplexity of a model on any file."""
+"""llmtrain eval: loss and perplexity of a model on files."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,16 +25,16 @@ def command(
     adapter: AdapterOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = "best",
-    batch_size: Annotated[int, typer.Option(min=1)] = 8,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 8,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Longest row, or window of text, in tokens. Empty: the run's.")
+        int | None, typer.Option(min=1, help="Tokens per sequence. Default: that of the run.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Measure a model on files: that of a run, an adapter, or a model directory."""
-    from llmtrain.inference.inference import evaluate_files
+    """Evaluate a run, adapter or model directory on files."""
+    from llmtrain.inference.evaluate import evaluate_files
     from llmtrain.inference.load import Source, load_model
     from llmtrain.training.shutdown import StopFlag
 

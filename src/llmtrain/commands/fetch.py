@@ -70,8 +70,8 @@ def command(
 
 def _find(cluster: "Cluster", run: str, namespace: str, claim: str | None, image: str | None) -> "Record":
     """What the cluster remembers of the run; of one it has forgotten, what its volume is enough for."""
-    from llmtrain.launch.manifests import IMAGE_NOTE
-    from llmtrain.launch.record import find_record, is_ours
+    from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, belongs_to_run
+    from llmtrain.launch.record import find_record
 
     if claim is None:
         try:
@@ -79,10 +79,10 @@ def _find(cluster: "Cluster", run: str, namespace: str, claim: str | None, image
         except UsageError as problem:
             claim = f"{run}-runs"
             found = cluster.get("v1", "PersistentVolumeClaim", claim, namespace)
-            if found is None or not is_ours(found, run):
+            if found is None or not belongs_to_run(found, run):
                 problem.remedy = f"{problem.remedy or ''} Files of a run it forgot are found by --claim.".strip()
                 raise
-            image = image or (found["metadata"].get("annotations") or {}).get(IMAGE_NOTE)
+            image = image or (found["metadata"].get("annotations") or {}).get(IMAGE_ANNOTATION)
         else:
             return replace(record, config=record.config.with_values("launch", image=image)) if image else record
     return _made_up(run, namespace, claim, image)
@@ -91,8 +91,8 @@ def _find(cluster: "Cluster", run: str, namespace: str, claim: str | None, image
 def _made_up(run: str, namespace: str, claim: str, image: str | None) -> "Record":
     from llmtrain.config.document import Document
     from llmtrain.config.load import build_config
-    from llmtrain.launch.plan import Work
     from llmtrain.launch.record import Record
+    from llmtrain.launch.work import Work
 
     launch: dict[str, Any] = {"name": run, "namespace": namespace, "runs_volume": {"claim": claim}}
     launch |= {"image": image} if image else {}

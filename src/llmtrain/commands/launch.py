@@ -1,4 +1,4 @@
-"""llmtrain launch: the config as a job of a Kubernetes cluster."""
+"""llmtrain launch: run a config on a Kubernetes cluster."""
 
 import json
 import secrets
@@ -23,7 +23,9 @@ from llmtrain.errors import UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.launch.plan import JobPlan, Work
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.launch.plan import JobPlan
+    from llmtrain.launch.work import Work
 
 KindOption = Annotated[str | None, typer.Option(help="Short for launch.kind.", show_default=False)]
 NodesOption = Annotated[str | None, typer.Option(help="Short for launch.nodes: N or MIN:MAX.", show_default=False)]
@@ -31,18 +33,40 @@ ProcessesOption = Annotated[
     int | None, typer.Option(min=1, help="Short for launch.processes_per_node.", show_default=False)
 ]
 ImageOption = Annotated[str | None, typer.Option(help="Short for launch.image.", show_default=False)]
-DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Do not watch the run, only start it.")]
+DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Start the run without watching it.")]
+
+
+CommandArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- COMMAND ...]", help="Run this command of the image instead of training."),
+]
+NameOption = Annotated[
+    str | None, typer.Option(help="Short for output.run_id: name of the run and of its job.", show_default=False)
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Print the manifests without contacting a cluster. --dry-run=server: let the API server check them.",
+    ),
+]
+OutputOption = Annotated[
+    str | None,
+    typer.Option("-o", "--output", help="With --dry-run: write files to this directory.", show_default=False),
+]
+SmokeOption = Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier on the same pods, as a test.")]
+HoldOption = Annotated[bool, typer.Option("--hold", help="Start idle pods, for `push` and `exec`.")]
+LauncherOption = Annotated[
+    str, typer.Option(help="Launcher of COMMAND: llmtrain, or torchrun for images without llmtrain.")
+]
 
 
 def command(
-    own_command: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[-- COMMAND ...]", help="Run this instead of training: any torch script of the image."),
-    ] = None,
+    own_command: CommandArgument = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     kind: KindOption = None,
-    name: Annotated[str | None, typer.Option(help="Short for output.run_id: job and run.", show_default=False)] = None,
+    name: NameOption = None,
     namespace: NamespaceOption = None,
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
@@ -52,83 +76,88 @@ def command(
     local_files_only: LocalOnlyOption = False,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Print the manifests; no cluster is asked. --dry-run=server: it checks them."),
-    ] = False,
+    dry_run: DryRunOption = False,
     server: Annotated[bool, typer.Option("--dry-run-server", hidden=True)] = False,
-    output: Annotated[
-        str | None,
-        typer.Option("-o", "--output", help="With --dry-run: write files to this directory.", show_default=False),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run if it is there already.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier instead, on the same pods.")] = False,
-    doctor: Annotated[bool, typer.Option("--doctor", help="Look for problems instead, on the same pods.")] = False,
-    hold: Annotated[
-        bool, typer.Option("--hold", help="Start the pods with nothing running, for `push` and `exec`.")
-    ] = False,
-    launcher: Annotated[
-        str, typer.Option(help="What starts COMMAND: llmtrain, or torchrun for images without llmtrain.")
-    ] = "llmtrain",
+    output: OutputOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run if it exists.")] = False,
+    smoke: SmokeOption = False,
+    doctor: Annotated[bool, typer.Option("--doctor", help="Run `llmtrain doctor` on the same pods.")] = False,
+    hold: HoldOption = False,
+    launcher: LauncherOption = "llmtrain",
     detach: DetachOption = False,
     recover: RecoverOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Run a config on a Kubernetes cluster, and watch it. Ctrl-C leaves it running."""
+    """Run a config on a Kubernetes cluster and watch it. Ctrl-C stops watching, not the run."""
+    from llmtrain.commands.watch import check_watching, follow_run
     from llmtrain.config.load import load_config
     from llmtrain.launch.plan import plan_job
 
     work = _work(own_command, smoke, doctor, hold, launcher)
     if output is not None and not dry_run:
-        raise UsageError("-o is where --dry-run writes the manifests.", remedy="Add --dry-run, or leave -o out.")
+        raise UsageError("-o needs --dry-run.", remedy="Add --dry-run, or remove -o.")
     if own_command and (model_local_dir or tokenizer_local_dir or local_files_only):
         raise UsageError(
-            "--model-local-dir, --tokenizer-local-dir and --local-files-only are for llmtrain's own trainer.",
-            remedy="Give a command of yours its own options, behind it: -- python train.py ...",
+            "--model-local-dir, --tokenizer-local-dir and --local-files-only only apply to llmtrain's trainer.",
+            remedy="Pass options of your command after it: -- python train.py ...",
         )
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
-    overrides += short_options(kind, nodes, processes_per_node, image, namespace)
-    if name is not None:  # a job is named as its run
-        overrides += [f"output.run_id={json.dumps(name)}"]
+    overrides += short_options(kind, nodes, processes_per_node, image, namespace, name)
     loaded = load_config(config, overrides, for_launch=True)
     if dry_run:
         _print_manifests(plan_job(loaded, work), output, json_)
         return
-
-    from llmtrain.commands.stop import PodCount, warn_of_lost
-    from llmtrain.commands.watch import check_ended, check_watching, follow_run
-    from llmtrain.kubernetes.api_errors import AlreadyThere
-    from llmtrain.launch import lifecycle as apply
-    from llmtrain.launch.record import find_record
-
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
     plan = plan_job(loaded, work, nonce=secrets.token_hex(3))
     warn_of(plan)
     if server:
-        skipped = apply.check_on_server(cluster, plan)
-        lines = [f"{cluster.name} accepts the manifests of run {plan.run_id}; nothing was made.", *skipped]
-        show(json_, {"run_id": plan.run_id, "accepted": True, "skipped": skipped}, "\n".join(lines))
+        _check_on_server(cluster, plan, json_)
         return
+    _submit(cluster, plan, resume)
+    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
+
+
+def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:
+    from llmtrain.launch import lifecycle
+
+    skipped = lifecycle.check_on_server(cluster, plan)
+    lines = [f"{cluster.name} accepts the manifests of run {plan.run_id} (server dry run).", *skipped]
+    show(json_, {"run_id": plan.run_id, "accepted": True, "skipped": skipped}, "\n".join(lines))
+
+
+def _submit(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
+    from llmtrain.commands.stop import PodCount, warn_of_lost
+    from llmtrain.commands.watch import check_ended
+    from llmtrain.kubernetes.api_errors import AlreadyExists
+    from llmtrain.launch import lifecycle
+    from llmtrain.launch.record import find_record
+
     try:
-        apply.submit(cluster, plan, keep_data=resume)
-    except AlreadyThere:
+        lifecycle.submit(cluster, plan, keep_data=resume)
+    except AlreadyExists:
         if not resume or cluster.get("v1", "ConfigMap", plan.config_map, plan.namespace) is None:
             raise
         record = find_record(cluster, plan.run_id, plan.namespace)
         check_ended(cluster, record)
-        warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
-    follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
+        warn_of_lost(lifecycle.resume(cluster, record, plan, PodCount()))
 
 
 def short_options(
-    kind: str | None, nodes: str | None, processes_per_node: int | None, image: str | None, namespace: str | None
+    kind: str | None,
+    nodes: str | None,
+    processes_per_node: int | None,
+    image: str | None,
+    namespace: str | None = None,
+    name: str | None = None,
 ) -> list[str]:
-    """The overrides that the short options stand for."""
+    """The overrides (--set) that the short options stand for."""
     texts = {"kind": kind, "namespace": namespace, "image": image}
     short = [f"launch.{field}={json.dumps(value)}" for field, value in texts.items() if value is not None]
     short += [f"launch.nodes={nodes}"] if nodes is not None else []
+    if name is not None:  # the job has the name of its run
+        short += [f"output.run_id={json.dumps(name)}"]
     return short + ([f"launch.processes_per_node={processes_per_node}"] if processes_per_node is not None else [])
 
 
@@ -138,14 +167,14 @@ def warn_of(plan: "JobPlan") -> None:
 
 
 def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, launcher: str) -> "Work":
-    from llmtrain.launch.plan import Work
+    from llmtrain.launch.work import Work
 
     if sum((bool(own_command), doctor, smoke, hold)) > 1:
-        raise UsageError("Give one of: a command, --doctor, --smoke, --hold.")
+        raise UsageError("A command, --doctor, --smoke and --hold exclude each other.", remedy="Pass one of them.")
     if launcher not in ("llmtrain", "torchrun"):
-        raise UsageError(f"--launcher '{launcher}' is unknown.", known=["llmtrain", "torchrun"])
+        raise UsageError(f"--launcher must be llmtrain or torchrun, got '{launcher}'.", known=["llmtrain", "torchrun"])
     if launcher == "torchrun" and not own_command:
-        raise UsageError("--launcher torchrun is for a command of your own.", remedy="Add it: -- python train.py")
+        raise UsageError("--launcher torchrun needs a command.", remedy="Add it: -- python train.py")
     if own_command:
         from llmtrain.distributed.nested_launcher import check_own_command
 
@@ -164,19 +193,20 @@ def _print_manifests(plan: "JobPlan", output: str | None, json_: bool) -> None:
         show(json_, {"manifests": manifests}, dump_manifests(manifests).rstrip("\n"))
         return
     files = as_files(plan, manifests)
-    folder = Path(output).expanduser()
-    _write(folder, files)
-    lines = [*(str(folder / file) for file in files), f"Apply them: kubectl apply -k {folder}"]
-    show(json_, {"manifests": manifests, "files": [str(folder / file) for file in files]}, "\n".join(lines))
+    directory = Path(output).expanduser()
+    _write(directory, files)
+    paths = [str(directory / file) for file in files]
+    lines = [*paths, f"Apply them: kubectl apply -k {directory}"]
+    show(json_, {"manifests": manifests, "files": paths}, "\n".join(lines))
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
-    """Into a new or empty directory: files of an earlier dry run would be mixed with these."""
+def _write(directory: Path, files: dict[str, str]) -> None:
+    """Only into a new or empty directory: manifests of an earlier dry run would be applied too."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty.", remedy="Name a new directory with -o.")
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise UsageError(f"-o {directory}: the directory is not empty.", remedy="Use a new directory.")
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (directory / name).write_text(text, encoding="utf-8")
     except OSError as problem:
-        raise UsageError(f"{folder} cannot be written: {problem.strerror or problem}.") from None
+        raise UsageError(f"-o {directory} is not writable: {problem.strerror or problem}.") from None

@@ -35,7 +35,7 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     from llmtrain.config.load import load_config
     from llmtrain.config.model import HfCausalLmSection
     from llmtrain.data.hf_datasets import load_split
-    from llmtrain.data.tokenizers.tokenizer import GPT2Tokenizer
+    from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
     from llmtrain.hub.find import find_model
     from llmtrain.hub.needs import hub_needs
     from llmtrain.logs import log, setup_logging

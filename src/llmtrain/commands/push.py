@@ -28,8 +28,8 @@ def command(
 ) -> None:
     """Copy files and folders into the work folder (/work) of every pod of a run launched with --hold, or of those that
     --pod names. Of folders, .git, .venv, .env, keys, caches and symbolic links are left out."""
-    from llmtrain.launch.plan import WORK_DIR
     from llmtrain.launch.record import find_record
+    from llmtrain.launch.work import WORK_DIR
     from llmtrain.operate.exec.run_in_pods import pack, push
     from llmtrain.operate.status.view import count
 

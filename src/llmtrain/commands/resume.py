@@ -54,7 +54,7 @@ def command(
             f"{', '.join(record.unknown)}.",
             remedy="Resume it with that version, or with `launch --resume` and a config of this one.",
         )
-    overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image, None)]
+    overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image)]
     changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
     plan = plan_job(changed, record.work)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):

@@ -1,28 +1,28 @@
-"""llmtrain smoke: the smallest thing to run on a new cluster."""
+"""llmtrain smoke: the smallest distributed training job, to test a new cluster."""
 
 from typing import Annotated, Any
 
 import typer
 
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
-from llmtrain.commands.processes import options, place_here, run_processes, worker_command
+from llmtrain.commands.processes import forwarded_options, local_node, run_processes, worker_command
 
 
 def command(
     config: ConfigOption = None,
     set_: SetOption = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the samples.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Samples in a step, those of all processes together.")] = 256,
-    samples: Annotated[int, typer.Option(min=1, help="Made-up samples to learn from.")] = 4096,
-    features: Annotated[int, typer.Option(min=1, help="Numbers in a sample.")] = 128,
-    classes: Annotated[int, typer.Option(min=2, help="Classes to tell apart.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Samples per step, over all processes.")] = 256,
+    samples: Annotated[int, typer.Option(min=1, help="Number of synthetic samples.")] = 4096,
+    features: Annotated[int, typer.Option(min=1, help="Features per sample.")] = 128,
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 4,
     lr: Annotated[float, typer.Option(min=1e-9, help="Learning rate.")] = 3e-3,
-    seed: Annotated[int, typer.Option(min=0, help="Decides samples and weights.")] = 42,
-    processes: Annotated[int | None, typer.Option(min=1, help="So many processes on this machine.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of samples and weights.")] = 42,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Train a small classifier on made-up samples, with the processes, network and device of the real thing. Of the
-    config only `run.device` and the section `distributed` count."""
+    """Train a small classifier on synthetic samples, with the processes, network and device of a real run. Of the
+    config only `run.device` and the section `distributed` are used."""
     from llmtrain.config.load import load_config
     from llmtrain.logs import setup_logging
 
@@ -30,15 +30,15 @@ def command(
     setup_logging(loaded.logging)
     if processes:
         sizes = {"epochs": epochs, "batch": batch, "samples": samples, "features": features, "classes": classes}
-        words = [
+        arguments = [
             part for name, value in {**sizes, "lr": lr, "seed": seed}.items() for part in (f"--{name}", str(value))
         ]
-        words = worker_command("smoke", *words, *options(config, set_ or [], json_))
-        run_processes(place_here(processes), words, loaded.distributed)
+        command = worker_command("smoke", *arguments, *forwarded_options(config, set_ or [], json_))
+        run_processes(local_node(processes), command, loaded.distributed)
         return
     from llmtrain.training.shutdown import StopFlag
 
-    with StopFlag():  # nothing is saved: told to stop, it ends at once
+    with StopFlag():  # nothing is saved, so a signal ends it immediately
         from llmtrain.training.smoke import train_classifier
 
         result = train_classifier(loaded, epochs, batch, samples, features, classes, lr, seed)
@@ -47,7 +47,8 @@ def command(
 
 
 def _text(result: dict[str, Any]) -> str:
+    count = result["world_size"]
     return (
-        f"{result['world_size']} processes on {result['device']}: accuracy {result['accuracy']:.1%}, "
+        f"{count} process{'es' if count > 1 else ''} on {result['device']}: accuracy {result['accuracy']:.1%}, "
         f"loss {result['first_loss']:.4f} -> {result['final_loss']:.4f} in {result['seconds']:.1f} s"
     )

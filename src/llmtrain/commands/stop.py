@@ -69,7 +69,7 @@ def listen(cluster: "Cluster", record: "Record") -> None:
 
     def copy(pod: str) -> None:
         try:
-            for line in cluster.log(pod, record.namespace, record.kind.container, tail=0, follow=True):
+            for line in cluster.log(pod, record.namespace, record.workload.container, tail=0, follow=True):
                 say(line, sys.stderr)
         except LlmtrainError:  # the log is a courtesy
             return

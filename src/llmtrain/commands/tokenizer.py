@@ -1,4 +1,4 @@
-"""llmtrain tokenizer: make one of your own."""
+"""llmtrain tokenizer: train a tokenizer."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,19 +18,24 @@ def group() -> None:
 @app.command("train")
 def train_command(
     file: Annotated[list[str], typer.Option("--file", "-f", help="Text file or glob. Repeatable.")],
-    to: Annotated[str, typer.Option("--to", help="Directory to write; it must not hold a tokenizer yet.")],
-    vocab_size: Annotated[int, typer.Option(min=1)] = 8192,
+    to: Annotated[str, typer.Option("--to", help="Output directory. It must not contain a tokenizer.")],
+    vocab_size: Annotated[int, typer.Option(min=1, help="Number of tokens, at least 257.")] = 8192,
     json_: JsonOption = False,
 ) -> None:
-    """Learn byte pairs (BPE) from text; the result is a Hugging Face tokenizer directory."""
+    """Train a byte-level BPE tokenizer on text and write it as a Hugging Face tokenizer directory."""
     from llmtrain.data.text.reader import expand_files, read_chunks
-    from llmtrain.data.tokenizers.tokenizer import train_bpe
+    from llmtrain.data.tokenizers.bpe import train_bpe
     from llmtrain.errors import UsageError
 
-    folder = Path(to).expanduser()
-    if (folder / "tokenizer.json").exists():
-        raise UsageError(f"{folder} holds a tokenizer already.", remedy="Choose another directory for --to.")
+    directory = Path(to).expanduser()
+    if (directory / "tokenizer.json").exists():
+        raise UsageError(f"{directory} already contains a tokenizer.", remedy="Choose another directory for --to.")
     files = expand_files(file, "--file")
-    trained = train_bpe((piece.text for path in files for piece in read_chunks(path)), vocab_size, folder)
-    value = {"to": str(folder), "vocab_size": trained.vocab_size, "files": len(files)}
-    show(json_, value, f"A vocabulary of {trained.vocab_size} from {len(files)} files, written to {folder}.")
+    tokenizer = train_bpe((chunk.text for path in files for chunk in read_chunks(path)), vocab_size, directory)
+    result = {"to": str(directory), "vocab_size": tokenizer.vocab_size, "files": len(files)}
+    plural = "s" if len(files) > 1 else ""
+    show(
+        json_,
+        result,
+        f"Trained a tokenizer with {tokenizer.vocab_size} tokens on {len(files)} file{plural}: {directory}",
+    )

@@ -1,4 +1,4 @@
-"""llmtrain train: train a config to its end, or go on with a run."""
+"""llmtrain train: start or resume a training run."""
 
 import json
 import sys
@@ -18,7 +18,13 @@ from llmtrain.commands.options import (
     shorthands,
     show,
 )
-from llmtrain.commands.processes import explaining, options, place_here, run_processes, worker_command
+from llmtrain.commands.processes import (
+    diagnosed_join_errors,
+    forwarded_options,
+    local_node,
+    run_processes,
+    worker_command,
+)
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
 from llmtrain.logs import is_debugging
@@ -34,49 +40,53 @@ def command(
     set_: SetOption = None,
     resume: Annotated[
         str | None,
-        typer.Option(help="Go on with a run: its id, a checkpoint's path, or `auto`.", show_default=False),
+        typer.Option(help="Resume a run (id, checkpoint path or `auto`).", show_default=False),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="One forward pass; report sizes and memory.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Run one forward pass; report sizes and memory.")] = False,
     allow_config_change: Annotated[
         bool,
-        typer.Option("--allow-config-change", help="Resume although the config decides another result now."),
+        typer.Option(
+            "--allow-config-change", help="Resume even though the config changed in a way that affects results."
+        ),
     ] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="Train with so many processes on this machine.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="With --processes: starts after a crash, from the newest checkpoint.")
+        int, typer.Option(min=0, help="With --processes: restarts after a crash, from the newest checkpoint.")
     ] = 10,
     model_local_dir: ModelDirOption = None,
     tokenizer_local_dir: TokenizerDirOption = None,
     local_files_only: LocalOnlyOption = False,
     json_: JsonOption = False,
 ) -> None:
-    """Train a model. Without --config: the preset gpt_stdlib."""
+    """Train a model. The default config is the preset gpt_stdlib."""
     if dry_run and (resume or processes):
-        raise UsageError("--dry-run looks at a new run, in one process; it goes with neither --resume nor --processes.")
+        raise UsageError("--dry-run cannot be combined with --resume or --processes.")
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     loaded = _load(config, overrides, resume)
     if processes:
-        _train_here(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
+        _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
         return
     from llmtrain.training.shutdown import StopFlag
 
-    # Importing torch takes seconds, in which a pod may well be told to stop.
+    # Importing torch takes seconds, in which a pod may receive SIGTERM.
     with StopFlag() as stop:
-        from llmtrain.training import run
-
         if dry_run:
-            report = run.dry_run(loaded)
+            from llmtrain.training.dry_run import dry_run as report_sizes
+
+            report = report_sizes(loaded)
             show(json_, report, _dry_run_text(report))
         else:
+            from llmtrain.training.run import run_training
+
             if is_debugging():
                 _diagnose(loaded)
-            with explaining(loaded):
-                result = run.run_training(loaded, resume, allow_config_change, stop)
-            if result is not None:  # ranks other than 0 have nothing to show
+            with diagnosed_join_errors(loaded):
+                result = run_training(loaded, resume, allow_config_change, stop)
+            if result is not None:  # other ranks than 0 have no result
                 _show(json_, result)
 
 
-def _train_here(
+def _train_in_processes(
     loaded: "Config",
     processes: int,
     max_restarts: int,
@@ -86,25 +96,25 @@ def _train_here(
     allow_config_change: bool,
     json_: bool,
 ) -> None:
-    """The same in several processes. The run gets its id here: one that is started again must find its run."""
+    """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
     from llmtrain.distributed.batch_split import micro_batches_in_step
     from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import new_run
 
     setup_logging(loaded.logging)
     micro_batches_in_step(loaded, processes)
-    words = ["train", *options(config, overrides, json_)]
+    arguments = ["train", *forwarded_options(config, overrides, json_)]
     if resume is None:
         run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
-        words += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
+        arguments += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
     else:
-        words += ["--resume", resume]
-    words += ["--allow-config-change"] if allow_config_change else []
-    run_processes(place_here(processes), worker_command(*words), loaded.distributed, max_restarts)
+        arguments += ["--resume", resume]
+    arguments += ["--allow-config-change"] if allow_config_change else []
+    run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
 
 
 def _diagnose(config: "Config") -> None:
-    """LLMTRAIN_DEBUG=1: what the doctor would say, before anything is tried."""
+    """LLMTRAIN_DEBUG=1: print the report of `llmtrain doctor` first."""
     from llmtrain.diagnose import diagnose
     from llmtrain.doctor.report import Report
 
@@ -112,7 +122,7 @@ def _diagnose(config: "Config") -> None:
 
 
 def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":
-    """The config given, or, when a run is resumed without one, the config of that run."""
+    """The given config; without one, that of the run to resume."""
     from llmtrain.config.document import read_document
     from llmtrain.config.load import build_config, load_config
     from llmtrain.runs.directory import find_run
@@ -124,19 +134,19 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     of_run = path.absolute().parents[1] if path.parent.name == "checkpoints" else resume
     run = find_run(root, str(of_run))
     if not run.config.is_file():
-        raise UsageError(f"Run '{run.run_id}' kept no config.yaml.", remedy="Give its config with --config.")
+        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
     document = read_document(run.config)
-    return build_config(document, [*_where_it_is_now(run, document.values.get("output")), *overrides])
+    return build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
 
 
-def _where_it_is_now(run: "RunDirectory", output: object) -> list[str]:
-    """Overrides for a run that was renamed, copied or moved: its config.yaml has the place where it began."""
+def _current_location(run: "RunDirectory", output: object) -> list[str]:
+    """Overrides for a run that was renamed, copied or moved: its config.yaml has its first location."""
     recorded = output if isinstance(output, dict) else {}
-    found = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
+    overrides = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
     here = run.path.absolute().parent
     if Path(str(recorded.get("root_dir", DEFAULT_ROOT))).expanduser().absolute() != here:
-        found.append(f"output.root_dir={json.dumps(str(here))}")
-    return found
+        overrides.append(f"output.root_dir={json.dumps(str(here))}")
+    return overrides
 
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:
@@ -145,9 +155,9 @@ def _show(as_json: bool, result: dict[str, Any]) -> None:
     except OSError as problem:
         discard(sys.stdout)
         raise TrainingFailed(
-            f"Run '{result['run_id']}' is finished, but its result cannot be written to standard output: "
+            f"Run '{result['run_id']}' is finished, but its result could not be written to standard output: "
             f"{problem.strerror or problem}.",
-            remedy=f"`llmtrain train --resume {result['run_dir']}` prints it again.",
+            remedy=f"Print it again with: llmtrain train --resume {result['run_dir']}",
             reason="disk_full" if is_full(problem) else None,
         ) from None
 
@@ -178,8 +188,8 @@ def _dry_run_text(report: dict[str, Any]) -> str:
             f"model       {report['model']}, {report['parameters']:,} parameters"
             f"{_trained(report)}, on {report['device']}",
             f"data        {report['train_tokens']:,} training tokens, {report['val_tokens']:,} for validation",
-            f"a step      {report['tokens_per_step']:,} tokens; {report['steps']:,} steps read the data "
-            f"{report['epochs']} times",
+            f"step        {report['tokens_per_step']:,} tokens; {report['steps']:,} steps are "
+            f"{report['epochs']} epochs",
             f"first loss  {report['loss']:.4f}",
             f"memory      {report['state_bytes'] / 1e6:,.0f} MB for weights, gradients and optimizer; "
             f"{report['peak_memory_bytes'] / 1e6:,.0f} MB at the peak of this forward pass",

@@ -45,7 +45,7 @@ def follow_run(
             from llmtrain.launch import lifecycle as apply
 
             try:
-                kept = apply.take_back(cluster, record.plan)
+                kept = apply.take_back(cluster, record)
                 after = f"Only {', '.join(kept)} stays." if kept else "Nothing was left on the cluster."
             except LlmtrainError as problem:
                 after = f"Not all could be taken back ({problem.what}): llmtrain delete {run_id}{place} does."

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from llmtrain.errors import ConfigError, UsageError
+from llmtrain.text import one_line
 
 KeyPath = tuple[str, ...]
 MOST_LEVELS = 50
@@ -92,7 +93,7 @@ def parse_document(text: str, source: str) -> Document:
     try:
         node, values = _load(text)
     except (yaml.YAMLError, ValueError) as problem:
-        raise ConfigError(source, [f"not valid YAML: {' '.join(str(problem).split())}"]) from None
+        raise ConfigError(source, [f"not valid YAML: {one_line(problem)}"]) from None
     if values is None:
         values = {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

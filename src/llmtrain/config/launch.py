@@ -134,7 +134,7 @@ class HfTokenSection(Section):
 class LaunchSection(Section):
     """How `llmtrain launch` runs on Kubernetes. No field here changes the result of a run."""
 
-    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.LAUNCHERS)})] = "indexed_job"
+    kind: Annotated[str, Field(json_schema_extra={"enum": sorted(registry.WORKLOADS)})] = "indexed_job"
     """Workload kind: `indexed_job` or `stateful_set` (any cluster), `pytorch_job`, `train_job` or `job_set` (require
     their operator)."""
     namespace: Namespace | None = None
@@ -225,7 +225,7 @@ class LaunchSection(Section):
         }
 
     def problems(self) -> Iterator[Problem]:
-        problem = registry.check_name("launch.kind", self.kind, registry.LAUNCHERS)
+        problem = registry.check_name("launch.kind", self.kind, registry.WORKLOADS)
         if problem:
             yield ("kind",), problem
         fewest, most = self.node_range

@@ -27,6 +27,7 @@ from llmtrain.config.section import Section
 from llmtrain.config.upgrade import current_name, drop_other_kinds, is_old, is_old_name, moved_lines, upgrade
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
+from llmtrain.text import one_line
 
 DEFAULT_PRESET = "gpt_stdlib"
 SHOWN_LENGTH = 200
@@ -120,7 +121,7 @@ def _parse_override(text: str, problems: list[str]) -> tuple[str, Any] | None:
     try:
         return key.strip(), parse_value(value)
     except (yaml.YAMLError, ValueError) as problem:
-        problems.append(f"--set {text}: not a YAML value: {' '.join(str(problem).split())}")
+        problems.append(f"--set {text}: not a YAML value: {one_line(problem)}")
         return None
 
 

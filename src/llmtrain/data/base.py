@@ -1,44 +1,40 @@
-"""What the trainer asks of data, and what most datasets need to say: where their text comes from.
+"""The data contract: what the trainer needs from a dataset, and the two base classes that most datasets extend.
 
     DataModule          prepare() -> PreparedData
-    ├── TextData        endless text: `identity` and `chunks`
-    └── ExampleData         rows with an answer each: `identity` and `rows` (rows.py)
+    ├── TextData        running text: implement `identity` and `chunks`
+    └── ExampleData     examples with an answer: implement `identity` and `examples`
 
-Tokenising, caching, shuffling and batching are done for all of them. Add a row to registry.DATA and a dataset can be
-named in a config.
+Tokenizing, caching, shuffling and batching are the same for all of them. A dataset named in registry.DATA can be
+used in a config.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmtrain.config.data import DataSection
-from llmtrain.data.store.directory import SPLITS, Split, open_or_build
-from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.data.store.directory import open_or_build
+from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
-from llmtrain.data.tokenizers.tokenizer import Tokenizer, load_tokenizer, tokenizer_identity
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.chat_template import template_identity
+from llmtrain.data.tokenizers.load import load_tokenizer, tokenizer_dir, tokenizer_identity
+from llmtrain.data.types import SPLITS, Example, Split, TextChunk
 
-__all__ = ["DataModule", "PreparedData", "Split", "TextChunk", "TextData"]
-
-
-class TextChunk(NamedTuple):
-    """Some text, and whether a document ends with it (long documents come in several chunks)."""
-
-    text: str
-    ends_document: bool
+__all__ = ["DataModule", "Example", "ExampleData", "PreparedData", "Split", "TextChunk", "TextData"]
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Tokenised data: what the trainer reads batches from."""
+    """Tokenized data, ready to be batched."""
 
     tokenizer: Tokenizer
     train: TokenStore | ExampleStore
     val: TokenStore | ExampleStore
     fingerprint: str
-    """SHA-256 over all tokens: two machines with the same one train on the same data."""
+    """SHA-256 over all tokens: equal fingerprints mean equal data, on any machine."""
 
 
 class DataModule(ABC):
@@ -50,30 +46,55 @@ class DataModule(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """What decides the data: names, sizes, versions. Cheap, for it is asked at every start."""
+        """What determines the data: names, sizes, versions. Must be cheap: it is computed at every start."""
 
     @abstractmethod
     def prepare(self, threads: int) -> PreparedData:
-        """Open the tokenised data, making it first where it is not there yet."""
+        """Open the tokenized data; build it first if it is not cached."""
 
 
 class TextData(DataModule):
-    """Text without end: a sample is any window of it."""
+    """Running text: a sample is any window of it."""
 
     @abstractmethod
     def chunks(self, split: Split) -> Iterator[TextChunk]:
         """The text of a split, in order."""
 
     def _texts(self) -> Iterator[str]:
-        """Everything: a character that only the validation text has must have an id too."""
-        return (piece.text for split in SPLITS for piece in self.chunks(split))
+        """The text of both splits: a character that occurs only in the validation text needs an id too."""
+        return (chunk.text for split in SPLITS for chunk in self.chunks(split))
 
     def prepare(self, threads: int) -> PreparedData:
-        folder = open_or_build(
+        directory = open_or_build(
             self.cache_dir,
             identity={"source": self.identity(), "tokenizer": tokenizer_identity(self.tokenizer_spec)},
             tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
             write=text_writer(self.chunks, threads),
         )
-        train, val = (TokenStore.open(folder, split) for split in SPLITS)
-        return PreparedData(folder.tokenizer(), train, val, folder.fingerprint)
+        train, val = (TokenStore.open(directory, split) for split in SPLITS)
+        return PreparedData(directory.tokenizer(), train, val, directory.fingerprint)
+
+
+class ExampleData(DataModule):
+    """Instruction or chat data: a sample is one example, or several packed into a sequence."""
+
+    @abstractmethod
+    def examples(self, split: Split) -> Iterator[Example]:
+        """The examples of a split, in order."""
+
+    def _texts(self) -> Iterator[str]:
+        return (segment.text for split in SPLITS for example in self.examples(split) for segment in example.segments)
+
+    def prepare(self, threads: int) -> PreparedData:
+        directory = open_or_build(
+            self.cache_dir,
+            identity={
+                "rows": self.identity(),  # not renamed: it is part of the key of stores on disk
+                "tokenizer": tokenizer_identity(self.tokenizer_spec),
+                "template": template_identity(tokenizer_dir(self.tokenizer_spec)),
+            },
+            tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
+            write=example_writer(self.examples, threads),
+        )
+        train, val = (ExampleStore.open(directory, split) for split in SPLITS)
+        return PreparedData(directory.tokenizer(), train, val, directory.fingerprint)

@@ -1,9 +1,9 @@
-"""The batches of a run, by the kind of its data."""
+"""Training and validation batches for either kind of data: running text or examples."""
 
 from llmtrain.config.data import DataSection, ExampleDataSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
-from llmtrain.data.examples.batches import ExampleBatches, ExampleEvalBatches, Samples
+from llmtrain.data.examples.example_batches import ExampleBatches, ExampleEvalBatches, Samples
 from llmtrain.data.examples.selection import select_examples
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.store.token_store import TokenStore
@@ -23,7 +23,7 @@ def make_batches(
     eval_limit: int | None,
     can_pack: bool,
 ) -> tuple[TrainBatches, EvalBatches]:
-    """`micro_batches`: in a step, of all processes together. `can_pack`: the model keeps packed rows apart."""
+    """`micro_batches`: per step, over all processes. `can_pack`: the model keeps packed examples separate."""
     train: TrainBatches
     if isinstance(prepared.train, ExampleStore):
         samples = _samples(prepared.train, config, block_size, vocab_size, can_pack, "training")
@@ -64,7 +64,8 @@ def _samples(
     assert isinstance(config, ExampleDataSection)
     if config.packing and not can_pack:
         raise UsageError(
-            "data.packing is true, but this model cannot keep packed rows apart.", remedy="Set data.packing to false."
+            "data.packing is true, but this model does not keep packed examples separate.",
+            remedy="Set data.packing to false.",
         )
     selection = select_examples(store, config, block_size, label)
     return Samples(store, selection, block_size, config.packing, vocab_size, config.train_on_prompt)

@@ -1,8 +1,8 @@
-"""Position -> samples. Which windows of text a step sees is a pure function of (seed, step, micro-index).
+"""Position -> samples: the windows of text in a step are a pure function of (seed, step, micro-index).
 
-An epoch cuts the tokens into windows of block_size, at an offset of its own, and visits them in an order of its
-own, each once. The order is a keyed permutation computed on the fly (a Feistel network), not a shuffled list: it
-needs no memory, so a corpus of any size works, and any position can be asked for at once, so resuming is free.
+Each epoch divides the tokens into windows of block_size, starting at an offset of its own, and visits every window
+once, in an order of its own. The order is a keyed permutation computed on the fly (a Feistel network), not a shuffled
+list: it needs no memory, so a corpus can have any size, and any position is available at once, so resuming is free.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Positions = npt.NDArray[np.int64]
 ROUNDS = 6
-RUN = 8192
+BLOCK = 8192
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class WindowSampler:
 
     @property
     def windows(self) -> int:
-        """Windows in an epoch. A window needs one token more than block_size: the last target."""
+        """Windows per epoch. A window needs one token more than block_size: the last target."""
         whole = (self.tokens - 1) // self.block_size
         return whole - 1 if whole > 1 else whole
 
@@ -33,28 +33,28 @@ class WindowSampler:
         return sample // self.windows
 
     def starts(self, first_sample: int, count: int) -> Positions:
-        """Where the windows of samples first_sample ... +count begin. Samples are counted over all epochs."""
+        """First token of the windows of `count` samples from first_sample on. Samples are counted over all epochs."""
         parts = []
         while count:
             epoch, index = divmod(first_sample, self.windows)
-            run = _run_of_starts(self, epoch, index // RUN)[index % RUN :][:count]
-            parts.append(run)
-            first_sample, count = first_sample + len(run), count - len(run)
+            part = _block_of_starts(self, epoch, index // BLOCK)[index % BLOCK :][:count]
+            parts.append(part)
+            first_sample, count = first_sample + len(part), count - len(part)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 @lru_cache(maxsize=4)
-def _run_of_starts(sampler: WindowSampler, epoch: int, number: int) -> Positions:
-    """RUN neighbouring positions of an epoch at once: numpy's cost a call is then shared by many batches."""
-    indexes = np.arange(number * RUN, min((number + 1) * RUN, sampler.windows))
+def _block_of_starts(sampler: WindowSampler, epoch: int, number: int) -> Positions:
+    """Starts of BLOCK consecutive samples of an epoch: numpy's cost per call is shared by many batches."""
+    indexes = np.arange(number * BLOCK, min((number + 1) * BLOCK, sampler.windows))
     order = permute(indexes, sampler.windows, derive_seed(sampler.seed, "order", epoch))
-    # A different cut of the text each epoch, so that windows do not always begin at the same tokens.
-    room = sampler.tokens - 1 - sampler.windows * sampler.block_size
-    return derive_seed(sampler.seed, "offset", epoch) % (room + 1) + order * sampler.block_size
+    # A different offset per epoch, so that windows do not always begin at the same tokens.
+    max_offset = sampler.tokens - 1 - sampler.windows * sampler.block_size
+    return derive_seed(sampler.seed, "offset", epoch) % (max_offset + 1) + order * sampler.block_size
 
 
 def derive_seed(seed: int, *parts: int | str) -> int:
-    """63 bits that depend on all the parts, on no machine and no library version."""
+    """A 63-bit seed that depends on all parts and is the same on every machine and library version."""
     digest = hashlib.sha256("/".join(map(str, (seed, *parts))).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -66,11 +66,12 @@ def permute(values: Positions, size: int, key: int) -> Positions:
     shift = np.uint64(half_bits)
     keys = [np.uint64(derive_seed(key, "round", i)) for i in range(ROUNDS)]
     out = values.astype(np.uint64)
-    # The network permutes a power of four that may be larger than size: walk on until inside (under 4 rounds).
+    # The network permutes a power of four, which may be larger than size: repeat until all values are inside
+    # (cycle walking, fewer than 4 passes on average).
     outside = np.ones(len(out), bool)
     while outside.any():
-        walking = out[outside]
-        left, right = walking >> shift, walking & mask
+        x = out[outside]
+        left, right = x >> shift, x & mask
         for round_key in keys:
             left, right = right, left ^ (_mix(right ^ round_key) & mask)
         out[outside] = (left << shift) | right
@@ -79,7 +80,7 @@ def permute(values: Positions, size: int, key: int) -> Positions:
 
 
 def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """A well-known 64-bit finaliser (splitmix64); numpy wraps around by itself."""
+    """The 64-bit finalizer of splitmix64; numpy's unsigned integers wrap around."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -10,8 +10,9 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-from llmtrain.distributed.worker_exit import Ended, JoinState, is_worth_a_restart, log_restart
+from llmtrain.distributed.worker_exit import JoinState, is_worth_a_restart, log_restart
 from llmtrain.files import read_json
+from llmtrain.runs.exit_report import ExitReport
 
 
 class NodeAgent(LocalElasticAgent):
@@ -20,16 +21,16 @@ class NodeAgent(LocalElasticAgent):
         self._grace_sec, self._joining = grace_sec, joining
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self._joining.is_true = True
+        self._joining.waiting = True
         super()._rendezvous(worker_group)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._joining.is_true = False  # from here on there are workers to stop first
+        self._joining.waiting = False  # from here on there are workers to stop first
         started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        failed_first = {worker.rank for worker in self.ended() if worker.code}
+        failed_first = {worker.rank for worker in self.ended() if worker.exit_code}
         result: RunResult = super()._monitor_workers(worker_group)  # where one has failed, torch stops the others
         if result.is_failed():
             ended = self.ended()
@@ -55,7 +56,7 @@ class NodeAgent(LocalElasticAgent):
             if close_meeting:
                 self._rdzv_handler.shutdown()
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ExitReport]:
         """How every worker of this node ended."""
         context: Any = self._pcontext
         if context is None:
@@ -66,5 +67,5 @@ class NodeAgent(LocalElasticAgent):
             code = handler.proc.poll()
             report = (read_json(Path(context.error_files[local_rank])) or {}) if code else {}
             said = report.get("llmtrain") if isinstance(report, dict) else None
-            found.append(Ended(ranks.get(local_rank, local_rank), code or 0, said or {}))
+            found.append(ExitReport.of_worker(ranks.get(local_rank, local_rank), code or 0, said))
         return found

@@ -283,8 +283,9 @@ def omp_threads(environment: Mapping[str, str]) -> int | None:
     return int(first) if 0 < int(first) <= MAX_THREADS else None
 
 
-def share_cores(processes: int) -> None:
-    """Before workers start: by default each of them would use all cores."""
-    if processes > 1 and "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = str(max(1, usable_cores() // processes))
-        os.environ[SHARED_CORES] = "1"
+def thread_variables(processes: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that divide the cores among the worker processes of a node: by default each of them would
+    use all cores. Empty where the user has set OMP_NUM_THREADS."""
+    if processes == 1 or "OMP_NUM_THREADS" in environment:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, usable_cores() // processes)), SHARED_CORES: "1"}

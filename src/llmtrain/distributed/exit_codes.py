@@ -1,9 +1,11 @@
 """Exit codes for platforms that read them in their own way. LLMTRAIN_EXIT_CODES says which one `llmtrain node` is on:
 
     pytorchjob   retries codes from 128 only: 128 is added to those that are worth another start.
-    statefulset  starts its pods again whatever they ended with: after 0, 64 and 65 the node does not end, it waits to
-                 be removed. ended.json in the run directory tells pods that come back later (their machine was drained,
-                 or they lost the peer that waits), so that they neither start the run again nor wait for the others.
+    statefulset  restarts containers whatever their exit code. A node that ends with 0, 64 or 65 exits once, so that
+                 the pod's status keeps its code and report, and leaves a marker in the pod; the restarted container
+                 sees the marker and waits to be removed. ended.json in the run directory tells pods that come back
+                 later (their node was drained, or they lost a peer that waits), so that they neither start the run
+                 again nor wait for the others.
 
 The node then runs in a child, and this process sees it through: some ends cannot be translated from inside (the
 watchdog's os._exit, a signal, a script that took the process's place).
@@ -13,6 +15,7 @@ import ctypes
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +28,7 @@ from llmtrain.env import EXIT_CODES, LAUNCH
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.files import read_json, write_json
 from llmtrain.logs import log, setup_logging, warn
+from llmtrain.runs.exit_report import ExitReport, parse_report, write_exit_report
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -54,6 +58,8 @@ def run_in_child(is_own_command: bool = False) -> int | None:
     platform = platform_of(os.environ)
     if platform is None:
         return None
+    if platform == "statefulset" and (code := _read_marker()) is not None:
+        return _wait_to_be_removed(code)
     # Blocked signals are kept until they are asked for: none is lost, neither around the fork nor later.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TELLING, signal.SIGCHLD))
     started = time.monotonic()
@@ -68,7 +74,9 @@ def run_in_child(is_own_command: bool = False) -> int | None:
         code = _after_counting(code, was_told, time.monotonic() - started)
     if platform == "pytorchjob":
         return pytorchjob_code(code)
-    return _wait_to_be_removed(code, was_told) if code in FOR_GOOD else code
+    if code not in FOR_GOOD or was_told:
+        return code
+    return code if _write_marker(code) else _wait_to_be_removed(code)
 
 
 def _after_counting(code: int, was_told: bool, ran_sec: float) -> int:
@@ -76,6 +84,7 @@ def _after_counting(code: int, was_told: bool, ran_sec: float) -> int:
         count_crash(code, was_told, ran_sec)
     except LlmtrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
+        write_exit_report(error)
         return error.exit_code
     return code
 
@@ -111,14 +120,35 @@ def _see_through(child: int) -> tuple[int, bool]:
             return (code if code >= 0 else 128 - code), was_told
 
 
-def _wait_to_be_removed(code: int, was_told: bool) -> int:
+def _marker() -> Path:
+    """In an emptyDir, which outlives the container but not the pod."""
+    return Path(tempfile.gettempdir()) / "llmtrain-exit-code.json"
+
+
+def _read_marker() -> int | None:
+    marker = read_json(_marker())
+    if not isinstance(marker, dict) or marker.get("launch") != _launch():
+        return None
+    code = marker.get("exit_code")
+    return code if code in FOR_GOOD else None
+
+
+def _write_marker(code: int) -> bool:
+    try:
+        write_json(_marker(), {"launch": _launch(), "exit_code": code})
+    except OSError:
+        return False
+    return True
+
+
+def _wait_to_be_removed(code: int) -> int:
     from llmtrain.config.logging import LoggingSection
 
     # With settings of its own: the line must be found whatever the run's log looks like, or whether it has a config.
     setup_logging(LoggingSection())
     log("DDP", f"{IDLE_MARK} {code}; a StatefulSet would start this again, so the pod waits to be removed")
-    if not was_told:
-        signal.sigwait(_TELLING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _TELLING)
+    signal.sigwait(_TELLING)
     return 0
 
 
@@ -152,13 +182,12 @@ def kept_run(config: "Config") -> "RunDirectory | None":
     return RunDirectory(Path(config.output.root_dir).expanduser() / config.output.run_id)
 
 
-def ended_before(run: "RunDirectory") -> int | None:
-    """The code that this launch of the run has ended with for good; None where it has not."""
+def ended_before(run: "RunDirectory") -> ExitReport | None:
+    """How this launch of the run has ended for good; None where it has not."""
     record = read_json(run.ended)
-    if not isinstance(record, dict) or record.get("launch") != _launch():
+    if not isinstance(record, dict) or record.get("launch") != _launch() or record.get("exit_code") not in FOR_GOOD:
         return None
-    code = record.get("exit_code")
-    return code if code in FOR_GOOD else None
+    return parse_report(record.get("report")) or ExitReport(record["exit_code"])
 
 
 @contextmanager
@@ -168,16 +197,16 @@ def keeping_the_end(run: "RunDirectory | None") -> Iterator[None]:
         yield
     except LlmtrainError as error:
         if run and error.exit_code in FOR_GOOD:
-            _keep_end(run, error.exit_code)
+            _keep_end(run, ExitReport.of(error))
         raise
     if run:
-        _keep_end(run, 0)
+        _keep_end(run, ExitReport(0))
 
 
-def _keep_end(run: "RunDirectory", code: int) -> None:
+def _keep_end(run: "RunDirectory", report: ExitReport) -> None:
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        write_json(run.ended, {"launch": _launch(), "exit_code": code})
+        write_json(run.ended, {"launch": _launch(), "exit_code": report.exit_code, "report": report.as_dict()})
     except OSError as problem:
         warn("DDP", f"{run.ended} cannot be written ({problem.strerror}): a pod that comes back will start the run")
 

@@ -20,9 +20,11 @@ from llmtrain.distributed.env import endpoint
 from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
 from llmtrain.distributed.process_info import NodeInfo
 from llmtrain.distributed.rendezvous import wait_for_master
-from llmtrain.distributed.worker_exit import Ended, JoinState, overall
+from llmtrain.distributed.worker_exit import JoinState, overall
 from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
+from llmtrain.runs.exit_report import ExitReport
+from llmtrain.text import one_line
 
 if TYPE_CHECKING:
     from llmtrain.distributed.agent import NodeAgent
@@ -44,7 +46,7 @@ def run_node(job: NodeJob) -> None:
     """Run the node's processes to their end. Raises the error that stands for them all when one did not finish."""
     place = job.place
     backend = pick_rendezvous(place, job.max_restarts)
-    with ending_while_joining() as joining:
+    with exit_on_signal_while_joining() as joining:
         # Which of the nodes of an elastic job is the master may be for torch to find out: then nobody waits here.
         if place.nodes > 1 and place.node_rank and not backend.startswith("etcd"):
             host, port = meeting_point(place)
@@ -74,7 +76,7 @@ def meeting_point(place: NodeInfo) -> tuple[str, int]:
 
 
 @contextmanager
-def ending_while_joining() -> Iterator[JoinState]:
+def exit_on_signal_while_joining() -> Iterator[JoinState]:
     """While nodes wait for each other there is nothing to save: a signal ends the process at once, with 75. The
     kernel's end of Python's signal handling writes to a pipe, which a thread reads even while the main one waits."""
     state = JoinState()
@@ -86,7 +88,7 @@ def ending_while_joining() -> Iterator[JoinState]:
 
     def listen() -> None:
         while data := os.read(reading, 1):
-            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.is_true:
+            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.waiting:
                 log("DDP", f"{signal.Signals(data[0]).name}: stopped while waiting for the other nodes")
                 os._exit(Interrupted.exit_code)
 
@@ -105,7 +107,7 @@ def ending_while_joining() -> Iterator[JoinState]:
         os.close(writing)  # ends the thread
 
 
-def _run_agent(job: NodeJob, backend: str, joining: JoinState) -> tuple[list[Ended], bool]:
+def _run_agent(job: NodeJob, backend: str, joining: JoinState) -> tuple[list[ExitReport], bool]:
     """How every worker ended, and whether the node was told to stop."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -221,7 +223,7 @@ def _is_etcds(problem: Exception) -> bool:
 
 def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
     place = job.place
-    what = " ".join(str(problem).split())[:300]
+    what = one_line(problem, 300)
     host, port = meeting_point(place)
     remedy = (
         "Check that the etcd server is reachable from every node and serves the v2 API (etcd --enable-v2, up to 3.5)."

@@ -28,6 +28,7 @@ from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
 from llmtrain.runs.exit_report import exit_now
 from llmtrain.runs.metadata import versions
+from llmtrain.text import one_line
 
 JOIN_ATTEMPTS = 3
 PROGRESS_SEC = 10.0
@@ -112,7 +113,7 @@ def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.d
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
             dist.destroy_process_group()
-        what = " ".join(str(problem).split())[:300]
+        what = one_line(problem, 300)
         error = _join_failed(process, what, time.monotonic() - started, join_sec)
         error.reason = "processes_missing" if isinstance(problem, _ProcessesMissing) else None
         raise error from None
@@ -169,7 +170,7 @@ def _connect(process: ProcessInfo, deadline: float) -> Store:
         except (dist.DistError, OSError) as problem:
             if attempt == JOIN_ATTEMPTS or time.monotonic() + 1 > deadline:
                 raise
-            what = " ".join(str(problem).split())[:200]
+            what = one_line(problem, 200)
             warn("DDP", f"connecting failed, trying again ({attempt} of {JOIN_ATTEMPTS}): {what}")
             time.sleep(random.uniform(0.2, 1.0) * attempt)
     shared: Store = PrefixStore("llmtrain", store)

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmtrain.doctor.machine import nccl_version
-from llmtrain.findings import Finding, failed, in_bytes, many, passed, warned
+from llmtrain.findings import Finding, failed, passed, warned
+from llmtrain.text import format_bytes, plural
 
 if TYPE_CHECKING:
     from llmtrain.distributed.world import World
@@ -39,7 +40,7 @@ def collective_findings(world: "World") -> tuple[list[Finding], list[Timing]]:
     """The same on every rank. Every rank must call it: it talks to all of them."""
     import torch.distributed as dist
 
-    how = f"{dist.get_backend()} on {world.device.type}, {many(world.world_size, 'rank')}"
+    how = f"{dist.get_backend()} on {world.device.type}, {plural(world.world_size, 'rank')}"
     timings = [time_all_reduce(world, count, repetitions) for count, repetitions in SIZES]
     found = [version_skew(gather_versions(world)), clock_skew(gather_clocks(world)), all_reduce(how, timings)]
     return found, timings
@@ -64,7 +65,7 @@ def version_skew(rows: list[dict[str, Any]]) -> Finding:
             differing.append(f"{name} is {' and '.join(f'{v} on rank {_some(r)}' for v, r in ranks.items())}")
     if not differing:
         told = ", ".join(f"{name} {value}" for name, value in rows[0].items() if value is not None)
-        return passed("same versions", f"{told} on {many(len(rows), 'rank')}")
+        return passed("same versions", f"{told} on {plural(len(rows), 'rank')}")
     remedy = "Use one image, by its digest, for all nodes."
     if all(text.startswith("python ") for text in differing):
         return warned("same versions", "; ".join(differing), remedy)
@@ -124,16 +125,16 @@ def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
 def all_reduce(how: str, timings: list[Timing]) -> Finding:
     wrong = [t for t in timings if t.wrong_ranks]
     if wrong:
-        told = "; ".join(f"{in_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in wrong)
+        told = "; ".join(f"{format_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in wrong)
         return failed(
             "all-reduce",
             f"{how}: the sum is wrong for {told}",
             "Do not train on this. Take those nodes out one by one, and look for errors of their memory, GPU and NIC.",
         )
     small, large = timings[0], timings[-1]
-    evidence = f"{how}: sums are right; {in_bytes(small.bytes)} take {1e6 * small.latency_sec:,.0f} us"
+    evidence = f"{how}: sums are right; {format_bytes(small.bytes)} take {1e6 * small.latency_sec:,.0f} us"
     if large.bus_bytes_per_sec:  # one rank alone sends nothing
-        evidence += f", {in_bytes(large.bytes)} pass at {in_bytes(large.bus_bytes_per_sec)}/s"
+        evidence += f", {format_bytes(large.bytes)} pass at {format_bytes(large.bus_bytes_per_sec)}/s"
     return passed("all-reduce", evidence)
 
 

@@ -18,7 +18,8 @@ from llmtrain.distributed.process_info import (
 )
 from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import UsageError
-from llmtrain.findings import Finding, failed, many, passed
+from llmtrain.findings import Finding, failed, passed
+from llmtrain.text import one_line, plural
 
 # Worth showing besides what says who a process is; nothing in here is ever a secret.
 OTHER_VARIABLES = (
@@ -91,11 +92,10 @@ def identity(environ: Mapping[str, str], distributed: DistributedSection) -> Ite
     if spot.master is None and spot.world_size == 1:
         yield passed("identity", "a lone process: nothing speaks of others")
     else:
-        where = (
-            f"node {'?' if spot.node_rank is None else spot.node_rank}, {many(spot.local_world_size, 'process')} on it"
-        )
+        rank = "?" if spot.node_rank is None else spot.node_rank
+        where = f"node {rank}, {plural(spot.local_world_size, 'process')} on it"
         meeting = f", meeting at {spot.master.host}:{spot.master.port}" if spot.master else ""
-        yield passed("identity", f"one of {many(spot.world_size, 'process')}, {where}{meeting}")
+        yield passed("identity", f"one of {plural(spot.world_size, 'process')}, {where}{meeting}")
 
 
 def variables(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -109,7 +109,7 @@ def versions() -> Iterator[Finding]:
     try:
         import torch
     except Exception as problem:  # a broken installation raises anything: OSError for a missing library
-        why = f"{type(problem).__name__}: {' '.join(str(problem).split())[:300]}"
+        why = f"{type(problem).__name__}: {one_line(problem, 300)}"
         yield failed("versions", f"{own}; torch cannot be imported: {why}", f"Install torch for {sys.executable}.")
         return
     yield passed("versions", f"{own}, torch {torch.__version__}, {platform.system()} {platform.machine()}")

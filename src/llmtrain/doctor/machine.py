@@ -11,8 +11,9 @@ from llmtrain.config.schema import Config
 from llmtrain.distributed.env import gpu_count, usable_cores
 from llmtrain.errors import LlmtrainError
 from llmtrain.files import is_there
-from llmtrain.findings import Finding, failed, in_bytes, many, passed, warned
+from llmtrain.findings import Finding, failed, passed, warned
 from llmtrain.runs.directory import check_writable
+from llmtrain.text import format_bytes, plural
 
 SHARED_MEMORY = Path("/dev/shm")
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
@@ -27,13 +28,13 @@ def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
         yield passed("shared memory", f"there is no {SHARED_MEMORY} here")
         return
     total = shutil.disk_usage(SHARED_MEMORY).total
-    evidence = f"{SHARED_MEMORY} has {in_bytes(total)}"
+    evidence = f"{SHARED_MEMORY} has {format_bytes(total)}"
     if total >= least_bytes or not (config.data.num_workers or uses_gpu(config)):
         yield passed("shared memory", evidence)
         return
     yield warned(
         "shared memory",
-        f"{evidence}; GPUs and data.num_workers want {in_bytes(least_bytes)}",
+        f"{evidence}; GPUs and data.num_workers want {format_bytes(least_bytes)}",
         "In a pod mount an emptyDir with medium: Memory at /dev/shm; with docker give --shm-size=8g.",
     )
 
@@ -41,14 +42,16 @@ def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
 def cores(config: Config, processes: int) -> Iterator[Finding]:
     have, threads = usable_cores(), config.run.threads
     if threads is None:
-        share = many(max(1, have // processes), "thread")
-        evidence = f"{many(have, 'core')}, {share} for each of {many(processes, 'process')}"
+        share = plural(max(1, have // processes), "thread")
+        evidence = f"{plural(have, 'core')}, {share} for each of {plural(processes, 'process')}"
         if processes <= have or uses_gpu(config):
             yield passed("cores", evidence)
         else:
             yield warned("cores", evidence, "Start fewer processes, or raise the CPU limit of the container.")
         return
-    evidence = f"{many(have, 'core')}; run.threads {threads} x {many(processes, 'process')} is {threads * processes}"
+    evidence = (
+        f"{plural(have, 'core')}; run.threads {threads} x {plural(processes, 'process')} is {threads * processes}"
+    )
     if threads * processes <= have:
         yield passed("cores", evidence)
     else:
@@ -85,8 +88,8 @@ def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator
     elif processes > count:
         yield failed(
             "gpu",
-            f"{evidence}; {many(processes, 'process')} on this node",
-            f"Start at most {many(count, 'process')} a node: each has a GPU of its own. Or set run.device to cpu.",
+            f"{evidence}; {plural(processes, 'process')} on this node",
+            f"Start at most {plural(count, 'process')} a node: each has a GPU of its own. Or set run.device to cpu.",
         )
     else:
         yield passed("gpu", evidence)
@@ -135,10 +138,10 @@ def volumes(config: Config, checkpoint_bytes: int | None, time_writing: bool) ->
 
 def room(name: str, folder: Path, least_bytes: int) -> Finding:
     free = shutil.disk_usage(nearest_folder(folder)).free
-    evidence = f"{in_bytes(free)} free at {folder}"
+    evidence = f"{format_bytes(free)} free at {folder}"
     if free >= least_bytes:
         return passed(name, evidence)
-    return warned(name, f"{evidence}; it may need {in_bytes(least_bytes)}", "Free some, or name another volume.")
+    return warned(name, f"{evidence}; it may need {format_bytes(least_bytes)}", "Free some, or name another volume.")
 
 
 def writable(name: str, folder: Path, recommendation: str) -> Finding:
@@ -161,18 +164,18 @@ def write_speed(folder: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) ->
             os.fsync(file.fileno())
         speed = PROBE_BYTES / (time.monotonic() - started)
     except OSError as problem:
-        evidence = f"writing {in_bytes(PROBE_BYTES)} to {folder} failed: {problem.strerror or problem}"
+        evidence = f"writing {format_bytes(PROBE_BYTES)} to {folder} failed: {problem.strerror or problem}"
         return failed(
             "write speed", evidence, "Checkpoints would not be written either: free the volume or name another."
         )
     finally:
         probe.unlink(missing_ok=True)
-    evidence = f"{in_bytes(speed)}/s to {folder}"
+    evidence = f"{format_bytes(speed)}/s to {folder}"
     if speed >= slow_bytes_per_sec:
         return passed("write speed", evidence)
     return warned(
         "write speed",
-        f"{evidence}, below {in_bytes(slow_bytes_per_sec)}/s",
+        f"{evidence}, below {format_bytes(slow_bytes_per_sec)}/s",
         "Put output.root_dir on a faster volume, save less often, or set trainer.async_save to true.",
     )
 

@@ -10,7 +10,8 @@ from llmtrain.config.model import GptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
 from llmtrain.doctor.machine import uses_gpu
 from llmtrain.errors import LlmtrainError
-from llmtrain.findings import Finding, failed, failed_by, in_bytes, passed, warned
+from llmtrain.findings import Finding, failed, failed_by, passed, warned
+from llmtrain.text import format_bytes, one_line
 
 # Of a trained weight, besides itself: its gradient and the optimizer's two averages (adafactor: next to nothing).
 TRAINING_BYTES = {"adamw": 12, "adafactor": 4}
@@ -61,7 +62,7 @@ def count_parameters(config: Config) -> Count:
     except LlmtrainError as error:
         return Count(problem=error)
     except Exception as problem:  # another family's build may not know the meta device
-        return Count(why_not=f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}")
+        return Count(why_not=f"{type(problem).__name__}: {one_line(problem, 200)}")
 
 
 def checkpoint_bytes(config: Config, count: Count) -> int | None:
@@ -76,15 +77,15 @@ def memory(config: Config, count: Count, world_size: int, processes: int) -> Ite
         return
     place = "of each GPU" if is_gpu else "of this machine or container"
     if count.parameters is None:
-        yield passed("memory", f"{in_bytes(limit)} {place}; the need was not counted: {count.why_not}")
+        yield passed("memory", f"{format_bytes(limit)} {place}; the need was not counted: {count.why_not}")
         return
     optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
     shares = world_size if strategy == "fsdp" else 1
     need = (count.weight_bytes + count.trained * TRAINING_BYTES[optimizer]) // shares * (1 if is_gpu else processes)
     evidence = (
-        f"{count.parameters:,} parameters need {in_bytes(need)} "
+        f"{count.parameters:,} parameters need {format_bytes(need)} "
         + (f"in {processes} processes " if processes > 1 and not is_gpu else "")
-        + f"for weights, gradients and {optimizer} (activations come on top), of {in_bytes(limit)} {place}"
+        + f"for weights, gradients and {optimizer} (activations come on top), of {format_bytes(limit)} {place}"
     )
     remedy = "Use a smaller model, trainer.optimizer adafactor, or distributed.strategy fsdp on more nodes or GPUs."
     if need > limit:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.doctor.local import checks_after, own_checks
 from llmtrain.errors import LlmtrainError
-from llmtrain.findings import Finding, in_bytes, is_ok, run_checks
+from llmtrain.findings import Finding, is_ok, run_checks
 from llmtrain.terminal import printable
+from llmtrain.text import format_bytes
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -112,8 +113,8 @@ def allreduce_table(timings: Iterable["Timing"], *, is_terminal: bool) -> str:
         table.add_column(column, no_wrap=True, justify="left" if column == "sum" else "right")
     for timing in timings:
         verdict = Text("wrong", style=COLOURS["fail"]) if timing.wrong_ranks else Text("right", style=COLOURS["pass"])
-        bandwidth = f"{in_bytes(timing.bus_bytes_per_sec)}/s"
-        table.add_row(in_bytes(timing.bytes), f"{1e6 * timing.latency_sec:,.0f} us", bandwidth, verdict)
+        bandwidth = f"{format_bytes(timing.bus_bytes_per_sec)}/s"
+        table.add_row(format_bytes(timing.bytes), f"{1e6 * timing.latency_sec:,.0f} us", bandwidth, verdict)
     return _drawn(table, is_terminal=is_terminal)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from llmtrain.errors import DataError, LlmtrainError, UsageError
 from llmtrain.hub.token import TOKEN_VARIABLES, clean, tokens
+from llmtrain.text import one_line
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOTDIR}
 _DISK |= {errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -42,7 +43,7 @@ def _explain_one(problem: BaseException, what: str, offline_remedy: str) -> Llmt
     # By name, since the library has changed what it talks HTTP with (requests, httpx, httpx2).
     by_http = type(problem).__module__.partition(".")[0] in ("httpx2", "httpx", "requests", "urllib3")
     if by_http or isinstance(problem, ConnectionError | TimeoutError):
-        reason = " ".join(str(problem).split())[:200] or type(problem).__name__
+        reason = one_line(problem, 200) or type(problem).__name__
         return UsageError(f"{what}: the hub cannot be reached: {reason}.", remedy=offline_remedy)
     if isinstance(problem, FileNotFoundError) and problem.filename:
         return DataError(f"{what} lacks a file: {problem.filename}.", remedy="Save or download it again.")

@@ -1,4 +1,4 @@
-"""A trained model, ready for use: of a run, of a peft adapter, or of a plain model directory."""
+"""Loads a trained model: from a run, a peft adapter, or a model directory."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,25 +7,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore, find_checkpoint
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.model import GptSection, HfCausalLmSection
 from llmtrain.config.schema import Config
-from llmtrain.data.tokenizers.tokenizer import Tokenizer, load_saved_tokenizer, load_tokenizer
-from llmtrain.distributed.world import pick_device
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
+from llmtrain.distributed.world import World, pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 from llmtrain.runs.directory import RunDirectory, find_run
-from llmtrain.training.build import GPU_ATTENTION, as_computed, base_sha256, build_adapter
+from llmtrain.runs.summary import config_values
+from llmtrain.training.build import GPU_ATTENTION, autocast_for, base_sha256, build_adapter, with_device_precision
+from llmtrain.training.model import Autocast
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the user named: a run, or an adapter and its base, or a base alone. `model` beside a run or an adapter says
-    where its base model is now."""
+    """What to load: a run, an adapter, or a model. With a run or an adapter, `model` is the path of its base model."""
 
     run: str | None = None
     adapter: str | None = None
@@ -43,50 +46,54 @@ class LoadedModel:
     module: nn.Module
     tokenizer: Tokenizer
     tokenizer_dir: Path | None
-    """Where its chat template may be."""
+    """Directory that may contain a chat template."""
     device: torch.device
     progress: dict[str, Any]
     val_loss: float | None = None
-    """Of these weights, where the run evaluated them."""
+    """Of these weights, if the run evaluated them."""
     base_sha256: str | None = None
     base_path: str | None = None
     is_run: bool = False
-    """Whether a config of ours says how it was trained."""
+    """Whether it was trained by llmtrain, so that `config` is the config of its run."""
+
+    @property
+    def autocast(self) -> Autocast:
+        return autocast_for(self.config, World(device=self.device))
 
 
 def load_model(source: Source, device: str) -> LoadedModel:
     if device not in ("auto", "cpu", "cuda"):
-        raise UsageError(f"--device '{device}' is unknown.", known=("auto", "cpu", "cuda"))
+        raise UsageError(f"--device must be auto, cpu or cuda, got '{device}'.")
     if source.run and source.adapter:
-        raise UsageError("--run and --adapter are two models.", remedy="Give one of them.")
+        raise UsageError("--run and --adapter cannot be combined.", remedy="Pass one of them.")
     if source.run:
         return _load_run(source, pick_device(device))
     if source.adapter or source.model:
         return _load_directory(source, pick_device(device))
-    raise UsageError("No model is named.", remedy="Give --run, --adapter or --model.")
+    raise UsageError("No model was given.", remedy="Pass --run, --adapter or --model.")
 
 
 def _load_run(source: Source, device: torch.device) -> LoadedModel:
     assert source.run
     run = find_run(source.root, source.run)
-    chosen = choose_checkpoint(run, source.checkpoint)
-    chosen.verify()
-    state = chosen.state()
-    config = build_config(Document(str(chosen.path), state["config"]))
+    checkpoint = choose_checkpoint(run, source.checkpoint)
+    checkpoint.verify()
+    state = checkpoint.state()
+    config = build_config(Document(str(checkpoint.path), state["config"]))
     tokenizer = load_saved_tokenizer(run.tokenizer)
     if state.get("tokenizer_sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
         raise CheckpointError(
-            f"{chosen.path} was trained with another tokenizer than the one in {run.tokenizer}.",
-            remedy="Use a newer checkpoint of the run, or put the tokenizer of this one there.",
+            f"{checkpoint.path} was trained with another tokenizer than the one in {run.tokenizer}.",
+            remedy="Use a newer checkpoint of the run, or restore the tokenizer of this one.",
         )
     base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
-    config = _as_used(config, run, base_path, device)
+    config = _inference_config(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)
-    module = _fill(adapter, config, chosen, state.get("base_sha256")).to(device).eval()
-    adapter.examine(module)
+    module = _load_weights(adapter, config, checkpoint, state.get("base_sha256")).to(device).eval()
+    adapter.probe(module)
     return LoadedModel(
         label=run.run_id,
-        step=chosen.step,
+        step=checkpoint.step,
         config=config,
         adapter=adapter,
         module=module,
@@ -94,18 +101,18 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         tokenizer_dir=run.tokenizer,
         device=device,
         progress=state["progress"],
-        val_loss=chosen.val_loss,
+        val_loss=checkpoint.val_loss,
         base_sha256=state.get("base_sha256"),
         base_path=base_path,
         is_run=True,
     )
 
 
-def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: torch.device) -> Config:
-    """The config without what matters in training only. The weights come from the checkpoint, so whatever the run was
-    initialised from need not be there any more, unless they are adapters on it."""
+def _inference_config(config: Config, run: RunDirectory, base_path: str | None, device: torch.device) -> Config:
+    """The config without settings for training. The weights come from the checkpoint, so the model that the run was
+    initialized from may be gone, unless the weights are adapters for it."""
     if not isinstance(config.model, HfCausalLmSection):
-        return as_computed(config.with_values("model", **_random_init(config)), device)
+        return with_device_precision(config.with_values("model", **_random_init(config)), device)
     model = config.model.model_copy(update={"gradient_checkpointing": False, "path": base_path})
     if model.lora is None and run.model_config.is_dir():
         model = model.model_copy(update={"path": str(run.model_config), "revision": None})
@@ -115,15 +122,15 @@ def _as_used(config: Config, run: RunDirectory, base_path: str | None, device: t
         model = model.model_copy(update={"attention": "sdpa"})
     if model.lora and model.lora.quantize and device.type != "cuda":
         model = model.model_copy(update={"lora": model.lora.model_copy(update={"quantize": False})})
-    return as_computed(config.model_copy(update={"model": model}), device)
+    return with_device_precision(config.model_copy(update={"model": model}), device)
 
 
 def _random_init(config: Config) -> dict[str, str]:
     return {"init": "random"} if isinstance(config.model, GptSection) else {}
 
 
-def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:
-    """The module with a checkpoint's weights in it; of a LoRA run they are the adapters, beside the base model's."""
+def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:
+    """The module with the weights of a checkpoint, which in a LoRA run has only the adapters."""
     is_lora = isinstance(config.model, HfCausalLmSection) and config.model.lora is not None
     if is_lora:
         _check_base(adapter, config, recorded)
@@ -133,32 +140,33 @@ def _fill(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorde
         missing, unexpected = module.load_state_dict(stored, strict=False)
     except RuntimeError as problem:
         raise CheckpointError(
-            f"{checkpoint.path} holds another model: {' '.join(str(problem).split())[:300]}"
+            f"{checkpoint.path} contains another model: {' '.join(str(problem).split())[:300]}"
         ) from None
-    own = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    wrong = [*(name for name in missing if name in own), *unexpected]
+    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    wrong = [*(name for name in missing if name in trainable), *unexpected]
     if wrong:
-        raise CheckpointError(f"{checkpoint.path} holds another model: {', '.join(wrong[:3])} differ.")
+        raise CheckpointError(f"{checkpoint.path} contains another model: {', '.join(wrong[:3])} differ.")
     return module
 
 
 def _check_base(adapter: ModelAdapter, config: Config, recorded: str | None) -> None:
-    """Adapters mean nothing on another base, even where the shapes agree."""
+    """Refuse another base model, even one of the same shapes: adapters are useless on it."""
     if recorded is None:
         return
-    found = base_sha256(config, adapter)
-    if found != recorded:
+    actual = base_sha256(config, adapter)
+    if actual != recorded:
         raise DataError(
             f"{getattr(config.model, 'path', None)} is not the base model of this adapter: its SHA-256 is "
-            f"{str(found)[:16]}..., not {recorded[:16]}...",
-            remedy="Give the directory of the base model it was trained on with --model.",
+            f"{str(actual)[:16]}..., "
+            f"expected {recorded[:16]}...",
+            remedy="Pass the base model it was trained on with --model.",
         )
 
 
 def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
     from llmtrain.models.hf.files import read_weights
-    from llmtrain.models.hf.lora import ADAPTER_CONFIG, ORIGIN, is_adapter, load_adapter
+    from llmtrain.models.hf.lora import ADAPTER_CONFIG, BASE_RECORD, is_adapter, load_adapter
 
     base = source.model
     if source.adapter:
@@ -167,22 +175,22 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
             raise UsageError(f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}.")
         base = base or (read_json(folder / ADAPTER_CONFIG) or {}).get("base_model_name_or_path")
     if not base:
-        raise DataError(f"{source.adapter} does not say what model it belongs to.", remedy="Give it with --model.")
+        raise DataError(f"{source.adapter} does not name its base model.", remedy="Pass the base model with --model.")
     document = {"model": {"name": "hf_causal_lm", "path": base}, "data": {"name": "instruct_jsonl", "train_file": "-"}}
     config = build_config(Document("--model", document))
     assert isinstance(config.model, HfCausalLmSection)
-    folder_of_tokenizer = HFCausalLMAdapter.own_tokenizer(config.model)
-    tokenizer = load_tokenizer(folder_of_tokenizer)
+    tokenizer_dir = HFCausalLMAdapter.default_tokenizer(config.model)
+    tokenizer = load_tokenizer(tokenizer_dir)
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
     adapter.config = config.model.model_copy(update={"block_size": adapter.context_length()})
     config = config.model_copy(update={"model": adapter.config})
-    model = read_weights(adapter.folder, adapter.hf_config, adapter.config)
+    model = read_weights(adapter.directory, adapter.hf_config, adapter.config)
     if source.adapter:
         folder = Path(source.adapter).expanduser()
-        _check_base(adapter, config, (read_json(folder / ORIGIN) or {}).get("base_sha256"))
+        _check_base(adapter, config, (read_json(folder / BASE_RECORD) or {}).get("base_sha256"))
         model = load_adapter(model, folder)
     module = CausalLM(model).to(device).eval()
-    adapter.examine(module)
+    adapter.probe(module)
     return LoadedModel(
         label=str(source.adapter or base),
         step=None,
@@ -190,7 +198,7 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         adapter=adapter,
         module=module,
         tokenizer=tokenizer,
-        tokenizer_dir=Path(folder_of_tokenizer),
+        tokenizer_dir=Path(tokenizer_dir),
         device=device,
         progress={},
     )
@@ -199,14 +207,14 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
 def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
     store = CheckpointStore(run.checkpoints)
     if name in ("best", "latest"):
-        found = store.pointed(name)
-        if found:
-            return found
-        found = store.pointed("latest") or store.newest_usable()
-        if found:
-            warn("SAVE", f"run {run.run_id} has no '{name}' checkpoint: {found.path.name} is used")
-            return found
-        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.")
+        checkpoint = store.pointed(name)
+        if checkpoint:
+            return checkpoint
+        checkpoint = store.pointed("latest") or store.newest_usable()
+        if checkpoint:
+            warn("SAVE", f"run {run.run_id} has no '{name}' checkpoint; using {checkpoint.path.name}")
+            return checkpoint
+        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.", remedy=_first_save(run))
     try:
         return find_checkpoint(run.checkpoints / name)
     except CheckpointError:
@@ -214,3 +222,10 @@ def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
         raise CheckpointError(
             f"Run '{run.run_id}' has no checkpoint '{name}'.", known=["best", "latest", *known]
         ) from None
+
+
+def _first_save(run: RunDirectory) -> str:
+    trainer = config_values(run).get("trainer")
+    every = trainer.get("save_every_steps") if isinstance(trainer, dict) else None
+    where = f"at step {every} (trainer.save_every_steps)" if every else "at the end of the epoch or of the run"
+    return f"Wait for the first one, which is saved {where}."

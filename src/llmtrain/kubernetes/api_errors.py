@@ -1,4 +1,4 @@
-"""What a cluster's refusal means, in one sentence with a remedy."""
+"""Refusals of the API server as errors with a remedy."""
 
 import json
 import re
@@ -6,166 +6,185 @@ from dataclasses import dataclass
 
 from llmtrain.config.launch import LaunchSection
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.redact import redact
+from llmtrain.redact import redacted_line
 
-# Who brings kinds that are not part of Kubernetes.
+# What installs the kinds that are not part of Kubernetes.
 OPERATORS = {
     "PyTorchJob": "the Kubeflow Training Operator (v1), https://www.kubeflow.org/docs/components/trainer/legacy-v1",
     "TrainJob": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
     "TrainingRuntime": "the Kubeflow Trainer (v2), https://www.kubeflow.org/docs/components/trainer",
     "JobSet": "JobSet, https://jobset.sigs.k8s.io/docs/installation",
 }
-PARTS = {"exec": "a command in", "log": "the log of", "status": "the status of"}
-QUOTA_REMEDY = "Ask for less (launch.resources, launch.nodes), remove what is not needed, or ask for more quota."
+SUBRESOURCES = {"exec": "exec in", "log": "the log of", "status": "the status of"}
+QUOTA_REMEDY = "Reduce launch.resources or launch.nodes, delete what is not needed, or ask for more quota."
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; `part` of an object is its log, or a command in it."""
+    """A request to the API server, for messages about it."""
 
     verb: str
     api_version: str
     kind: str
     namespace: str | None
     name: str = ""
-    part: str = ""
+    subresource: str = ""
 
     @property
-    def thing(self) -> str:
+    def target(self) -> str:
         where = f" in namespace {self.namespace}" if self.namespace else ""
         whole = f"{self.kind} {self.name}{where}" if self.name else f"{self.kind} objects{where}"
-        return f"{PARTS.get(self.part, self.part)} {whole}" if self.part else whole
+        return f"{SUBRESOURCES.get(self.subresource, self.subresource)} {whole}" if self.subresource else whole
 
 
-class Missing(UsageError):
-    """The cluster has no such kind of object: an operator is not installed."""
+class KindNotFound(UsageError):
+    """The API server does not have this kind: its operator is not installed."""
 
     def __init__(self, request: Request) -> None:
         operator = OPERATORS.get(request.kind)
-        super().__init__(
-            f"This cluster knows no {request.kind} ({request.api_version}).",
-            remedy=f"Install {operator}, or use --kind indexed_job, which needs none."
-            if operator
-            else "Its version is too old, or too new, for this.",
-        )
+        if operator:
+            what = f"The {request.kind} CRD ({request.api_version}) is not installed."
+            remedy = f"Install {operator}, or use --kind indexed_job, which needs no operator."
+        else:
+            what = f"The API server does not have {request.kind} in {request.api_version}."
+            remedy = "Check the version of the cluster."
+        super().__init__(what, remedy=remedy)
 
 
-class NotAllowed(UsageError):
-    """The user may not do that; `right`: a verb and a resource."""
+class Forbidden(UsageError):
+    """Refused by RBAC. `right`: a verb and a resource, as in `kubectl auth can-i`."""
 
     def __init__(self, right: str, namespace: str | None, options: str = "") -> None:
-        place, option = "across the whole cluster", "--all-namespaces"
+        where, option = "in all namespaces", "--all-namespaces"
         if namespace:
-            place, option = f"in namespace {namespace}", f"-n {namespace}"
+            where, option = f"in namespace '{namespace}'", f"-n {namespace}"
         super().__init__(
-            f"You have no right to {right} {place}.",
-            remedy=f"Ask whoever runs the cluster for it (`kubectl auth can-i {right} {option}{options}` shows it), or "
-            "name a --namespace where you have it.",
+            f"Not allowed to {right} {where} (RBAC).",
+            remedy="Ask an administrator for the Role in docs/kubernetes.md#rbac, or use another --namespace. Check: "
+            f"kubectl auth can-i {right} {option}{options}",
         )
 
 
-class AlreadyThere(UsageError):
+class AlreadyExists(UsageError):
     """An object of this name exists."""
 
 
-def explain_refusal(request: Request, status: int, body: str, options: str = "") -> LlmtrainError | None:
-    """The error for an HTTP status of 400 and more; None where the object just is not there. `options`: how the cluster
-    was named, for commands in remedies."""
-    said = _message(body)
-    error = _explain(request, status, said, options)
+def refusal_error(request: Request, status: int, body: str, options: str = "") -> LlmtrainError | None:
+    """The error for an HTTP status of 400 or more; None if just the object does not exist. `options`: command-line
+    options that select the cluster, for remedies."""
+    error = _refusal_error(request, status, _message(body), options)
     if error is not None:
         error.details["status"] = f"HTTP {status}"
     return error
 
 
-def _explain(request: Request, status: int, said: str, options: str) -> LlmtrainError | None:
-    thing = request.thing
+def _refusal_error(request: Request, status: int, message: str, options: str) -> LlmtrainError | None:
+    target = request.target
     if status == 404:
-        if found := re.search(r'namespaces "([^"]+)" not found', said):
-            return UsageError(
-                f"There is no namespace {found[1]}.",
-                remedy=f"Make it (kubectl create namespace {found[1]}{options}), or name another with --namespace.",
-            )
-        # An object that is not there is told in JSON; a kind that is not there is an unknown address.
-        is_unknown_kind = "page not found" in said or "could not find the requested resource" in said
-        return Missing(request) if is_unknown_kind else None
+        return _not_found(request, message, options)
     if status == 401:
         return ClusterError(
-            f"The cluster does not accept your login ({said}).", remedy="Log in again, or name --context."
+            f"The API server rejected the credentials ({message}).", remedy="Log in again, or select another --context."
         )
     if status == 403:
-        return _forbidden(request, said, options)
+        return _forbidden(request, message, options)
     if status == 409 and request.verb == "create":
-        if "being deleted" in said:
-            return AlreadyThere(f"{thing} is still being deleted.", remedy="Wait a moment, then try again.")
-        return AlreadyThere(f"{thing} exists already.", remedy="Give another --name, or go on with it: --resume.")
+        if "being deleted" in message:
+            return AlreadyExists(f"{target} is still being deleted.", remedy="Retry in a moment.")
+        return AlreadyExists(f"{target} already exists.", remedy="Use another --name, or resume it: --resume.")
     if status in (400, 422):
         return UsageError(
-            f"The cluster refuses {thing}: {said}",
-            remedy="Correct the launch section; --dry-run=server asks again without making anything.",
+            f"The API server rejected {target}: {message}",
+            remedy="Correct the launch section, and check it with --dry-run=server.",
         )
     if status == 429 or status >= 500:
-        if "failed calling webhook" in said:
-            return ClusterError(
-                f"{thing} cannot be checked by its operator: {said}", remedy="Is the operator running? Try again soon."
-            )
-        if request.part in ("exec", "log"):  # only its machine can answer that
-            return ClusterError(
-                f"The cluster cannot get at {thing} (HTTP {status}): {said}",
-                remedy="Its machine may be lost: llmtrain why tells. Else try again.",
-            )
-        return ClusterError(f"The cluster fails at {request.verb} {thing} (HTTP {status}): {said}", remedy="Try again.")
+        return _server_error(request, status, message)
     return ClusterError(
-        f"The cluster refuses to {request.verb} {thing} (HTTP {status}): {said}", remedy="Look at it, and try again."
+        f"The API server refused to {request.verb} {target} (HTTP {status}): {message}", remedy="Retry."
     )
 
 
-def _forbidden(request: Request, said: str, options: str) -> UsageError:
-    if "exceeded quota" in said:
+def _not_found(request: Request, message: str, options: str) -> LlmtrainError | None:
+    if missing := re.search(r'namespaces "([^"]+)" not found', message):
         return UsageError(
-            f"{request.thing} would exceed a quota: {quota(said)}",
-            remedy=QUOTA_REMEDY,
+            f"Namespace {missing[1]} does not exist.",
+            remedy=f"Create it (kubectl create namespace {missing[1]}{options}), or use another --namespace.",
         )
-    if "violates PodSecurity" in said:
+    # A missing object is reported as JSON; for an unknown kind the URL itself does not exist.
+    is_unknown_kind = "page not found" in message or "could not find the requested resource" in message
+    return KindNotFound(request) if is_unknown_kind else None
+
+
+def _server_error(request: Request, status: int, message: str) -> ClusterError:
+    if "failed calling webhook" in message:
+        return ClusterError(
+            f"The admission webhook for {request.target} failed: {message}",
+            remedy="Check that the operator is running, and retry.",
+        )
+    if request.subresource in ("exec", "log"):  # the API server asks the kubelet for these
+        return ClusterError(
+            f"The API server cannot reach {request.target} (HTTP {status}): {message}",
+            remedy="The node may be unreachable: check with llmtrain why, and retry.",
+        )
+    return ClusterError(
+        f"The API server failed to {request.verb} {request.target} (HTTP {status}): {message}", remedy="Retry."
+    )
+
+
+def _forbidden(request: Request, message: str, options: str) -> UsageError:
+    if (refused := admission_error(request.target, request.namespace, message)) is not None:
+        return refused
+    if "attempting to grant RBAC permissions not currently held" in message:
         return UsageError(
-            f"The namespace's security rules refuse {request.thing}: {said}",
-            remedy="Pods pass `restricted` with launch.security: restricted, the default. Leave out what was added to "
-            "them, or name another --namespace.",
+            f"Not allowed to create {request.target}: it grants permissions that you do not have (RBAC).",
+            remedy="Ask an administrator to run this command, or to grant you those permissions.",
         )
-    if "attempting to grant RBAC permissions not currently held" in said:
+    if "is being terminated" in message:
         return UsageError(
-            f"You may not make {request.thing}: it gives rights that you do not have yourself.",
-            remedy="Nobody can give more than they have. Ask whoever runs the cluster to do this, or for those rights.",
+            f"Namespace {request.namespace} is being deleted.", remedy="Wait, or use another --namespace."
         )
-    if "is being terminated" in said:
-        return UsageError(f"Namespace {request.namespace} is being deleted.", remedy="Wait, or name --namespace.")
-    if "cannot " in said and "User" in said:
-        found = re.search(r'cannot (\w+) resource "([^"]+)"', said)
+    if "cannot " in message and "User" in message:
+        found = re.search(r'cannot (\w+) resource "([^"]+)"', message)
         right = f"{found[1]} {found[2]}" if found else f"{request.verb} {request.kind}"
-        return NotAllowed(right, request.namespace, options)
+        return Forbidden(right, request.namespace, options)
     return UsageError(
-        f"The cluster forbids {request.thing}: {said}",
-        remedy="Ask whoever runs the cluster for the rule behind it, or name another --namespace.",
+        f"The API server forbids {request.target}: {message}",
+        remedy="Ask an administrator for the reason, or use another --namespace.",
     )
 
 
-def security_remedy(launch: LaunchSection) -> str:
-    """What to change where the namespace's Pod Security refuses the pods."""
-    if launch.security != "restricted":
-        return f"Leave out launch.security: {launch.security}, or use a namespace that allows it"
-    if launch.pytorch_master:
-        return "Leave launch.pytorch_master off: beside a Master the operator adds a container that breaks them"
-    return "Use another namespace, or the pods as llmtrain makes them: all kinds pass `restricted`"
+def admission_error(
+    target: str, namespace: str | None, message: str, launch: LaunchSection | None = None
+) -> UsageError | None:
+    """The error for objects or pods that a quota or Pod Security refuses; None if `message` is about something else.
+    `launch`: the launch section that the pods come from, for a more precise remedy."""
+    if "exceeded quota" in message:
+        return UsageError(f"A quota of namespace {namespace} refuses {target}: {quota(message)}", remedy=QUOTA_REMEDY)
+    if "violates PodSecurity" in message:
+        return UsageError(
+            f"Pod Security of namespace {namespace} refuses {target}: {one_line(message)}",
+            remedy=_security_remedy(launch),
+        )
+    return None
 
 
-def quota(said: str) -> str:
-    """`exceeded quota: q, requested: pods=2, used: pods=1, limited: pods=2` without the rest of the sentence."""
-    found = re.search(r"exceeded quota: (.*)", said)
-    return one_line(found[1] if found else said)
+def _security_remedy(launch: LaunchSection | None) -> str:
+    """What to change if Pod Security refuses the pods."""
+    if launch is not None and launch.security != "restricted":
+        return f"Remove launch.security: {launch.security}, or use a namespace that allows it."
+    if launch is not None and launch.pytorch_master:
+        return "Disable launch.pytorch_master: with a Master the operator adds an init container that is not allowed."
+    return "Use another --namespace, or launch.security: restricted (the default), which passes with every --kind."
+
+
+def quota(message: str) -> str:
+    """The part of `exceeded quota: q, requested: pods=2, used: pods=1, limited: pods=2` after the colon."""
+    found = re.search(r"exceeded quota: (.*)", message)
+    return one_line(found[1] if found else message)
 
 
 def one_line(problem: object) -> str:
-    return redact(" ".join(str(problem).split()))[:500]
+    return redacted_line(problem, 500)
 
 
 def _message(body: str) -> str:

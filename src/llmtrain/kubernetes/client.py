@@ -1,22 +1,19 @@
-"""The cluster: the only file that imports the Kubernetes client (extra `k8s`).
+"""Cluster: requests to the API server, with plain dictionaries as in manifests.
 
-The client reads the kubeconfig, logs in and holds the connections; what is sent are plain dictionaries, as in the
-manifests. Whatever goes wrong comes out as one of our errors: a ClusterError when the cluster cannot be reached or does
-not answer, a UsageError when it says no.
+The Kubernetes client (extra `k8s`) reads the kubeconfig, authenticates and pools connections. Every failure is raised
+as a ClusterError (the API server is unreachable or does not answer) or as a UsageError (it refused the request).
 """
 
 import json
-import logging
-import shlex
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import Missing, NotAllowed, Request, explain_refusal, one_line
+from llmtrain.kubernetes.api_errors import Forbidden, KindNotFound, Request, one_line, refusal_error
 from llmtrain.kubernetes.exec import MESSAGE_BYTES, STDOUT, PodProcess, connect_within
+from llmtrain.kubernetes.kubeconfig import load_connection
 from llmtrain.kubernetes.server_clock import note_date
 
 Object = dict[str, Any]
@@ -24,12 +21,12 @@ Labels = dict[str, str | None]
 
 CONNECT_SEC = 5.0
 ANSWER_SEC = 60.0
-EXEC_SEC = 45.0  # to start a command in a pod: the API server gives up on a lost machine after 30 s, and says so
-GLIMPSE_SEC = 5.0  # for the end of a log: asked of machines that may be lost, by people who wait
-SILENCE_SEC = 120.0  # of a log that is followed: whoever follows it goes on where it was
+EXEC_SEC = 45.0  # to start a command in a pod: for an unreachable node the API server reports an error after 30 s
+TAIL_SEC = 5.0  # to read the last lines of a log: a user is waiting, and the node may be unreachable
+FOLLOW_SEC = 120.0  # without output of a followed log; the caller then reconnects
 FIELD_MANAGER = "llmtrain"
 NODE_LOST = "NodeLost"
-"""Why a pod has failed that we gave up."""
+"""Status reason of a pod that llmtrain marked as failed because its node is unreachable."""
 PLURALS = {
     "ConfigMap": "configmaps",
     "Deployment": "deployments",
@@ -55,7 +52,6 @@ PLURALS = {
     "TrainingRuntime": "trainingruntimes",
     "Workload": "workloads",
 }
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class Cluster:
@@ -63,57 +59,27 @@ class Cluster:
         from kubernetes import client
 
         self.name = name
-        """The context it was reached by, for people."""
+        """The context, for messages."""
         self.namespace = namespace
-        """Where commands look unless told otherwise."""
+        """The default namespace."""
         self.options = options
-        """How it was named on the command line, for hints that can be typed."""
+        """Command-line options that select the cluster, for commands in messages."""
         self._settings = settings
         self._pool = client.ApiClient(settings).rest_client.pool_manager
 
     @classmethod
     def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> "Cluster":
-        """By a kubeconfig (the one given, $KUBECONFIG, ~/.kube/config), or, inside a pod, by its service account.
-        Nothing is asked yet."""
-        try:
-            from kubernetes import client, config
-        except ImportError:
-            raise UsageError(
-                "The Kubernetes client is not installed.", remedy="Install the extra: pip install 'llmtrain[k8s]'."
-            ) from None
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # we say ourselves what went wrong
-        settings = client.Configuration()
-        settings.keep_alive = True
-        try:
-            contexts, current = _contexts(kubeconfig)
-        except config.ConfigException as problem:
-            if kubeconfig is None and context is None and (_ACCOUNT / "token").exists():
-                config.load_incluster_config(settings)
-                return cls(settings, "the cluster of this pod", (_ACCOUNT / "namespace").read_text().strip())
-            raise UsageError(
-                f"No cluster is known: {one_line(problem)}", remedy="Name a kubeconfig with --kubeconfig or KUBECONFIG."
-            ) from None
-        except Exception as problem:  # what a YAML reader says
-            raise UsageError(f"The kubeconfig cannot be read: {one_line(problem)}") from None
-        name = context or current
-        if name not in contexts:
-            what = f"The kubeconfig has no context '{name}'." if name else "The kubeconfig names no current context."
-            raise UsageError(what, known=contexts, remedy="Name one with --context.")
-        try:
-            config.load_kube_config(kubeconfig, name, settings)
-        except Exception as problem:  # certificates that are no files, log-in programs that fail
-            raise UsageError(f"The context {name} cannot be used: {one_line(problem)}") from None
-        given = {"--kubeconfig": kubeconfig, "--context": context}
-        options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
-        return cls(settings, name, contexts[name].get("namespace") or "default", options)
+        """Sends no request yet."""
+        connection = load_connection(kubeconfig, context)
+        return cls(connection.settings, connection.name, connection.namespace, connection.options)
 
     def place(self, namespace: str) -> str:
-        """The options that lead there again: every command that a message names ends with them, llmtrain's and
-        kubectl's, which has the same ones."""
+        """Command-line options that select this cluster and namespace, for commands in messages: llmtrain and kubectl
+        have the same ones."""
         return ("" if namespace == self.namespace else f" -n {namespace}") + self.options
 
     def get(self, api_version: str, kind: str, name: str, namespace: str | None) -> Object | None:
-        """An object, or None where there is none of that name. No namespace: one of the cluster as a whole."""
+        """An object, or None if it does not exist. `namespace` None: a cluster-scoped object."""
         return self._json(Request("get", api_version, kind, namespace, name))
 
     def find(
@@ -124,7 +90,7 @@ class Cluster:
         labels: Labels | None = None,
         fields: dict[str, str] | None = None,
     ) -> list[Object]:
-        """Objects of a namespace, or of all. A label without a value: whatever its value."""
+        """Objects of a namespace, or of all namespaces. A label whose value is None must exist."""
         query = {
             "labelSelector": ",".join(
                 key if value is None else f"{key}={value}" for key, value in (labels or {}).items()
@@ -132,58 +98,58 @@ class Cluster:
             "fieldSelector": ",".join(f"{key}={value}" for key, value in (fields or {}).items()),
         }
         found = self._json(Request("list", api_version, kind, namespace), query) or {}
-        # The items of a list do not say again what they are.
+        # The items of a list have no apiVersion and kind.
         return [{"apiVersion": api_version, "kind": kind, **item} for item in found.get("items") or []]
 
     def create(self, manifest: Object, dry_run: bool = False) -> Object:
-        """Make an object; a field it does not have is an error. `dry_run`: the server checks it and keeps nothing."""
+        """Create an object; unknown fields are an error. `dry_run`: the API server validates it without storing it."""
         meta = manifest["metadata"]
         query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict", "dryRun": "All" if dry_run else ""}
         request = Request("create", manifest["apiVersion"], manifest["kind"], meta.get("namespace"), meta["name"])
-        made = self._json(request, query, manifest)
-        if made is None:
-            raise Missing(request)
-        return made
+        created = self._json(request, query, manifest)
+        if created is None:
+            raise KindNotFound(request)
+        return created
 
     def check_right(self, verb: str, manifest: Object) -> None:
-        """Refused where we may not do that with such an object: asked before changes that cannot be taken back."""
+        """Raise Forbidden if the user lacks this permission; called before changes that cannot be undone."""
         version, kind, namespace = manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"]
         group = version.rpartition("/")[0]
-        asked = {"verb": verb, "group": group, "resource": PLURALS[kind], "namespace": namespace}
+        attributes = {"verb": verb, "group": group, "resource": PLURALS[kind], "namespace": namespace}
         request = Request("create", "authorization.k8s.io/v1", "SelfSubjectAccessReview", None)
-        review = {"apiVersion": request.api_version, "kind": request.kind, "spec": {"resourceAttributes": asked}}
+        review = {"apiVersion": request.api_version, "kind": request.kind, "spec": {"resourceAttributes": attributes}}
         try:
             answer = self._json(request, body=review)
-        except UsageError:  # not everywhere may one ask: trying tells
+        except UsageError:  # access reviews may be forbidden; the change itself will tell
             return
         if answer is not None and not answer["status"].get("allowed"):
-            raise NotAllowed(f"{verb} {PLURALS[kind]}", namespace, self.options)
+            raise Forbidden(f"{verb} {PLURALS[kind]}", namespace, self.options)
 
     def patch(self, api_version: str, kind: str, name: str, namespace: str, change: Object) -> Object | None:
-        """Merge a change into an object; None where there is none."""
+        """Apply a JSON merge patch; None if the object does not exist."""
         request = Request("patch", api_version, kind, namespace, name)
         return self._json(request, {"fieldManager": FIELD_MANAGER}, change)
 
-    def give_up_pod(self, name: str, namespace: str, uid: str, why: str) -> bool:
-        """Mark a pod as failed in place of its machine, which cannot any more, then remove it. False where it is gone,
-        or another has its name by now."""
-        status = {"phase": "Failed", "reason": NODE_LOST, "message": why}
+    def fail_pod(self, name: str, namespace: str, uid: str, message: str) -> bool:
+        """Mark a pod as failed on behalf of its unreachable node, then delete it. False if it does not exist any more,
+        or if another pod has its name."""
+        status = {"phase": "Failed", "reason": NODE_LOST, "message": message}
         try:
             marked = self._json(
                 Request("patch", "v1", "Pod", namespace, name, "status"),
                 body={"metadata": {"uid": uid}, "status": status},
             )
-            was_there = self.delete("v1", "Pod", name, namespace, grace_sec=0, uid=uid)
+            was_deleted = self.delete("v1", "Pod", name, namespace, grace_sec=0, uid=uid)
         except LlmtrainError as problem:
             if problem.details.get("status") == "HTTP 409":
                 return False
             raise
-        return marked is not None or was_there
+        return marked is not None or was_deleted
 
-    def note_on_pod(self, name: str, namespace: str, uid: str, notes: dict[str, str]) -> None:
-        """Annotations, by way of the status: the right to that cannot change what a pod runs."""
+    def annotate_pod(self, name: str, namespace: str, uid: str, annotations: dict[str, str]) -> None:
+        """Annotate through the status subresource: the permission for that does not allow changing the pod's spec."""
         request = Request("patch", "v1", "Pod", namespace, name, "status")
-        self._json(request, body={"metadata": {"uid": uid, "annotations": notes}})
+        self._json(request, body={"metadata": {"uid": uid, "annotations": annotations}})
 
     def delete(
         self,
@@ -195,8 +161,8 @@ class Cluster:
         uid: str | None = None,
         resource_version: str | None = None,
     ) -> bool:
-        """Remove an object and, in the background, what belongs to it. False where there was none. `uid`: only that
-        very one; `resource_version`: only as it was then."""
+        """Delete an object, and its dependents in the background. False if it does not exist. `uid` and
+        `resource_version` are preconditions."""
         options: Object = {"propagationPolicy": "Background"}
         options |= {"gracePeriodSeconds": grace_sec} if grace_sec is not None else {}
         options |= {"preconditions": {"uid": uid}} if uid is not None else {}
@@ -216,8 +182,8 @@ class Cluster:
         since: str | None = None,
         timestamps: bool = False,
     ) -> Iterator[str]:
-        """Lines of a container's log; none where it has not started or is gone. `since`: a time as Kubernetes writes
-        it."""
+        """Lines of a container's log; none if it has not started or does not exist any more. `since`: an RFC 3339
+        time."""
         query = {
             "container": container,
             "tailLines": "" if tail is None else str(tail),
@@ -228,10 +194,10 @@ class Cluster:
         }
         request = Request("get", "v1", "Pod", namespace, pod, "log")
         try:
-            patience = SILENCE_SEC if follow else ANSWER_SEC if tail is None else GLIMPSE_SEC
-            response = self._send(request, query, None, patience)
+            timeout_sec = FOLLOW_SEC if follow else ANSWER_SEC if tail is None else TAIL_SEC
+            response = self._send(request, query, None, timeout_sec)
         except UsageError as refused:
-            if refused.details.get("status") == "HTTP 400":  # it waits to start, or there is no previous one
+            if refused.details.get("status") == "HTTP 400":  # it has not started, or there is no previous container
                 return
             raise
         if response is None:
@@ -240,45 +206,45 @@ class Cluster:
             yield from _lines(response, request, self.name)
 
     def run(self, pod: str, namespace: str, container: str, command: list[str]) -> Iterator[bytes]:
-        """What a command in a pod writes to standard output, as it comes. Ends in an error if the command fails."""
-        complaint = b""
+        """Standard output of a command in a pod, streamed. Raises an error if the command fails."""
+        errors = b""
         with closing(self.start(pod, namespace, container, command)) as process:
             for channel, data in process.output():
                 if channel == STDOUT:
                     yield data
                 else:
-                    complaint = (complaint + data)[-MESSAGE_BYTES:]
-        process.check(complaint)
+                    errors = (errors + data)[-MESSAGE_BYTES:]
+        process.check(errors)
 
     def start(self, pod: str, namespace: str, container: str, command: list[str], stdin: bool = False) -> PodProcess:
-        """A command in a pod."""
+        """Start a command in a pod."""
         from kubernetes.stream.ws_client import create_websocket
 
         found = self.get("v1", "Pod", pod, namespace)
         if found is None or found.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-            raise ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
+            raise ClusterError(f"Pod {pod} does not exist in namespace {namespace} any more.")
         request = Request("create", "v1", "Pod", namespace, pod, "exec")
-        words = [("container", container), ("stdout", "true"), ("stderr", "true")]
-        words += [("stdin", "true")] if stdin else []
-        words += [("command", word) for word in command]
+        query = [("container", container), ("stdout", "true"), ("stderr", "true")]
+        query += [("stdin", "true")] if stdin else []
+        query += [("command", word) for word in command]
         host = "ws" + self._settings.host.removeprefix("http")
         try:
             headers = {row["key"].lower(): row["value"] for row in self._settings.auth_settings().values()}
-            address = f"{host}{_path(request)}?{urlencode(words)}"
+            address = f"{host}{_path(request)}?{urlencode(query)}"
             socket = connect_within(EXEC_SEC, lambda: create_websocket(self._settings, address, headers))
             socket.settimeout(ANSWER_SEC)
         except Exception as problem:
             status = getattr(problem, "status_code", None)
             if isinstance(status, int) and status >= 400:
                 body = getattr(problem, "resp_body", None) or b""
-                gone = ClusterError(f"There is no pod {pod} in namespace {namespace} any more.")
-                raise explain_refusal(request, status, body.decode("utf-8", "replace"), self.options) or gone from None
+                gone = ClusterError(f"Pod {pod} does not exist in namespace {namespace} any more.")
+                raise refusal_error(request, status, body.decode("utf-8", "replace"), self.options) or gone from None
             raise self._unreachable(problem) from None
         return PodProcess(socket, pod, self._unreachable)
 
     def usage(self, namespace: str, labels: Labels) -> dict[str, dict[str, dict[str, str]]] | None:
-        """What containers use now: pod -> container -> {"cpu": ..., "memory": ...}, as quantities. None where the
-        cluster does not measure that, or not for us."""
+        """Current usage: pod -> container -> {"cpu": ..., "memory": ...}, as quantities. None if the metrics API is not
+        installed or not allowed."""
         try:
             rows = self.find("metrics.k8s.io/v1beta1", "PodMetrics", namespace, labels)
         except LlmtrainError:
@@ -294,20 +260,20 @@ class Cluster:
         try:
             found = json.loads(response.read())
         except ValueError:
-            raise self._no_api_server() from None
-        except Exception as problem:  # the line broke
+            raise self._not_an_api_server() from None
+        except Exception as problem:  # the connection was lost
             raise self._unreachable(problem) from None
-        if not _is_answer(request, found):
-            raise self._no_api_server()
+        if not _is_api_object(request, found):
+            raise self._not_an_api_server()
         return found  # type: ignore[no-any-return]
 
-    def _send(self, request: Request, query: dict[str, str], body: Object | None, patience_sec: float) -> Any:
-        """The answer to a request, unread; None where the object is not there."""
+    def _send(self, request: Request, query: dict[str, str], body: Object | None, timeout_sec: float) -> Any:
+        """The response, not read yet; None if the object does not exist."""
         import urllib3
 
         method = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}[request.verb]
-        words = urlencode({key: value for key, value in query.items() if value})
-        url = f"{self._settings.host}{_path(request)}{'?' + words if words else ''}"
+        parameters = urlencode({key: value for key, value in query.items() if value})
+        url = f"{self._settings.host}{_path(request)}{'?' + parameters if parameters else ''}"
         headers = {"Accept": "application/json, */*", "User-Agent": "llmtrain"}
         headers["Content-Type"] = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
@@ -318,7 +284,7 @@ class Cluster:
                 url,
                 body=None if body is None else json.dumps(body),
                 headers=headers,
-                timeout=urllib3.Timeout(connect=CONNECT_SEC, read=patience_sec),
+                timeout=urllib3.Timeout(connect=CONNECT_SEC, read=timeout_sec),
                 retries=urllib3.Retry(1 if method == "GET" else 0, redirect=0, status=0, raise_on_status=False),
                 preload_content=False,
             )
@@ -326,55 +292,37 @@ class Cluster:
             if response.status < 400:
                 return response
             text = response.read().decode("utf-8", "replace")
-        except Exception as problem:  # urllib3 raises many kinds, log-in programs any
+        except Exception as problem:  # urllib3 raises many types, credential plugins any
             raise self._unreachable(problem) from None
-        refused = explain_refusal(request, response.status, text, self.options)
+        refused = refusal_error(request, response.status, text, self.options)
         if refused is None:
             return None
         raise refused
 
-    def _no_api_server(self) -> ClusterError:
+    def _not_an_api_server(self) -> ClusterError:
         return ClusterError(
-            f"{self._settings.host} (context {self.name}) does not answer like a Kubernetes API server.",
-            remedy="Check the server's address in the kubeconfig, and whether a proxy answers in its place. Another "
-            "context is named by --context.",
+            f"{self._settings.host} (context {self.name}) is not a Kubernetes API server.",
+            remedy="Check the server URL in the kubeconfig and whether a proxy answers instead, or select another "
+            "--context.",
         )
 
     def _unreachable(self, problem: Exception) -> ClusterError:
         reason = getattr(problem, "reason", None) or problem
         return ClusterError(
-            f"The cluster of context {self.name} ({self._settings.host}) does not answer: {one_line(reason)}",
-            remedy=f"Is it up, and does `kubectl get nodes{self.options}` reach it from here? Another context is named "
-            "by --context.",
+            f"Unable to connect to the cluster of context {self.name} ({self._settings.host}): {one_line(reason)}",
+            remedy=f"Check `kubectl get nodes{self.options}`, or select another --context.",
         )
 
 
-def _contexts(kubeconfig: str | None) -> tuple[dict[str, Object], str | None]:
-    """Contexts by name, and the current one. The client's own list wants a current one to be there."""
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
-
-    from kubernetes import config
-
-    merged = KubeConfigMerger(kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION).config
-    if merged is None:
-        raise config.ConfigException("there is no kubeconfig")
-    # Of several files, some parts are wrapped once more.
-    values = getattr(merged, "value", merged)
-    listed = getattr(values.get("contexts"), "value", values.get("contexts")) or []
-    rows = [getattr(row, "value", row) for row in listed]
-    contexts = {row["name"]: getattr(row.get("context"), "value", row.get("context")) or {} for row in rows}
-    return contexts, values.get("current-context")
-
-
-def _is_answer(request: Request, found: object) -> bool:
-    """Whether an API server would say that: an object, or a list of objects."""
+def _is_api_object(request: Request, found: object) -> bool:
+    """Whether a response is an object or a list of objects, as an API server sends them."""
     if not isinstance(found, dict):
         return False
-    if request.verb == "delete":  # it may answer with a Status
+    if request.verb == "delete":  # the response may be a Status
         return bool(found)
     if request.verb != "list":
-        part = "status" if request.kind == "SelfSubjectAccessReview" else "metadata"
-        return isinstance(found.get(part), dict)
+        field = "status" if request.kind == "SelfSubjectAccessReview" else "metadata"
+        return isinstance(found.get(field), dict)
     items = found.get("items", ())
     return items is None or (
         isinstance(items, list)
@@ -384,22 +332,22 @@ def _is_answer(request: Request, found: object) -> bool:
 
 def _path(request: Request) -> str:
     group = "/api/v1" if request.api_version == "v1" else f"/apis/{request.api_version}"
-    place = f"/namespaces/{quote(request.namespace)}" if request.namespace is not None else ""
-    is_inside = request.part or request.verb != "create"
-    name = f"/{quote(request.name)}" if request.name and is_inside else ""
-    part = f"/{request.part}" if request.part else ""
-    return f"{group}{place}/{PLURALS[request.kind]}{name}{part}"
+    namespace = f"/namespaces/{quote(request.namespace)}" if request.namespace is not None else ""
+    has_name = request.name and (request.subresource or request.verb != "create")
+    name = f"/{quote(request.name)}" if has_name else ""
+    subresource = f"/{request.subresource}" if request.subresource else ""
+    return f"{group}{namespace}/{PLURALS[request.kind]}{name}{subresource}"
 
 
 def _lines(response: Any, request: Request, cluster: str) -> Iterator[str]:
     rest = b""
     try:
-        for piece in response.stream(amt=2**14):
-            *whole, rest = (rest + piece).split(b"\n")
-            yield from (line.decode("utf-8", "replace") for line in whole)
+        for chunk in response.stream(amt=2**14):
+            *lines, rest = (rest + chunk).split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in lines)
     except GeneratorExit:
         raise
     except Exception as problem:
-        raise ClusterError(f"The log of {request.name} broke off ({cluster}): {one_line(problem)}") from None
+        raise ClusterError(f"Reading the log of {request.name} failed ({cluster}): {one_line(problem)}") from None
     if rest:
         yield rest.decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""A command in a pod, over a websocket of the API server: what it writes, what it is sent, how it ended.
+"""A command in a pod over a websocket of the API server (kubectl exec).
 
-Not by the client's own `stream`, which keeps all that was ever read in memory, reads on without an end while more
-comes, takes Ctrl-C for an error and does not say why it was refused.
+The client's own `stream` is not used: it keeps all output in memory, does not return while output keeps coming, treats
+Ctrl-C as an error and hides why a request was refused.
 """
 
 import json
@@ -13,24 +13,24 @@ from typing import Any
 
 from llmtrain.errors import ClusterError
 
-STDIN, STDOUT, STDERR, _VERDICT = 0, 1, 2, 3
-MESSAGE_BYTES = 2**16  # of what a command complains about, the end is kept
+STDIN, STDOUT, STDERR, _STATUS = 0, 1, 2, 3  # channels of the protocol
+MESSAGE_BYTES = 2**16  # kept from the end of standard error
 
 
 class PodProcess:
-    def __init__(self, websocket: Any, pod: str, explain: Callable[[Exception], ClusterError]) -> None:
-        self._socket, self._pod, self._explain = websocket, pod, explain
-        self._verdict = b""
+    def __init__(self, websocket: Any, pod: str, to_error: Callable[[Exception], ClusterError]) -> None:
+        self._socket, self._pod, self._to_error = websocket, pod, to_error
+        self._status = b""
 
     def output(self) -> Iterator[tuple[int, bytes]]:
-        """What it writes as it comes: STDOUT or STDERR, and bytes. After that, `exit_code` is known."""
+        """(STDOUT or STDERR, bytes), streamed. Afterwards `exit_code` is known."""
         from websocket import ABNF
 
         while True:
             try:
                 code, frame = _next_frame(self._socket)
-            except Exception as problem:  # the websocket's own, and the operating system's
-                raise self._explain(problem) from None
+            except Exception as problem:  # of the websocket library, or an OSError
+                raise self._to_error(problem) from None
             if code == ABNF.OPCODE_CLOSE:
                 return
             data = frame.data if code in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) else b""
@@ -38,55 +38,53 @@ class PodProcess:
                 continue
             if data[0] in (STDOUT, STDERR):
                 yield data[0], data[1:]
-            elif data[0] == _VERDICT:
-                self._verdict = (self._verdict + data[1:])[-MESSAGE_BYTES:]
+            elif data[0] == _STATUS:
+                self._status = (self._status + data[1:])[-MESSAGE_BYTES:]
 
     def write(self, data: bytes) -> None:
-        """To its standard input, which it must have been given."""
+        """Write to standard input, which must have been requested."""
         try:
             self._socket.send_binary(bytes([STDIN]) + data)
         except Exception as problem:
-            raise self._explain(problem) from None
+            raise self._to_error(problem) from None
 
     @property
     def exit_code(self) -> int:
-        said = self._said()
-        if said.get("status") == "Success":
+        status = self._read_status()
+        if status.get("status") == "Success":
             return 0
-        causes = (said.get("details") or {}).get("causes") or []
+        causes = (status.get("details") or {}).get("causes") or []
         code = next((row.get("message") for row in causes if row.get("reason") == "ExitCode"), None)
-        if code is None:  # it could not even be started
-            raise ClusterError(f"A command in {self._pod} failed: {said.get('message')}")
+        if code is None:  # it was not started
+            raise ClusterError(f"A command in pod {self._pod} failed: {status.get('message')}")
         return int(code)
 
-    def check(self, complaint: bytes) -> None:
-        """An error where the command failed, in its own last words."""
-        if self._said().get("status") != "Success":
-            words = complaint.decode("utf-8", "replace").strip().splitlines()
-            raise ClusterError(
-                f"A command in {self._pod} failed: {words[-1] if words else self._said().get('message')}"
-            )
+    def check(self, errors: bytes) -> None:
+        """Raise an error with the last line of `errors` (standard error) if the command failed."""
+        status = self._read_status()
+        if status.get("status") != "Success":
+            lines = errors.decode("utf-8", "replace").strip().splitlines()
+            raise ClusterError(f"A command in pod {self._pod} failed: {lines[-1] if lines else status.get('message')}")
 
     def close(self) -> None:
-        """At once: to close politely would read on what still comes. Another thread may be waiting for more: a socket
-        that is only closed would not wake it."""
+        """Close at once: a closing handshake would read all remaining output. The socket is shut down first, because
+        closing alone does not wake a thread that waits for data."""
         open_socket = self._socket.sock
         if open_socket is not None:
             with suppress(OSError):
                 socket.socket.shutdown(open_socket, socket.SHUT_RDWR)
         self._socket.shutdown()
 
-    def _said(self) -> dict[str, Any]:
+    def _read_status(self) -> dict[str, Any]:
         try:
-            return dict(json.loads(self._verdict))
+            return dict(json.loads(self._status))
         except ValueError:
-            raise ClusterError(f"The connection to {self._pod} broke off.", remedy="Try again.") from None
+            raise ClusterError(f"The connection to pod {self._pod} was lost.", remedy="Retry.") from None
 
 
 def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
-    """The connection that `connect` makes, or a TimeoutError. In a thread: the client sets no deadline, and takes
-    none."""
-    made: list[Any] = []
+    """The result of `connect`, or a TimeoutError. In a thread, because the client has no timeout for this."""
+    connected: list[Any] = []
     failed: list[BaseException] = []
     lock, is_late = threading.Lock(), False
 
@@ -97,7 +95,7 @@ def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
             failed.append(problem)
             return
         with lock:
-            made.append(connection)
+            connected.append(connection)
             if is_late:
                 connection.shutdown()
 
@@ -105,16 +103,16 @@ def connect_within(seconds: float, connect: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(seconds)
     with lock:
-        is_late = not made and not failed
+        is_late = not connected and not failed
     if failed:
         raise failed[0]
     if is_late:
         raise TimeoutError(f"no connection within {seconds:.0f} s")
-    return made[0]
+    return connected[0]
 
 
 def _next_frame(websocket: Any) -> Any:
-    """Of a websocket that may be silent for long, but answers when it is asked whether it is still there."""
+    """The next frame. A command may be silent for long, so a timeout is only an error if a ping is not answered."""
     from websocket import WebSocketTimeoutException
 
     try:

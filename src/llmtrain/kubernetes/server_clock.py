@@ -1,21 +1,21 @@
-"""The time as the API server has it. Ages of what a cluster says are taken by its clock: the caller's may be wrong."""
+"""The time of the API server, which ages of objects are computed with: the local clock may be wrong."""
 
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
-AGREE_SEC = 2.0  # the header has whole seconds, and the answer was on its way
+TOLERANCE_SEC = 2.0  # the header has whole seconds, and the response takes time
 _ahead = timedelta()
 
 
 def note_date(header: str | None) -> None:
-    """The `Date` header of an answer that has just come."""
-    global _ahead  # a process talks to one cluster
+    """Compare the local clock with the `Date` header of a response that has just arrived."""
+    global _ahead  # a process uses one cluster
     try:
         ahead = parsedate_to_datetime(header or "") - datetime.fromtimestamp(time.time(), UTC)
-    except (ValueError, TypeError):  # a proxy may leave it out
+    except (ValueError, TypeError):  # a proxy may drop it
         return
-    _ahead = ahead if abs(ahead.total_seconds()) > AGREE_SEC else timedelta()
+    _ahead = ahead if abs(ahead.total_seconds()) > TOLERANCE_SEC else timedelta()
 
 
 def server_now() -> datetime:
@@ -23,5 +23,5 @@ def server_now() -> datetime:
 
 
 def seconds_since(stamp: str) -> float:
-    """Of a time as Kubernetes writes it; never negative."""
+    """Age of an RFC 3339 time stamp; never negative."""
     return max(0.0, (server_now() - datetime.fromisoformat(stamp)).total_seconds())

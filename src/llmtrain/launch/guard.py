@@ -1,5 +1,5 @@
-"""The guard of a namespace: one small pod that keeps its runs alive while nobody watches. What it does is in
-operate/guard.py; here are its manifests, and the way to the cluster and away again."""
+"""Manifests, installation and removal of the guard, a small Deployment that recovers the runs of a namespace.
+operate/guard/watch.py is the program that it runs."""
 
 import base64
 from dataclasses import dataclass, field
@@ -8,16 +8,22 @@ from functools import partial
 from llmtrain.env import WEBHOOK
 from llmtrain.errors import UsageError
 from llmtrain.kubernetes.client import Cluster
-from llmtrain.launch.lifecycle import find_object, undoing
-from llmtrain.launch.plan import APP_LABEL, Manifest
+from llmtrain.kubernetes.labels import (
+    AFTER_ANNOTATION,
+    COMMON_LABELS,
+    GUARD_LABELS,
+    INSTALLED_ANNOTATION,
+    LOGS_ANNOTATION,
+    has_labels,
+)
+from llmtrain.launch.objects import find_object, undo_on_error
+from llmtrain.launch.plan import Manifest
 from llmtrain.launch.pod import CONTAINER_SECURITY, NO_SIDECAR, POD_SECURITY
-from llmtrain.launch.record import has_labels
 
 NAME = "llmtrain-guard"
-LABELS = {**APP_LABEL, "llmtrain/guard": "true"}
-WATCHING = "/tmp/watching"  # there once the guard has seen the pods
-AFTER_NOTE, LOGS_NOTE, INSTALLED_NOTE = "llmtrain/after-sec", "llmtrain/with-logs", "llmtrain/installed-at"
-MOVES_SEC = 10  # after its own machine was lost; Kubernetes' default is five minutes
+LABELS = {**COMMON_LABELS, **GUARD_LABELS}
+WATCHING = "/tmp/watching"  # touched after each look at the pods
+EVICTION_SEC = 10  # after its own node became unreachable; the default of Kubernetes is five minutes
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,15 @@ class GuardPlan:
     after_sec: float
     installed_at: str
     webhook: str | None = None
-    """None: none, or as before."""
+    """None: no webhook, or the installed one (`keeps_webhook`)."""
     keeps_webhook: bool = False
-    """The one that is installed stays."""
+    """Keep the installed webhook."""
     with_logs: bool = False
     image_pull_secrets: list[str] = field(default_factory=list)
 
 
 def render_guard(plan: GuardPlan) -> list[Manifest]:
-    """In the order in which they are applied."""
+    """Manifests in the order of creation."""
     secret = [_secret(plan)] if plan.webhook else []
     return [*secret, _account(plan), _role(plan), _binding(plan), _deployment(plan)]
 
@@ -47,7 +53,7 @@ def _object(plan: GuardPlan, api_version: str, kind: str, **more: object) -> Man
 
 
 def _secret(plan: GuardPlan) -> Manifest:
-    """The address of a webhook is a password more often than not."""
+    """The URL of a webhook usually contains a credential."""
     data = {"webhook": base64.b64encode(str(plan.webhook).encode()).decode()}
     return _object(plan, "v1", "Secret", type="Opaque", data=data)
 
@@ -77,14 +83,14 @@ def _binding(plan: GuardPlan) -> Manifest:
 
 
 def _deployment(plan: GuardPlan) -> Manifest:
-    gone = [
+    tolerations = [
         {
-            "key": f"node.kubernetes.io/{what}",
+            "key": f"node.kubernetes.io/{taint}",
             "operator": "Exists",
             "effect": "NoExecute",
-            "tolerationSeconds": MOVES_SEC,
+            "tolerationSeconds": EVICTION_SEC,
         }
-        for what in ("not-ready", "unreachable")
+        for taint in ("not-ready", "unreachable")
     ]
     pod = {
         "serviceAccountName": NAME,
@@ -93,26 +99,26 @@ def _deployment(plan: GuardPlan) -> Manifest:
         "terminationGracePeriodSeconds": 5,
         "securityContext": POD_SECURITY,
         "imagePullSecrets": [{"name": name} for name in plan.image_pull_secrets],
-        "tolerations": gone,
+        "tolerations": tolerations,
         "containers": [_container(plan)],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
-    # Whatever has changed, also what the Secret holds: the pod is made anew.
-    notes = {**NO_SIDECAR, INSTALLED_NOTE: plan.installed_at}
-    template = {"metadata": {"labels": {**LABELS, **NO_SIDECAR}, "annotations": notes}, "spec": pod}
+    # A new timestamp recreates the pod after every change, also of the Secret.
+    annotations = {**NO_SIDECAR, INSTALLED_ANNOTATION: plan.installed_at}
+    template = {"metadata": {"labels": {**LABELS, **NO_SIDECAR}, "annotations": annotations}, "spec": pod}
     spec = {
         "replicas": 1,
-        "strategy": {"type": "Recreate"},  # two would tell everything twice
+        "strategy": {"type": "Recreate"},  # two pods would send every notification twice
         "revisionHistoryLimit": 1,
-        "selector": {"matchLabels": LABELS},
+        "selector": {"matchLabels": GUARD_LABELS},
         "template": template,
     }
-    made = _object(plan, "apps/v1", "Deployment", spec=spec)
-    made["metadata"] = {
-        **made["metadata"],
-        "annotations": {AFTER_NOTE: f"{plan.after_sec:g}", LOGS_NOTE: str(plan.with_logs).lower()},
+    deployment = _object(plan, "apps/v1", "Deployment", spec=spec)
+    deployment["metadata"] = {
+        **deployment["metadata"],
+        "annotations": {AFTER_ANNOTATION: f"{plan.after_sec:g}", LOGS_ANNOTATION: str(plan.with_logs).lower()},
     }
-    return made
+    return deployment
 
 
 def _container(plan: GuardPlan) -> Manifest:
@@ -130,7 +136,7 @@ def _container(plan: GuardPlan) -> Manifest:
         "env": env,
         "resources": {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
         "readinessProbe": {"exec": {"command": ["test", "-e", WATCHING]}, "periodSeconds": 2},
-        # It touches the file each time it looks: one that hangs is started again.
+        # A guard that hangs stops touching the file, and is restarted.
         "livenessProbe": {
             "exec": {"command": ["sh", "-c", f'test -n "$(find {WATCHING} -mmin -3)"']},
             "initialDelaySeconds": 180,
@@ -142,36 +148,36 @@ def _container(plan: GuardPlan) -> Manifest:
 
 
 def install(cluster: Cluster, plan: GuardPlan) -> str:
-    """Make what is missing and change what is there: `installed`, or `changed`. Objects of others are left alone."""
+    """Create or update the guard: `installed` or `changed`. Objects that llmtrain did not create are refused."""
     manifests = render_guard(plan)
-    there = [find_object(cluster, manifest) for manifest in manifests]
-    for found in there:
-        if found is not None and not has_labels(found, LABELS):
+    existing = [find_object(cluster, manifest) for manifest in manifests]
+    for found in existing:
+        if found is not None and not has_labels(found, GUARD_LABELS):
             raise UsageError(
-                f"{found['kind']} {NAME} in namespace {plan.namespace} is there already, and llmtrain did not make it.",
-                remedy="Nothing was changed. Remove it if it is yours.",
+                f"{found['kind']} {NAME} already exists in namespace {plan.namespace} and was not created by llmtrain.",
+                remedy="Nothing was changed. Delete it if it is yours.",
             )
-    with undoing() as undo:
-        for manifest, found in zip(manifests, there, strict=True):
+    with undo_on_error() as undo:
+        for manifest, found in zip(manifests, existing, strict=True):
             if found is None:
                 undo.append(partial(_remove, cluster, plan.namespace, manifest["apiVersion"], manifest["kind"]))
                 cluster.create(manifest)
-            elif manifest["kind"] != "RoleBinding":  # whom it binds to what never changes
+            elif manifest["kind"] != "RoleBinding":  # it never changes
                 cluster.patch(manifest["apiVersion"], manifest["kind"], NAME, plan.namespace, manifest)
     if not plan.webhook and not plan.keeps_webhook:
         _remove(cluster, plan.namespace, "v1", "Secret")
-    return "installed" if there[-1] is None else "changed"
+    return "installed" if existing[-1] is None else "changed"
 
 
 def remove(cluster: Cluster, namespace: str) -> bool:
-    """False where there was none."""
-    gone = [
+    """False if no guard was installed."""
+    deleted = [
         _remove(cluster, namespace, manifest["apiVersion"], manifest["kind"])
         for manifest in reversed(render_guard(GuardPlan(namespace, "", "", 0.0, "", webhook="-")))
     ]
-    return gone[0]
+    return deleted[0]
 
 
 def _remove(cluster: Cluster, namespace: str, api_version: str, kind: str) -> bool:
     found = cluster.get(api_version, kind, NAME, namespace)
-    return found is not None and has_labels(found, LABELS) and cluster.delete(api_version, kind, NAME, namespace)
+    return found is not None and has_labels(found, GUARD_LABELS) and cluster.delete(api_version, kind, NAME, namespace)

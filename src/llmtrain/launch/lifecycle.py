@@ -1,468 +1,256 @@
-"""Manifests to the cluster and away again: submit, resume, stop, delete.
+"""The life of a run on the cluster: submit, resume, stop, delete.
 
-Objects are made in order, the ConfigMap first: whoever makes it has the run's name. A launch that fails half-way takes
-back what it made. Objects of somebody else are never touched, nor is data, unless `delete` is told to.
+Objects are created in order, the ConfigMap first: the command that creates it owns the name of the run. A launch that
+fails deletes what it created. Objects of others are never changed, and data is only deleted by `delete --data`.
 
-Of several commands at once, the record decides. Each that changes a run changes its record first, and only if nobody
-else has since it was read. What it removes, it knows by uid, from while the record was still of the same launch. A
-launch looks at its record once more when all is made, and takes its objects back if it was overtaken.
+Concurrent commands are ordered by the record. Each one changes the record first, which fails if another command has
+changed it since it was read. Objects are deleted by uid, read while the record still belonged to the same launch. A
+launch reads its record again after its last object was created, and deletes its objects if another command came first.
 """
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
-from llmtrain.config.launch import SINGLE_NODE_MODES
-from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import AlreadyThere, Missing, NotAllowed
+from llmtrain.errors import ClusterError, UsageError
+from llmtrain.kubernetes.api_errors import AlreadyExists, Forbidden
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.kubernetes.server_clock import seconds_since, server_now
-from llmtrain.launch.manifests import LAUNCH_NOTE, render
-from llmtrain.launch.plan import APP_LABEL, READER_LABEL, JobPlan, Manifest, config_map_name
-from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
-from llmtrain.launch.record import (
+from llmtrain.kubernetes.labels import (
+    APP_LABEL,
     ATTEMPT,
     DELETED_AT,
     ENDED_AS,
+    LAUNCH_ANNOTATION,
+    READER_LABEL,
     STOPPED_AT,
-    Record,
-    is_ours,
-    is_same_launch,
-    read_record,
+    belongs_to_run,
 )
-from llmtrain.launch.volumes import check_volumes
+from llmtrain.launch.manifests import render
+from llmtrain.launch.objects import (
+    OVERDUE_SEC,
+    create_object,
+    delete_object,
+    find_object,
+    find_objects,
+    is_overdue,
+    is_owned_by_job,
+    is_terminating,
+    name_taken,
+    object_key,
+    uid_of,
+    undo_on_error,
+)
+from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod import GRACE_MARGIN_SEC, pod_template
+from llmtrain.launch.record import Record, read_record
+from llmtrain.launch.record_changes import (
+    annotate,
+    begin_removal,
+    delete_record,
+    find_same_launch,
+    find_unchanged,
+    new_attempt,
+    replace_record,
+    timestamp,
+)
+from llmtrain.launch.volumes import check_claims_exist, check_claims_match
 
-KEPT = ("ConfigMap", "PersistentVolumeClaim")  # what outlives the job: who the run is, and its data
-CONFIRM_SEC = 1.0
-RETRY_SEC = 0.5
-OVERDUE_SEC = 30.0  # after its grace period
-RUNTIME_SEC = 10.0  # that the operator of a TrainJob may take to see the runtime that was made just before
-LEAVE_SEC = 60.0  # that an object may take to go after it was deleted
-Waiting = Callable[[list[Object]], None]
-"""Told again and again which pods are still there."""
+KEPT_KINDS = ("ConfigMap", "PersistentVolumeClaim")  # the record and the data outlive the job
+POLL_SEC = 1.0
+DELETION_SEC = 60.0  # to wait for an object that is being deleted
+OnWait = Callable[[list[Object]], None]
+"""Called repeatedly with the pods that still exist."""
 
 
 def check_on_server(cluster: Cluster, plan: JobPlan) -> list[str]:
-    """Ask the API server to check every manifest, without keeping any. Returns what could not be asked."""
-    _check_claims(cluster, plan)
+    """Let the API server validate every manifest (server-side dry run). Returns what could not be checked."""
+    check_claims_exist(cluster, plan)
     skipped = []
     for manifest in render(plan):
         if manifest["kind"] == "TrainJob":
-            # The webhook looks the runtime up, which a dry run has not made.
-            skipped.append(f"{manifest['kind']} {manifest['metadata']['name']}: needs its runtime to be there first")
+            # Its webhook looks up the runtime, which a dry run has not created.
+            skipped.append(f"TrainJob {manifest['metadata']['name']}: not checked, its runtime does not exist yet")
         else:
             cluster.create(manifest, dry_run=True)
     return [*skipped, *_check_pod(cluster, plan)]
 
 
 def _check_pod(cluster: Cluster, plan: JobPlan) -> list[str]:
-    """A job is accepted whose pods are refused later, by a quota or by the namespace's security rules: ask for one."""
+    """Check one pod: a quota or Pod Security refuses pods only after the job was accepted."""
     template = pod_template(plan, "Never")
-    name = f"{plan.run_id}-dry-run"
-    meta = {**template["metadata"], "name": name, "namespace": plan.namespace}
+    meta = {**template["metadata"], "name": f"{plan.run_id}-dry-run", "namespace": plan.namespace}
     try:
         cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": template["spec"]}, dry_run=True)
-    except NotAllowed as refused:  # whoever makes the pods has it
-        return [f"Its pods: {refused.what}"]
+    except Forbidden as refused:  # the controller that creates the pods is allowed to
+        return [f"Pods: not checked. {refused.what}"]
     return []
 
 
 def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
-    """Make all objects of a new run. Refused where anything of that name is there already; `keep_data`: volumes of an
-    earlier run of that name are taken over."""
-    _check_claims(cluster, plan)
+    """Create all objects of a new run; refused if one of them exists. `keep_data`: existing claims of an earlier run of
+    this name are used."""
+    check_claims_exist(cluster, plan)
     if keep_data:
-        check_volumes(cluster, plan)
-    found = {
-        index: there for index, each in enumerate(render(plan)) if (there := find_object(cluster, each)) is not None
-    }
-    for there in found.values():
-        is_kept = keep_data and there["kind"] == "PersistentVolumeClaim" and is_ours(there, plan.run_id)
-        if not is_kept or _is_leaving(there):
-            raise _taken(cluster, there, plan)
-    if found:  # to the run on these volumes this is another launch than any before
+        check_claims_match(cluster, plan)
+    manifests = render(plan)
+    existing = {object_key(each): found for each in manifests if (found := find_object(cluster, each)) is not None}
+    for found in existing.values():
+        is_kept = keep_data and found["kind"] == "PersistentVolumeClaim" and belongs_to_run(found, plan.run_id)
+        if not is_kept or is_terminating(found):
+            raise name_taken(cluster, found, plan)
+    if existing:  # the run on these volumes must not take it for an earlier launch
         plan = replace(plan, nonce=secrets.token_hex(3))
-    config_map, *others = [manifest for index, manifest in enumerate(render(plan)) if index not in found]
-    with undoing() as undo:
-        record = read_record(_make(cluster, config_map, plan, undo))
+        manifests = render(plan)
+    config_map, *others = [manifest for manifest in manifests if object_key(manifest) not in existing]
+    with undo_on_error() as undo:
+        record = read_record(create_object(cluster, config_map, plan.run_id, undo))
         for manifest in others:
-            _make(cluster, manifest, plan, undo)
-        _find_unchanged(cluster, record)
+            create_object(cluster, manifest, plan.run_id, undo)
+        find_unchanged(cluster, record)
 
 
-def resume(cluster: Cluster, record: Record, plan: JobPlan, waiting: Waiting | None = None) -> list[str]:
-    """Launch a run again that has ended, which the caller has made sure of: its job is made anew, its record and its
-    data are kept. What cannot be made is found out before anything is removed. Returns old pods that do not go."""
+def resume(cluster: Cluster, record: Record, plan: JobPlan, on_wait: OnWait | None = None) -> list[str]:
+    """Launch an ended run again (the caller checks that it has ended): its job is recreated, its record and its data
+    are kept. Whatever would prevent the launch is checked before anything is deleted. Returns old pods that remain."""
     if record.deleted_at:
         raise UsageError(
-            f"Run '{record.run_id}' is being deleted with its data, since {record.deleted_at}.",
-            remedy=f"Finish that: llmtrain delete {record.run_id} --data{cluster.place(record.namespace)}",
+            f"Run '{record.run_id}' is being deleted with its data since {record.deleted_at}.",
+            remedy=f"Finish the deletion: llmtrain delete {record.run_id} --data{cluster.place(record.namespace)}",
         )
-    plan = replace(plan, number=record.number + 1, nonce=record.nonce)
+    plan = replace(plan, number=record.number + 1, nonce=record.nonce, run_label=record.run_label)
     manifests = render(plan)
-    _check_claims(cluster, plan)
-    check_volumes(cluster, plan, record.config.launch)
+    check_claims_exist(cluster, plan)
+    check_claims_match(cluster, plan, record.config.launch)
     for manifest in manifests:
         found = find_object(cluster, manifest)
-        if found is not None and not is_ours(found, plan.run_id) and not _is_made_for(found, plan.run_id):
-            raise _taken(cluster, found, plan)
-        if found is None or manifest["kind"] not in KEPT:
+        if found is not None and not belongs_to_run(found, plan.run_id) and not is_owned_by_job(found, plan.run_id):
+            raise name_taken(cluster, found, plan)
+        if found is None or manifest["kind"] not in KEPT_KINDS:
             cluster.check_right("create", manifest)
-    cluster.check_right("delete", _job(record))
-    left = remove_job(cluster, record, waiting)
-    with undoing() as undo:
-        again = _change_record(cluster, record, manifests[0], undo)
+    cluster.check_right("delete", record.manifests[-1])
+    remaining = remove_job(cluster, record, on_wait)
+    with undo_on_error() as undo:
+        resumed = replace_record(cluster, record, manifests[0], undo)
         for manifest in manifests[1:]:
-            found = _find_settled(cluster, manifest, plan)
-            if found is not None and manifest["kind"] not in KEPT:  # of a launch that was cut short, or is overtaken
-                _delete_ours(cluster, manifest, plan.run_id, _uid(found))
-                found = _find_settled(cluster, manifest, plan)
+            found = _wait_for_deletion(cluster, manifest, plan)
+            if found is not None and manifest["kind"] not in KEPT_KINDS:  # of an interrupted or overtaken launch
+                delete_object(cluster, manifest, plan.run_id, uid_of(found))
+                found = _wait_for_deletion(cluster, manifest, plan)
             if found is None:
-                _make(cluster, manifest, plan, undo)
-        _find_unchanged(cluster, again)
-    return left
+                create_object(cluster, manifest, plan.run_id, undo)
+        find_unchanged(cluster, resumed)
+    return remaining
 
 
-def _uid(found: Object) -> str:
-    return str(found["metadata"].get("uid", ""))
-
-
-def _find_same(cluster: Cluster, record: Record) -> Object:
-    """The ConfigMap of a run, refused where it is of another launch by now. That it was stopped meanwhile is fine."""
-    found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
-    if found is None or not is_ours(found, record.run_id) or not is_same_launch(found, record):
-        raise _changed(cluster, record)
-    return found
-
-
-def _find_unchanged(cluster: Cluster, record: Record) -> Object:
-    """The same, refused also where another command has begun to stop, resume or delete it."""
-    found = _find_same(cluster, record)
-    notes = found["metadata"].get("annotations") or {}
-    known = (record.stopped_at, record.deleted_at, record.attempt)
-    if (notes.get(STOPPED_AT), notes.get(DELETED_AT), notes.get(ATTEMPT)) != known:
-        raise _changed(cluster, record)
-    return found
-
-
-def _patch_record(cluster: Cluster, record: Record, found: Object, change: Object) -> Object:
-    """Change the ConfigMap that was found, refused where it has changed since."""
-    meta = {**change.get("metadata", {}), "resourceVersion": found["metadata"].get("resourceVersion")}
-    name = config_map_name(record.run_id)
-    with _refused_if_changed(cluster, record):
-        after = cluster.patch("v1", "ConfigMap", name, record.namespace, {**change, "metadata": meta})
-    if after is None:
-        raise _changed(cluster, record)
-    return after
-
-
-@contextmanager
-def _refused_if_changed(cluster: Cluster, record: Record) -> Iterator[None]:
-    try:
-        yield
-    except LlmtrainError as problem:
-        if problem.details.get("status") != "HTTP 409":
-            raise
-        raise _changed(cluster, record) from None
-
-
-def _change_record(cluster: Cluster, record: Record, config_map: Manifest, undo: list[Callable[[], object]]) -> Record:
-    """The record of the new launch in place of the old one; refused where it is not the one that was read."""
-    before, attempt = _find_unchanged(cluster, record), _new_attempt()
-    undo.append(partial(_put_back, cluster, record, before, attempt))
-    notes = {STOPPED_AT: None, ENDED_AS: None, ATTEMPT: attempt}
-    change = {"data": config_map["data"], "metadata": {"annotations": notes}}
-    return read_record(_patch_record(cluster, record, before, change))
-
-
-def _new_attempt() -> str:
-    return secrets.token_hex(8)
-
-
-def _put_back(cluster: Cluster, record: Record, before: Object, attempt: str) -> None:
-    """The record as it was, if this attempt has changed it and nobody has since."""
-    found = cluster.get("v1", "ConfigMap", config_map_name(record.run_id), record.namespace)
-    notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
-    if found is None or notes.get(ATTEMPT) != attempt or STOPPED_AT in notes:
-        return
-    old = before["metadata"].get("annotations")
-    change = {"data": before["data"], "metadata": {"annotations": old and {ATTEMPT: None, **old}}}
-    _patch_record(cluster, record, found, change)
-
-
-class _Changed(UsageError):
-    """Another command came first."""
-
-
-def _changed(cluster: Cluster, record: Record) -> _Changed:
-    return _Changed(
-        f"Run '{record.run_id}' was launched, resumed, stopped or deleted by another command in the meantime.",
-        remedy="What the other one has made was left alone. See how it is: "
-        f"llmtrain status {record.run_id}{cluster.place(record.namespace)}",
-    )
-
-
-def _make(cluster: Cluster, manifest: Manifest, plan: JobPlan, undo: list[Callable[[], object]]) -> Object:
-    """Make an object, and remember how to take it back even if the answer gets lost."""
-    undo.append(partial(_delete_ours, cluster, manifest, plan.run_id))
-    deadline = time.monotonic() + RUNTIME_SEC
-    while True:
-        try:
-            made = cluster.create(manifest)
-            undo[-1] = partial(_delete_ours, cluster, manifest, plan.run_id, made["metadata"].get("uid"))
-            return made
-        except UsageError as refused:
-            if "must be created before the TrainJob" not in refused.what or time.monotonic() > deadline:
-                undo.pop()  # it was not made, or somebody else made it
-                raise
-        time.sleep(RETRY_SEC)
-
-
-def _find_settled(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object | None:
-    """An object of ours; one that is on its way out, by itself or with the old job, is waited for."""
-    deadline = time.monotonic() + LEAVE_SEC
+def _wait_for_deletion(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object | None:
+    """The existing object of the run. One that is being deleted, or that is deleted with the old job, is awaited."""
+    deadline = time.monotonic() + DELETION_SEC
     while True:
         found = find_object(cluster, manifest)
-        if found is None or (is_ours(found, plan.run_id) and not _is_leaving(found)):
+        if found is None or (belongs_to_run(found, plan.run_id) and not is_terminating(found)):
             return found
-        if not _is_leaving(found) and not _is_made_for(found, plan.run_id):
-            raise _taken(cluster, found, plan)
+        if not is_terminating(found) and not is_owned_by_job(found, plan.run_id):
+            raise name_taken(cluster, found, plan)
         if time.monotonic() > deadline:
-            raise AlreadyThere(
+            raise AlreadyExists(
                 f"{found['kind']} {found['metadata']['name']} in namespace {plan.namespace} is still being deleted.",
-                remedy="Something holds it (its finalizers say what). Try again when it is gone.",
+                remedy="Check its finalizers, and retry when it is gone.",
             )
-        time.sleep(CONFIRM_SEC)
+        time.sleep(POLL_SEC)
 
 
-def _is_leaving(found: Object) -> bool:
-    return "deletionTimestamp" in found["metadata"]
+def stop(cluster: Cluster, record: Record, on_wait: OnWait, ended_as: str | None = None) -> list[str]:
+    """Delete the job, so that its pods save a checkpoint and end, and everything but the record and the data. Returns
+    pods that remain after their grace period: their node is unreachable. `ended_as`: the run had ended before."""
+    begin_removal(cluster, record, {STOPPED_AT: timestamp()} | ({ENDED_AS: ended_as} if ended_as else {}))
+    remaining = remove_job(cluster, record, on_wait)
+    find_same_launch(cluster, record)
+    return remaining
 
 
-def _is_made_for(found: Object, run_id: str) -> bool:
-    """Whether an operator made it for a job of this name, with which it goes."""
-    return any(owner.get("name") == run_id for owner in found["metadata"].get("ownerReferences") or [])
-
-
-def stop(cluster: Cluster, record: Record, waiting: Waiting, ended_as: str | None = None) -> list[str]:
-    """Tell the run to save and stop, wait for its pods, and remove its objects but the record and the data. Returns
-    pods that are still there after their grace period: their machine is lost. `ended_as`: it had ended before."""
-    _mark(cluster, record, {STOPPED_AT: _server_time()} | ({ENDED_AS: ended_as} if ended_as else {}))
-    left = remove_job(cluster, record, waiting)
-    _find_same(cluster, record)
-    return left
-
-
-def delete(cluster: Cluster, record: Record, data: bool, waiting: Waiting) -> list[str]:
-    """Remove everything of a run, its record last; its volumes only where `data` says so."""
-    _mark(cluster, record, {ATTEMPT: _new_attempt()})
-    left = remove_job(cluster, record, waiting)
-    # A fetch that was killed leaves its pod behind for a while.
+def delete(cluster: Cluster, record: Record, data: bool, on_wait: OnWait) -> list[str]:
+    """Delete all objects of a run, its record last, and its claims only if `data` is set. Returns pods that remain."""
+    begin_removal(cluster, record, {ATTEMPT: new_attempt()})
+    remaining = remove_job(cluster, record, on_wait)
+    # A `fetch` that was killed leaves its reader pod behind.
     for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
         cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace)
     if data:
-        _delete_claims(cluster, record)
-    found = _find_same(cluster, record)
-    name, version = config_map_name(record.run_id), found["metadata"].get("resourceVersion")
-    with _refused_if_changed(cluster, record):
-        cluster.delete("v1", "ConfigMap", name, record.namespace, uid=_uid(found), resource_version=version)
-    return left
+        claims = [manifest for manifest in record.manifests if manifest["kind"] == "PersistentVolumeClaim"]
+        objects = find_objects(cluster, claims)
+        # A run that has lost part of its data cannot be resumed, so the record says so first.
+        annotate(cluster, record, {DELETED_AT: timestamp()})
+        _delete_found(cluster, record, claims, objects)
+    delete_record(cluster, record)
+    return remaining
 
 
-def _delete_claims(cluster: Cluster, record: Record) -> None:
-    """A run whose data begins to go cannot be resumed any more: its record says so first."""
-    claims = [manifest for manifest in render(record.plan) if manifest["kind"] == "PersistentVolumeClaim"]
-    uids = _uids(cluster, claims)
-    _note(cluster, record, {DELETED_AT: _server_time()})
-    for claim in claims:
-        if _key(claim) in uids:
-            _delete_ours(cluster, claim, record.run_id, uids[_key(claim)])
+def take_back(cluster: Cluster, record: Record) -> list[str]:
+    """Delete all objects of a first launch that cannot start. Claims are kept if an earlier launch created them, or if
+    a container has run and may have written to them. Returns the names of the claims that are kept."""
+    begin_removal(cluster, record, {ATTEMPT: new_attempt()})
+    objects = find_objects(cluster, record.manifests)
+    find_same_launch(cluster, record)
+    has_run = _has_run(cluster, record)
+    claims = {key: found for key, found in objects.items() if found["kind"] == "PersistentVolumeClaim"}
+    kept = {
+        key: found
+        for key, found in claims.items()
+        if has_run or (found["metadata"].get("annotations") or {}).get(LAUNCH_ANNOTATION) != record.plan.launch_id
+    }
+    if len(kept) < len(claims):  # from here on it cannot be resumed
+        annotate(cluster, record, {DELETED_AT: timestamp()})
+    _, *manifests = record.manifests  # the record is deleted last
+    _delete_found(cluster, record, [each for each in reversed(manifests) if object_key(each) not in kept], objects)
+    delete_record(cluster, record)
+    return [found["metadata"]["name"] for found in kept.values()]
 
 
-def _mark(cluster: Cluster, record: Record, notes: dict[str, str]) -> None:
-    """From here on no launch that is under way ends well, so that all there is of this one can be seen."""
-    cluster.check_right("delete", _job(record))
-    _note(cluster, record, notes)
+def _has_run(cluster: Cluster, record: Record) -> bool:
+    return any(
+        "running" in each.get("state", {}) or "terminated" in each.get("state", {}) or each.get("restartCount")
+        for pod in cluster.find("v1", "Pod", record.namespace, record.selector)
+        for each in pod.get("status", {}).get("containerStatuses") or []
+    )
 
 
-def _note(cluster: Cluster, record: Record, notes: dict[str, str]) -> None:
-    """Annotate the record of this launch, whoever else does meanwhile."""
-    while True:
-        found = _find_same(cluster, record)
-        with suppress(_Changed):
-            _patch_record(cluster, record, found, {"metadata": {"annotations": notes}})
-            return
-
-
-def _server_time() -> str:
-    return server_now().strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _job(record: Record) -> Manifest:
-    """The last that is made, and the first to go."""
-    return render(record.plan)[-1]
-
-
-def remove_job(cluster: Cluster, record: Record, waiting: Waiting | None = None) -> list[str]:
-    """The job, then its pods (which save first), then what stood around it; nothing of a later launch."""
-    manifests = [manifest for manifest in render(record.plan) if manifest["kind"] not in KEPT]
-    uids = _uids(cluster, manifests)
-    _find_same(cluster, record)
-    *around, job = manifests  # the last that is made is the first to go
-    if _key(job) in uids:
-        _delete_ours(cluster, job, record.run_id, uids[_key(job)])
-    left = _wait_for_pods(cluster, record, waiting)
-    for manifest in reversed(around):
-        if _key(manifest) in uids:
-            _delete_ours(cluster, manifest, record.run_id, uids[_key(manifest)])
-    return left
-
-
-def _uids(cluster: Cluster, manifests: list[Manifest]) -> dict[str, str]:
-    """Kind and name -> uid, of those that are there."""
-    uids = {}
+def _delete_found(cluster: Cluster, record: Record, manifests: list[Manifest], objects: dict[str, Object]) -> None:
+    """Delete those of the manifests that were found, by uid."""
     for manifest in manifests:
-        with suppress(Missing):  # its operator was removed, and all of its objects with it
-            if (found := find_object(cluster, manifest)) is not None:
-                uids[_key(manifest)] = _uid(found)
-    return uids
+        if (found := objects.get(object_key(manifest))) is not None:
+            delete_object(cluster, manifest, record.run_id, uid_of(found))
 
 
-def _key(manifest: Manifest) -> str:
-    return f"{manifest['kind']}/{manifest['metadata']['name']}"
+def remove_job(cluster: Cluster, record: Record, on_wait: OnWait | None = None) -> list[str]:
+    """Delete the job, wait for its pods, which save a checkpoint first, then delete the objects around it; never those
+    of a later launch. Returns pods that remain."""
+    manifests = [manifest for manifest in record.manifests if manifest["kind"] not in KEPT_KINDS]
+    objects = find_objects(cluster, manifests)
+    find_same_launch(cluster, record)
+    *others, job = manifests
+    _delete_found(cluster, record, [job], objects)
+    remaining = _wait_for_pods(cluster, record, on_wait)
+    _delete_found(cluster, record, list(reversed(others)), objects)
+    return remaining
 
 
-def _wait_for_pods(cluster: Cluster, record: Record, waiting: Waiting | None) -> list[str]:
-    """Pods that are on a lost machine are not waited for. A cluster that is away for a moment is."""
-    grace = record.config.launch.grace_period_sec + GRACE_MARGIN_SEC
-    deadline = time.monotonic() + grace + OVERDUE_SEC
+def _wait_for_pods(cluster: Cluster, record: Record, on_wait: OnWait | None) -> list[str]:
+    """Wait until all pods are gone, except those on unreachable nodes. Tolerates an API server that is unavailable for
+    a while."""
+    grace_sec = record.config.launch.grace_period_sec + GRACE_MARGIN_SEC
+    deadline = time.monotonic() + grace_sec + OVERDUE_SEC
     while True:
         try:
-            pods = cluster.find("v1", "Pod", record.namespace, record.labels)
-            _find_same(cluster, record)  # else they may be the pods of a later launch
+            pods = cluster.find("v1", "Pod", record.namespace, record.selector)
+            find_same_launch(cluster, record)  # else the pods may belong to a later launch
         except ClusterError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(CONFIRM_SEC)
+            time.sleep(POLL_SEC)
             continue
         if all(is_overdue(pod) for pod in pods) or time.monotonic() > deadline:
             return [pod["metadata"]["name"] for pod in pods]
-        if waiting:
-            waiting(pods)
-        time.sleep(CONFIRM_SEC)
-
-
-def is_overdue(pod: Object) -> bool:
-    """Whether a pod should be gone: its time to end is over, and nothing on its machine says that it has ended."""
-    leaves_at = pod["metadata"].get("deletionTimestamp")
-    if leaves_at is None:
-        return False
-    return seconds_since(leaves_at) > OVERDUE_SEC
-
-
-def _delete_ours(cluster: Cluster, manifest: Manifest, run_id: str, uid: str | None = None) -> None:
-    """`uid`: only that very object. Without one: that of this name, and none that takes its place meanwhile."""
-    try:
-        found = find_object(cluster, manifest)
-    except Missing:  # its operator was removed, and all of its objects with it
-        return
-    if found is None or not is_ours(found, run_id) or uid not in (None, found["metadata"].get("uid")):
-        return
-    meta, uid = manifest["metadata"], found["metadata"].get("uid")
-    try:
-        cluster.delete(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"], uid=uid)
-    except LlmtrainError as problem:
-        if problem.details.get("status") != "HTTP 409":
-            raise
-
-
-def find_object(cluster: Cluster, manifest: Manifest) -> Object | None:
-    meta = manifest["metadata"]
-    return cluster.get(manifest["apiVersion"], manifest["kind"], meta["name"], meta["namespace"])
-
-
-@contextmanager
-def undoing() -> Iterator[list[Callable[[], object]]]:
-    """Take back what was done when something goes wrong, Ctrl-C included."""
-    undo: list[Callable[[], object]] = []
-    try:
-        yield undo
-    except BaseException:
-        for step in reversed(undo):
-            with suppress(LlmtrainError):  # the first error is the one to tell
-                step()
-        raise
-
-
-def take_back(cluster: Cluster, plan: JobPlan) -> list[str]:
-    """Remove every object that a launch made. A volume stays if an earlier launch made it, or if a pod has run: there
-    may be data on it. Returns the claims that stay."""
-    kept = []
-    pods = cluster.find("v1", "Pod", plan.namespace, dict(plan.labels))
-    has_run = any(
-        "running" in each.get("state", {}) or "terminated" in each.get("state", {}) or each.get("restartCount")
-        for pod in pods
-        for each in pod.get("status", {}).get("containerStatuses") or []
-    )
-    for manifest in reversed(render(plan)):
-        if manifest["kind"] == "PersistentVolumeClaim":
-            found = find_object(cluster, manifest)
-            notes = (found or {"metadata": {}})["metadata"].get("annotations") or {}
-            if has_run or notes.get(LAUNCH_NOTE) != plan.launch_id:
-                kept += [manifest["metadata"]["name"]] if found else []
-                continue
-        _delete_ours(cluster, manifest, plan.run_id)
-    return kept
-
-
-def _check_claims(cluster: Cluster, plan: JobPlan) -> None:
-    """Claims that are named must be there; those that are must be shared if several machines are to mount them."""
-    for name, volume in plan.launch.volumes.items():
-        claim = plan.claim(name)
-        found = cluster.get("v1", "PersistentVolumeClaim", claim, plan.namespace)
-        if found is None:
-            if not volume.claim:
-                continue
-            known = [c["metadata"]["name"] for c in cluster.find("v1", "PersistentVolumeClaim", plan.namespace)]
-            if not known:  # is there such a namespace at all? Not everybody may look, but making something tells
-                with suppress(AlreadyThere):
-                    cluster.create(render(plan)[0], dry_run=True)
-            raise UsageError(
-                f"launch.{name}_volume.claim: there is no claim {claim} in namespace {plan.namespace}.",
-                known=known,
-                remedy="Name one that is there, or give a size for one to be made.",
-            )
-        modes = found["spec"].get("accessModes") or []
-        if plan.nodes > 1 and modes and all(mode in SINGLE_NODE_MODES for mode in modes):
-            raise UsageError(
-                f"The claim {claim} (launch.{name}_volume) is {', '.join(modes)}: one machine at a time can mount it, "
-                f"but {plan.nodes} nodes need it.",
-                remedy="Use a ReadWriteMany claim, or one node.",
-            )
-
-
-def _taken(cluster: Cluster, found: Object, plan: JobPlan) -> UsageError:
-    place = cluster.place(plan.namespace)
-    kind, name = found["kind"], found["metadata"]["name"]
-    if not is_ours(found, plan.run_id):
-        return UsageError(
-            f"{kind} {name} in namespace {plan.namespace} exists already, and is not of this run.",
-            remedy="Nothing was changed. Launch under another --name, or remove that object if it is yours.",
-        )
-    if _is_leaving(found):
-        return AlreadyThere(
-            f"{kind} {name} in namespace {plan.namespace} is still being deleted.", remedy="Wait until it is gone."
-        )
-    if kind == "PersistentVolumeClaim":
-        return AlreadyThere(
-            f"The volume {name} of an earlier run '{plan.run_id}' is still there.",
-            remedy="Go on with that run (--resume), give another --name, or remove it: kubectl delete pvc "
-            f"{name}{place}",
-        )
-    return AlreadyThere(
-        f"Run '{plan.run_id}' exists already in namespace {plan.namespace}.",
-        remedy=f"See it: llmtrain status {plan.run_id}{place}. Go on with it: --resume. Or give another --name.",
-    )
+        if on_wait:
+            on_wait(pods)
+        time.sleep(POLL_SEC)

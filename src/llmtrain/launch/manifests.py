@@ -1,4 +1,4 @@
-"""What every kind has around its job (config, volumes, Service, policies), and manifests as text."""
+"""The manifests of a run: the objects that all workloads share (ConfigMap, claims, Service, policies), and YAML."""
 
 import json
 import re
@@ -7,20 +7,21 @@ from typing import Any
 
 import yaml
 
+from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, LAUNCH_ANNOTATION
 from llmtrain.launch.manifest_comments import with_comments
-from llmtrain.launch.plan import CONFIG_FILE, JOB_FILE, JobPlan, Manifest, find_kind
+from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, find_workload
 from llmtrain.launch.pod import without_empty
+from llmtrain.launch.work import CONFIG_FILE
 
-# Conditions of a Job, which a TrainJob has too.
+# Condition types of a Job; a TrainJob has the same.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
-IMAGE_NOTE, LAUNCH_NOTE = "llmtrain/image", "llmtrain/launch"
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def render(plan: JobPlan) -> list[Manifest]:
-    """All manifests of a run, in the order in which they are applied."""
-    shared = [_config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
-    return [*shared, *find_kind(plan.launch).render(plan)]
+    """All manifests of a run, in the order of creation: the ConfigMap first, the job last."""
+    shared = [config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
+    return [*shared, *find_workload(plan.launch).render(plan)]
 
 
 def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | None = None) -> Manifest:
@@ -28,13 +29,13 @@ def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | No
 
 
 def job_metadata(plan: JobPlan) -> Manifest:
-    """Of the object that Kueue looks at."""
+    """Metadata of the job, with the labels that Kueue reads."""
     launch = plan.launch
     return metadata(plan, labels=without_empty({QUEUE_LABEL: launch.queue, PRIORITY_LABEL: launch.queue_priority}))
 
 
 def headless_service(plan: JobPlan) -> Manifest:
-    """Gives each pod a name. A pod is not ready while it waits for the others, and must be found all the same."""
+    """Gives each pod a DNS name. Pods must resolve before they are ready: they wait for each other."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -42,17 +43,17 @@ def headless_service(plan: JobPlan) -> Manifest:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": plan.labels,
+            "selector": plan.selector,
             "ports": [{"name": "rendezvous", "port": plan.master_port}],
         },
     }
 
 
 def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
-    """The spec of a batch/v1 Job, which three kinds make, without its number of pods.
+    """The spec of a batch/v1 Job, which three workloads use, without the number of pods.
 
-    Exit codes: 64 and 65 fail at once, an interruption (75, or a pod that was evicted) does not count, and any other
-    is a crash that counts. Ignore has no limit here: llmtrain itself gives up (65) when no newer checkpoint comes.
+    Exit codes 64 and 65 fail the job. Interruptions (75, evictions) do not count as failures, all other codes do.
+    Ignore needs no limit: llmtrain gives up with 65 if restarts produce no newer checkpoint.
     """
 
     def on_codes(action: str, *codes: int) -> Manifest:
@@ -65,7 +66,7 @@ def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
             "backoffLimit": plan.launch.max_restarts,
             "activeDeadlineSeconds": plan.launch.active_deadline_sec,
             "podReplacementPolicy": "Failed",
-            # Of an elastic run some pods may never find room: it has ended when node 0 has.
+            # Some pods of an elastic run may never be scheduled: it has finished when pod 0 has.
             "successPolicy": {"rules": [{"succeededIndexes": "0"}]} if plan.min_nodes < plan.nodes else None,
             "podFailurePolicy": {"rules": [on_codes("FailJob", 64, 65), disrupted, on_codes("Ignore", 75)]},
             "template": template,
@@ -73,7 +74,7 @@ def job_spec(plan: JobPlan, template: Manifest) -> Manifest:
     )
 
 
-def _config_map(plan: JobPlan) -> Manifest:
+def config_map(plan: JobPlan) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -83,7 +84,7 @@ def _config_map(plan: JobPlan) -> Manifest:
 
 
 def job_text(plan: JobPlan) -> str:
-    """What the config does not say, for whoever resumes the run."""
+    """What a resume needs in addition to the config."""
     return json.dumps({"work": asdict(plan.work), "number": plan.number, "nonce": plan.nonce})
 
 
@@ -93,9 +94,9 @@ def _claims(plan: JobPlan) -> list[Manifest]:
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
-            # A volume may outlive its run: with the image it can still be read, and it is known who made it.
+            # A claim may outlive its run: `fetch` then needs the image, and a launch must know who created it.
             "metadata": metadata(plan, plan.claim(name))
-            | {"annotations": {IMAGE_NOTE: plan.launch.image, LAUNCH_NOTE: plan.launch_id}},
+            | {"annotations": {IMAGE_ANNOTATION: plan.launch.image, LAUNCH_ANNOTATION: plan.launch_id}},
             "spec": without_empty(
                 {
                     "accessModes": [volume.access_mode or default],
@@ -110,21 +111,21 @@ def _claims(plan: JobPlan) -> list[Manifest]:
 
 
 def _network_policy(plan: JobPlan) -> list[Manifest]:
-    """Ranks talk on ports that the system picks, so pods of the run may reach each other on all."""
+    """Ranks use ephemeral ports, so all ports are open between pods of the run."""
     if not plan.launch.network_policy:
         return []
-    peers = [{"podSelector": {"matchLabels": plan.labels}}]
+    peers = [{"podSelector": {"matchLabels": plan.selector}}]
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
     egress: list[Manifest] = [{"to": peers}, {"ports": dns}]
-    if plan.ports_outside:
-        egress.append({"ports": [{"protocol": "TCP", "port": port} for port in plan.ports_outside]})
+    if plan.egress_ports:
+        egress.append({"ports": [{"protocol": "TCP", "port": port} for port in plan.egress_ports]})
     return [
         {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
             "metadata": metadata(plan),
             "spec": {
-                "podSelector": {"matchLabels": plan.labels},
+                "podSelector": {"matchLabels": plan.selector},
                 "policyTypes": ["Ingress", "Egress"],
                 "ingress": [{"from": peers}],
                 "egress": egress,
@@ -134,7 +135,7 @@ def _network_policy(plan: JobPlan) -> list[Manifest]:
 
 
 def _disruption_budget(plan: JobPlan) -> list[Manifest]:
-    """A number, not a percentage: Jobs have no scale that one could be taken of."""
+    """minAvailable is a number: a percentage needs a scale subresource, which Jobs do not have."""
     if not plan.launch.pod_disruption_budget:
         return []
     return [
@@ -142,14 +143,13 @@ def _disruption_budget(plan: JobPlan) -> list[Manifest]:
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
             "metadata": metadata(plan),
-            "spec": {"minAvailable": plan.min_nodes, "selector": {"matchLabels": plan.labels}},
+            "spec": {"minAvailable": plan.min_nodes, "selector": {"matchLabels": plan.selector}},
         }
     ]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Texts as Kubernetes must read them: a config in lines, and in quotes what is text to PyYAML and something else to
-    Go: 1e3, and y."""
+    """Multi-line strings as literal blocks; quotes around strings that Go's YAML reads as another type (1e3, y)."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -173,7 +173,7 @@ def dump_manifests(manifests: list[Manifest]) -> str:
 
 
 def as_files(plan: JobPlan, manifests: list[Manifest]) -> dict[str, str]:
-    """One file for each, numbered in the order of applying, and a kustomization of them all."""
+    """File name -> content: one numbered file per manifest, and a kustomization."""
     files = {
         f"{number:02}-{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml": dump_manifest(manifest)
         for number, manifest in enumerate(manifests, start=1)

@@ -1,21 +1,21 @@
-"""The pod that every kind runs. Unless launch.security says otherwise it passes Pod Security `restricted`, with a
-read-only root filesystem."""
+"""The pod template of all workloads. It passes Pod Security `restricted` unless launch.security is lowered."""
 
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, PREFETCHED, RUN_DIR
-from llmtrain.launch.plan import CONFIG_DIR, CONFIG_FILE, WORK_DIR, JobPlan, Manifest
+from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
+from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod_scripts import script_text
+from llmtrain.launch.work import CONFIG_DIR, CONFIG_FILE, WORK_DIR
 
-USER_ID = 1000  # of the user in docker/Dockerfile; any other image works too, as nothing is looked up
-GRACE_MARGIN_SEC = 60  # after the processes had their time: collect exit codes, write the report
+USER_ID = 1000  # the user of docker/Dockerfile; other images need not have it
+GRACE_MARGIN_SEC = 60  # after the processes have ended: to collect exit codes and write the report
 CACHE_DIR = "/cache"
 PREFETCH_REPORT = f"{CACHE_DIR}/prefetch.json"
-# All that a library may want to write outside the volumes, below two directories that are emptied with the pod.
+# Everything that libraries write outside the volumes, in two emptyDirs.
 WRITABLE = {
     "HOME": CACHE_DIR,
-    "USER": "llmtrain",  # else getpass looks the uid up in /etc/passwd, which may not know it
+    "USER": "llmtrain",  # else getpass looks up the uid in /etc/passwd, where it may be missing
     "TMPDIR": "/tmp",
     "XDG_CACHE_HOME": f"{CACHE_DIR}/xdg",
     "HF_HOME": f"{CACHE_DIR}/huggingface",
@@ -25,7 +25,7 @@ WRITABLE = {
     "PYTHONUNBUFFERED": "1",
 }
 
-# Service meshes cut connections between ranks off; old ones read the annotation, new ones the label.
+# Sidecars of a service mesh break connections between ranks; old Istio reads the annotation, new Istio the label.
 NO_SIDECAR = {"sidecar.istio.io/inject": "false"}
 POD_SECURITY: Manifest = {
     "runAsNonRoot": True,
@@ -42,7 +42,7 @@ CONTAINER_SECURITY: Manifest = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-# For the image's own user. The group still gives it the volumes that Kubernetes hands over; a root user needs none.
+# For images with their own user. fsGroup still makes the volumes writable for it.
 BASELINE_POD_SECURITY: Manifest = {
     "fsGroup": USER_ID,
     "fsGroupChangePolicy": "OnRootMismatch",
@@ -55,7 +55,7 @@ def pod_security(launch: LaunchSection) -> Manifest:
 
 
 def container_security(launch: LaunchSection) -> Manifest:
-    """The field of a container, or nothing."""
+    """The securityContext field of a container, if any."""
     return {"securityContext": CONTAINER_SECURITY} if launch.security == "restricted" else {}
 
 
@@ -66,7 +66,7 @@ def pod_template(
     port_name: str = "rendezvous",
     subdomain: str | None = None,
 ) -> Manifest:
-    """`env` is what a kind's platform needs besides; `restart_policy` None where the operator writes it."""
+    """`env`: additional variables of the workload; `restart_policy` None: the operator sets it."""
     launch = plan.launch
     spec: Manifest = {
         "restartPolicy": restart_policy,
@@ -92,17 +92,17 @@ def pod_template(
 
 
 def without_empty(values: Manifest) -> Manifest:
-    """Without the fields that say nothing; false and 0 do say something."""
+    """Drop fields that are None or empty, but not false and 0."""
     return {key: value for key, value in values.items() if value is not None and value != [] and value != {}}
 
 
 def env_from_label(name: str, label: str) -> Manifest:
-    """A label of the pod as an environment variable, without asking the API."""
+    """An environment variable with the value of a pod label (downward API)."""
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{label}']"}}}
 
 
 def exit_codes(platform: str) -> Manifest:
-    """For platforms that read exit codes in their own way: `llmtrain node` translates."""
+    """Tells `llmtrain node` to translate exit codes for a platform that interprets them differently."""
     return {"name": EXIT_CODES, "value": platform}
 
 
@@ -112,7 +112,7 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         "name": plan.container,
         "image": launch.image,
         "imagePullPolicy": launch.image_pull_policy,
-        "command": plan.command,  # exec form: the trainer is PID 1 and gets the signals
+        "command": plan.command,  # exec form: the trainer is PID 1 and receives signals
         "env": [*_env(plan), *env],
         **_env_from(plan),
         "ports": [{"name": port_name, "containerPort": plan.master_port}],
@@ -123,13 +123,13 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
 
 
 def _prefetch(plan: JobPlan) -> Manifest:
-    """Fetches what the config names on the hub before training starts, which then needs neither hub nor token."""
-    words = ["--config", f"{CONFIG_DIR}/{CONFIG_FILE}", "--report", PREFETCH_REPORT]
+    """Downloads models and data before training starts, so that training needs neither the hub nor a token."""
+    options = ["--config", f"{CONFIG_DIR}/{CONFIG_FILE}", "--report", PREFETCH_REPORT]
     return {
         "name": "prefetch",
         "image": plan.launch.image,
         "imagePullPolicy": plan.launch.image_pull_policy,
-        "command": ["python", "-m", "llmtrain", "prefetch", *words],
+        "command": ["python", "-m", "llmtrain", "prefetch", *options],
         "env": _env(plan, is_prefetch=True),
         **_env_from(plan),
         "resources": _resources(plan),
@@ -145,14 +145,14 @@ def _env_from(plan: JobPlan) -> Manifest:
 
 def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     launch, is_held = plan.launch, plan.work.mode == "hold"
-    # After the prefetch, training needs the hub no more. In held pods people may want another model than the config's.
-    is_asking = is_prefetch or is_held or not plan.is_fetching
+    # Training does not need the hub after the prefetch. In held pods users may want other models than the config's.
+    uses_hub = is_prefetch or is_held or not plan.is_fetching
     plain = {**WRITABLE, LAUNCH: plan.launch_id}
     plain |= {"MLFLOW_TRACKING_URI": plan.tracking_uri} if plan.tracking_uri else {}
     models = launch.models_volume
-    if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods, and kept
+    if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
-    plain |= {} if is_asking else {"HF_HUB_OFFLINE": "1"}
+    plain |= {} if uses_hub else {"HF_HUB_OFFLINE": "1"}
     plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
     if is_held and not is_prefetch:
         plain[HOLD_SCRIPT] = script_text("hold.py")
@@ -160,8 +160,9 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
         plain[RUN_DIR] = f"{plan.mounts['runs']}/{plan.run_id}"
     plain |= launch.env
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
+    rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     token = launch.hf_token_secret
-    if token.name and is_asking:
+    if token.name and uses_hub:
         rows.append(
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}},
         )
@@ -169,11 +170,11 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
 
 
 def _resources(plan: JobPlan) -> Manifest:
-    """Requests equal limits: the pod is the last to be evicted, and what it was given is there."""
-    ask = plan.launch.resources
-    amounts: dict[str, Any] = {"cpu": ask.cpu, "memory": ask.memory}
-    if ask.gpus:
-        amounts[ask.gpu_resource] = str(ask.gpus)
+    """Requests equal limits (QoS class Guaranteed): the pod is evicted last."""
+    resources = plan.launch.resources
+    amounts: dict[str, Any] = {"cpu": resources.cpu, "memory": resources.memory}
+    if resources.gpus:
+        amounts[resources.gpu_resource] = str(resources.gpus)
     return {"requests": amounts, "limits": amounts}
 
 
@@ -210,6 +211,6 @@ def _spread(plan: JobPlan) -> list[Manifest]:
             "maxSkew": 1,
             "topologyKey": "kubernetes.io/hostname",
             "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": plan.labels},
+            "labelSelector": {"matchLabels": plan.selector},
         }
     ]

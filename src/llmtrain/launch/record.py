@@ -1,8 +1,9 @@
-"""What the cluster remembers of a run: its ConfigMap, which is made first and outlives the job until `delete`."""
+"""The record of a run on the cluster: its ConfigMap, which is created first and outlives the job until `delete`."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
@@ -15,59 +16,65 @@ from llmtrain.config.upgrade import Upgrade, is_old, upgrade
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Object
-from llmtrain.launch.plan import (
+from llmtrain.kubernetes.labels import (
     APP_LABEL,
-    CONFIG_FILE,
-    JOB_FILE,
+    ATTEMPT,
+    DELETED_AT,
+    ENDED_AS,
     RUN_LABEL,
-    JobPlan,
-    Kind,
-    Work,
-    config_map_name,
-    find_kind,
-    plan_job,
+    STOPPED_AT,
+    belongs_to_run,
+    run_id_of,
+    run_label_of,
+    run_selector,
 )
-
-# Annotations: when somebody stopped the run, what it had come to by itself before, and when its data began to go.
-STOPPED_AT, ENDED_AS, DELETED_AT = "llmtrain/stopped-at", "llmtrain/ended-as", "llmtrain/deleted-at"
-ATTEMPT = "llmtrain/attempt"  # which resume or delete has the run: known even if the answer to its change is lost
+from llmtrain.launch.manifests import render
+from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, Workload, config_map_name, find_workload, plan_job
+from llmtrain.launch.work import CONFIG_FILE, Work
 
 
 @dataclass(frozen=True)
 class Record:
-    """A run that was launched."""
+    """A launched run."""
 
     run_id: str
     namespace: str
     config: Config
     work: Work
     number: int
-    """How often it was launched."""
+    """Number of its last launch: 1, incremented by each resume."""
     launched_at: str
     stopped_at: str | None
     ended_as: str | None = None
-    """What it had come to when it was stopped, where it had ended already."""
+    """Its state when it was stopped, if it had already ended: `finished` or `failed`."""
     nonce: str = ""
     unknown: tuple[str, ...] = ()
-    """Fields of its config that this version of llmtrain does not know, and has left out."""
+    """Fields of its config that this version of llmtrain does not have; they are dropped."""
     uid: str = ""
-    """Of its ConfigMap: another run of the same name has another."""
+    """uid of its ConfigMap; a later run of the same name has another."""
     deleted_at: str | None = None
+    run_label: str = RUN_LABEL
+    """Key of the label that carries its run id: runs of the first version have another."""
     attempt: str | None = field(default=None, compare=False)
 
     @property
-    def kind(self) -> Kind:
-        return find_kind(self.config.launch)
+    def workload(self) -> Workload:
+        return find_workload(self.config.launch)
 
     @property
-    def labels(self) -> dict[str, str | None]:
-        """Of all its objects."""
-        return {**APP_LABEL, RUN_LABEL: self.run_id}
+    def selector(self) -> dict[str, str | None]:
+        """Labels that select its pods."""
+        return {**run_selector(self.run_id, self.run_label)}
 
-    @property
+    @cached_property
     def plan(self) -> JobPlan:
-        """The plan it was launched by."""
-        return plan_job(self.config, self.work, self.number, self.nonce, is_launched=True)
+        """The plan of its last launch."""
+        return plan_job(self.config, self.work, self.number, self.nonce, run_label=self.run_label, is_launched=True)
+
+    @cached_property
+    def manifests(self) -> list[Manifest]:
+        """The manifests of its last launch: the ConfigMap first, the job last."""
+        return render(self.plan)
 
     @property
     def runs_claim(self) -> str:
@@ -76,7 +83,7 @@ class Record:
 
 @dataclass(frozen=True)
 class UnreadableRecord:
-    """A ConfigMap that should be the record of a run, and cannot be read: written by another version, or by hand."""
+    """The record of a run that this version cannot read: it was written by another version, or edited."""
 
     run_id: str
     namespace: str
@@ -86,7 +93,7 @@ class UnreadableRecord:
 
 @dataclass(frozen=True)
 class _JobFile:
-    """What manifests.py writes into job.json."""
+    """The content of job.json, which manifests.py writes."""
 
     work: Work
     number: NonNegativeInt
@@ -97,59 +104,62 @@ _JOB_FILE = TypeAdapter(_JobFile)
 
 
 def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
-    """The record of a run, or an error that names the runs there are."""
+    """The record of a run, or an error that lists the existing runs."""
     found = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace)
-    if found is not None and is_ours(found, run_id):
+    if found is not None and belongs_to_run(found, run_id):
         return read_record(found, cluster.place(namespace))
     known = [record.run_id for record in all_records(cluster, namespace)]
     raise UsageError(
-        f"Run '{run_id}' is not in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
+        f"Run '{run_id}' does not exist in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
         known=known,
-        remedy=f"`llmtrain status --all-namespaces{cluster.options}` looks everywhere; --namespace and --context name "
-        "another place.",
+        remedy=f"List the runs of all namespaces: llmtrain status --all-namespaces{cluster.options}. Select another "
+        "namespace or cluster with --namespace and --context.",
     )
 
 
 def list_records(cluster: Cluster, namespace: str | None) -> list[Record]:
-    """All runs of a namespace, or of all, oldest first. A record that cannot be read is passed over."""
+    """The runs of a namespace, or of all namespaces, oldest first, without unreadable records."""
     return [record for record in all_records(cluster, namespace) if isinstance(record, Record)]
 
 
 def all_records(cluster: Cluster, namespace: str | None) -> list[Record | UnreadableRecord]:
-    """The same with those that cannot be read in their place."""
+    """The runs of a namespace, or of all namespaces, oldest first, including unreadable records."""
     records: list[Record | UnreadableRecord] = []
-    for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL, RUN_LABEL: None}):
-        meta = config_map["metadata"]
+    for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL}):
+        meta, run_id = config_map["metadata"], run_id_of(config_map)
+        if run_id is None:
+            continue
         try:
             records.append(read_record(config_map))
         except LlmtrainError as problem:
-            run_id, at = meta["labels"][RUN_LABEL], meta.get("creationTimestamp", "")
-            records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), at))
+            launched_at = meta.get("creationTimestamp", "")
+            records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), launched_at))
     return sorted(records, key=lambda record: (record.launched_at, record.run_id))
 
 
-def read_record(config_map: Object, place: str = "") -> Record:
-    """The record in a ConfigMap. Whoever may write one in the namespace decides what is in it: nothing is taken for
-    granted. `place`: options that lead to the namespace, for commands in remedies."""
+def read_record(config_map: Object, options: str = "") -> Record:
+    """The record in a ConfigMap. Its content is untrusted: anyone with write access to the namespace can edit it.
+    `options`: command-line options that select the namespace, for remedies."""
     meta, data = config_map["metadata"], config_map.get("data") or {}
-    run_id, notes = meta["labels"][RUN_LABEL], meta.get("annotations") or {}
+    run_id, run_label = run_id_of(config_map) or "", run_label_of(config_map) or RUN_LABEL
+    notes = meta.get("annotations") or {}
     where = f"ConfigMap {meta['name']} in namespace {meta['namespace']}"
     kinds = ",".join(["all,configmap,networkpolicy,poddisruptionbudget", *_operator_kinds(data)])
     remedy = (
-        "If another version of llmtrain wrote it, use that one. To remove the run by hand: kubectl delete "
-        f"{kinds} -l {RUN_LABEL}={run_id}{place or ' -n ' + meta['namespace']}"
+        "If another version of llmtrain wrote it, use that version. To delete the run without llmtrain: kubectl delete "
+        f"{kinds} -l {run_label}={run_id}{options or ' -n ' + meta['namespace']}"
     )
     missing = [name for name in (CONFIG_FILE, JOB_FILE) if name not in data]
     if missing or meta["name"] != config_map_name(run_id):
-        why = f"it has no {missing[0]}" if missing else f"that of run '{run_id}' is named {config_map_name(run_id)}"
-        raise UsageError(f"{where} is not the record of a run: {why}.", remedy=remedy)
+        reason = f"{missing[0]} is missing" if missing else f"its name must be {config_map_name(run_id)}"
+        raise UsageError(f"{where} is not the record of a run: {reason}.", remedy=remedy)
     try:
         job = _JOB_FILE.validate_json(data[JOB_FILE], strict=True)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
-        field = ".".join(map(str, first["loc"]))
+        path = ".".join([JOB_FILE, *map(str, first["loc"])])
         raise UsageError(
-            f"{where} is not readable as a run of llmtrain: {JOB_FILE}, {field or 'all of it'}: {first['msg']}.",
+            f"{where} is not a readable record of a run: {path}: {first['msg']}.",
             remedy=remedy,
         ) from None
     unknown: list[str] = []
@@ -164,8 +174,8 @@ def read_record(config_map: Object, place: str = "") -> Record:
         if is_old(version):  # the image may not read a later schema
             config = config.with_values("launch", image_schema=2)
     except LlmtrainError as problem:
-        raise UsageError(f"{where} is not readable as a run of llmtrain: {problem.what}", remedy=remedy) from None
-    if config.output.run_id != run_id:  # else `delete RUN` would delete another one's objects
+        raise UsageError(f"{where} is not a readable record of a run: {problem.what}", remedy=remedy) from None
+    if config.output.run_id != run_id:  # else `delete RUN` would delete the objects of another run
         raise UsageError(
             f"{where} is not the record of '{run_id}': output.run_id is {config.output.run_id}.", remedy=remedy
         )
@@ -182,12 +192,13 @@ def read_record(config_map: Object, place: str = "") -> Record:
         unknown=tuple(unknown),
         uid=str(meta.get("uid", "")),
         deleted_at=notes.get(DELETED_AT),
+        run_label=run_label,
         attempt=notes.get(ATTEMPT),
     )
 
 
 def is_same_launch(config_map: Object, record: Record) -> bool:
-    """Whether a ConfigMap is still the record of that launch, and of no later one."""
+    """Whether a ConfigMap is still the record of this launch, not of a later one."""
     try:
         number = _JOB_FILE.validate_json((config_map.get("data") or {}).get(JOB_FILE, ""), strict=True).number
     except ValidationError:
@@ -196,8 +207,8 @@ def is_same_launch(config_map: Object, record: Record) -> bool:
 
 
 def _operator_kinds(data: Mapping[str, Any]) -> list[str]:
-    """What `kubectl delete all` leaves of a run of an operator, as far as its config can still be searched for that:
-    kubectl deletes nothing at all if one of the kinds is not installed."""
+    """Resources of operators, which `kubectl delete all` does not cover. Found by a search, because the config may be
+    unreadable. Only those of this run: kubectl deletes nothing if one of the resources is not installed."""
     found = re.search(rf"^\s+kind: ['\"]?({'|'.join(_OPERATOR_KINDS)})\b", str(data.get(CONFIG_FILE)), re.MULTILINE)
     return [PLURALS[kind] for kind in _OPERATOR_KINDS[found[1]]] if found else []
 
@@ -210,18 +221,19 @@ _OPERATOR_KINDS = {
 
 
 def check_applied(record: Record, changed: Config, plan: JobPlan) -> None:
-    """Refuse changes that pods would not see: what the launch section or the pod itself decides is written over."""
+    """Refuse changes that would have no effect in the pods, where the launch section or the environment overrides
+    them."""
     before, after, in_pods = (_flat(config.as_dict()) for config in (record.config, changed, plan.config))
     for name, value in after.items():
         if value in (before.get(name), in_pods.get(name)):
             continue
         raise UsageError(
-            f"{name} is set to {value}, but pods would use {in_pods.get(name)}.",
-            remedy=f"Leave it out{_DECIDED_BY.get(name, ': each pod finds that out for itself')}.",
+            f"{name} is set to {value}, but the pods would use {in_pods.get(name)}.",
+            remedy=f"Remove it: {_DECIDED_BY.get(name, 'each pod reads it from its environment')}.",
         )
 
 
-_DECIDED_BY = {"output.root_dir": ", or make it an absolute path"}
+_DECIDED_BY = {"output.root_dir": "a relative path is a directory of this machine; use an absolute one"}
 
 
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +247,7 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(values: dict[str, Any], unknown: list[str]) -> dict[str, Any]:
-    """Without what only another version of llmtrain knows: its runs can still be seen, stopped and fetched."""
+    """Drop fields that only another version of llmtrain has, so that its runs can be listed, stopped and fetched."""
     kept = {}
     for name, value in values.items():
         kind = section_class(name, value) if name in SECTIONS and isinstance(value, dict) else None
@@ -259,13 +271,3 @@ def _known_fields(kind: type[Section], values: dict[str, Any], path: str, unknow
             value = _known_fields(inner, value, f"{path}{name}.", unknown)
         kept[name] = value
     return kept
-
-
-def is_ours(found: Object, run_id: str) -> bool:
-    """Whether an object belongs to this run, and not to somebody else who uses the same name."""
-    return has_labels(found, {**APP_LABEL, RUN_LABEL: run_id})
-
-
-def has_labels(found: Object, wanted: Mapping[str, str]) -> bool:
-    labels = found["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in wanted.items())

@@ -1,66 +1,98 @@
-"""Volumes that are there already: what a launch cannot change about them is refused, not ignored."""
+"""Existing claims: the ones that a launch needs, and the settings that a launch cannot change."""
 
+from contextlib import suppress
 from decimal import Decimal
 
-from llmtrain.config.launch import LaunchSection, amount
+from llmtrain.config.launch import SINGLE_NODE_MODES, LaunchSection, amount
 from llmtrain.errors import UsageError
+from llmtrain.kubernetes.api_errors import AlreadyExists
 from llmtrain.kubernetes.client import Cluster, Object
+from llmtrain.launch.manifests import config_map
 from llmtrain.launch.plan import JobPlan
 
 
-def check_volumes(cluster: Cluster, plan: JobPlan, before: LaunchSection | None = None) -> None:
-    """Refuse a size, a storage class or an access mode that an existing claim does not have. `before`: the run's last
-    launch; only what was changed since is looked at, as somebody may have changed the claim itself."""
+def check_claims_exist(cluster: Cluster, plan: JobPlan) -> None:
+    """Refuse claims that the config names but that do not exist, and existing claims that not all pods can mount."""
+    for name, volume in plan.launch.volumes.items():
+        claim = plan.claim(name)
+        found = cluster.get("v1", "PersistentVolumeClaim", claim, plan.namespace)
+        if found is None:
+            if not volume.claim:
+                continue
+            known = [c["metadata"]["name"] for c in cluster.find("v1", "PersistentVolumeClaim", plan.namespace)]
+            if not known:  # the namespace may not exist; a dry run tells, without the right to read namespaces
+                with suppress(AlreadyExists):
+                    cluster.create(config_map(plan), dry_run=True)
+            raise UsageError(
+                f"launch.{name}_volume.claim: claim {claim} does not exist in namespace {plan.namespace}.",
+                known=known,
+                remedy="Name an existing claim, or set a size to create one.",
+            )
+        modes = found["spec"].get("accessModes") or []
+        if plan.nodes > 1 and modes and all(mode in SINGLE_NODE_MODES for mode in modes):
+            raise UsageError(
+                f"Claim {claim} (launch.{name}_volume) is {', '.join(modes)}: only one node can mount it, but "
+                f"the run has {plan.nodes} pods.",
+                remedy="Use a ReadWriteMany claim, or launch.nodes: 1.",
+            )
+
+
+def check_claims_match(cluster: Cluster, plan: JobPlan, before: LaunchSection | None = None) -> None:
+    """Refuse a size, storage class or access mode that an existing claim does not have. `before`: the launch section of
+    the run's last launch; only fields that differ from it are checked, as the claim itself may have been changed."""
     for name, volume in plan.launch.volumes.items():
         claim = plan.claim(name)
         found = cluster.get("v1", "PersistentVolumeClaim", claim, plan.namespace)
         if found is None:
             continue
         last = before.volumes.get(name) if before else None
-        for field, has in _fields(found).items():
-            wanted = getattr(volume, field)
-            is_changed = last is not None and getattr(last, field) != wanted
+        for field, actual in _claim_fields(found).items():
+            requested = getattr(volume, field)
+            is_changed = last is not None and getattr(last, field) != requested
             is_too_small = (
-                before is None and field == "size" and not volume.claim and _is_more(wanted, next(iter(has), None))
+                before is None
+                and field == "size"
+                and not volume.claim
+                and _is_larger(requested, next(iter(actual), None))
             )
-            if wanted is None or not (is_changed or is_too_small) or _is_one_of(wanted, has):
+            if requested is None or not (is_changed or is_too_small) or _is_one_of(requested, actual):
                 continue
             raise UsageError(
-                f"launch.{name}_volume.{field} is {wanted}, but the claim {claim} is there already with "
-                f"{', '.join(has) or 'none'}, and a launch does not change it.",
-                remedy=_remedy(field, wanted, claim, cluster.place(plan.namespace)),
+                f"launch.{name}_volume.{field} is {requested}, but the existing claim {claim} has "
+                f"{', '.join(actual) or 'none'}, which a launch does not change.",
+                remedy=_remedy(field, requested, claim, cluster.place(plan.namespace)),
             )
 
 
-def _fields(found: Object) -> dict[str, list[str]]:
-    """What a claim has, in the words of the config."""
+def _claim_fields(found: Object) -> dict[str, list[str]]:
+    """Config field -> values of an existing claim."""
     spec = found["spec"]
     size = (spec.get("resources") or {}).get("requests", {}).get("storage")
-    has = {"size": [size], "storage_class": [spec.get("storageClassName")], "access_mode": spec.get("accessModes")}
-    return {field: [str(value) for value in values or [] if value] for field, values in has.items()}
+    fields = {"size": [size], "storage_class": [spec.get("storageClassName")], "access_mode": spec.get("accessModes")}
+    return {field: [str(value) for value in values or [] if value] for field, values in fields.items()}
 
 
-def _is_one_of(wanted: str, has: list[str]) -> bool:
-    return wanted in has or any(_bytes(wanted) == _bytes(value) is not None for value in has)
+def _is_one_of(requested: str, actual: list[str]) -> bool:
+    return requested in actual or any(_bytes(requested) == _bytes(value) is not None for value in actual)
 
 
-def _is_more(wanted: str | None, has: str | None) -> bool:
-    asked, there = _bytes(wanted or ""), _bytes(has or "")
-    return asked is not None and there is not None and asked > there
+def _is_larger(requested: str | None, actual: str | None) -> bool:
+    new, old = _bytes(requested or ""), _bytes(actual or "")
+    return new is not None and old is not None and new > old
 
 
 def _bytes(text: str) -> Decimal | None:
     try:
         return amount(text)
-    except (ArithmeticError, KeyError):  # no quantity, or one that another program wrote in its own way
+    except (ArithmeticError, KeyError):  # not a quantity, or in a notation that `amount` does not support
         return None
 
 
-def _remedy(field: str, wanted: str, claim: str, place: str) -> str:
+def _remedy(field: str, requested: str, claim: str, options: str) -> str:
     if field != "size":
-        return f"Leave it out, or name another claim that has it (claim instead of {field})."
-    change = f'{{"spec":{{"resources":{{"requests":{{"storage":"{wanted}"}}}}}}}}'
+        return f"Remove it, or name another claim that has it (claim instead of {field})."
+    change = f'{{"spec":{{"resources":{{"requests":{{"storage":"{requested}"}}}}}}}}'
     return (
-        "Leave it out. A claim can grow, where its storage class allows that: "
-        f"kubectl patch pvc {claim}{place} -p '{change}', then try again."
+        "Remove it. If the storage class allows expansion, grow the claim and retry: "
+        f"kubectl patch pvc {claim}{options} -p '{change}'"
     )

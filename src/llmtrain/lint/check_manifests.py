@@ -7,13 +7,14 @@ names: a Service that pods need and that is in none of the files given.
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrain.findings import Finding, Status, many
+from llmtrain.findings import Finding, Status
 from llmtrain.lint.model import Manifests
 from llmtrain.lint.rules import hardening, jobs, operators, pods, rendezvous, services
 from llmtrain.lint.rules.rule import Rule, Seen, Severity
 from llmtrain.lint.source import Sources
 from llmtrain.redact import redact
 from llmtrain.terminal import printable_line
+from llmtrain.text import plural
 
 RULES: tuple[Rule, ...] = (
     *rendezvous.RULES,
@@ -86,10 +87,10 @@ class LintReport:
 
     def verdict(self) -> str:
         counts = self.counts()
-        said = [many(counts["error"], "error"), many(counts["warning"], "warning")]
+        said = [plural(counts["error"], "error"), plural(counts["warning"], "warning")]
         found = ", ".join([*said, f"{counts['advice']} of advice"]) if self.findings else "no trap found"
-        read = f"{many(len(self.sources.objects), 'object')} in {many(len(self.sources.files), 'file')}"
-        what = many(self.training, "training pod template") if self.training else "nothing that looks like training"
+        read = f"{plural(len(self.sources.objects), 'object')} in {plural(len(self.sources.files), 'file')}"
+        what = plural(self.training, "training pod template") if self.training else "nothing that looks like training"
         return f"{found}: {read}, {what}."
 
 

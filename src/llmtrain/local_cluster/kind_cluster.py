@@ -21,7 +21,7 @@ import yaml
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.files import read_json, write_json
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.launch.plan import APP_LABEL
+from llmtrain.kubernetes.labels import COMMON_LABELS
 from llmtrain.local_cluster.kind_cli import list_clusters, mounts_of, provider, run
 
 CLAIM, NAMESPACE = "runs", "default"
@@ -185,7 +185,7 @@ def volume_manifests(folder: str, namespace: str, claim: str) -> list[Object]:
     """A folder of the nodes as a volume that all of them write, and the claim on it. kind's own storage class has only
     volumes for one node. No class: none is to be asked. A new name each time: a volume whose claim was deleted serves
     nobody else."""
-    labels = dict(APP_LABEL)
+    labels = dict(COMMON_LABELS)
     name = f"llmtrain-{claim}-{secrets.token_hex(3)}"
     shared: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {

@@ -1,4 +1,4 @@
-"""What the trainer asks of a model family. Add a row to registry.MODELS and it can be named in a config."""
+"""The model contract: what the trainer needs from a model. A model named in registry.MODELS can be used in a config."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -15,41 +15,43 @@ from llmtrain.errors import UsageError
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
-"""Logits of the token that follows; called with the ids so far, one or more longer each time."""
+"""Token ids so far -> logits of the next token. Successive calls extend the ids by one or more."""
 WriteInto = Callable[[Path], None]
 
 
 class ModelAdapter(ABC):
-    """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and knows a few things about it.
-    There may be more columns than vocab_size, as long as they are -inf."""
+    """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and describes it to the trainer.
+
+    The logits may have more columns than vocab_size if those are -inf.
+    """
 
     can_pack = False
-    """Whether the loss takes `positions`, which start anew with each of several rows in one sequence."""
+    """Whether the loss accepts `positions`, which restart at 0 with each example of a packed sequence."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
         self.vocab_size: int = getattr(config, "vocab_size", None) or tokenizer_vocab
         if self.vocab_size < tokenizer_vocab:
             raise UsageError(
-                f"model.vocab_size {self.vocab_size} is smaller than the tokenizer's vocabulary of {tokenizer_vocab}.",
-                remedy="Leave model.vocab_size out to use the tokenizer's.",
+                f"model.vocab_size must be at least the tokenizer's {tokenizer_vocab}, got {self.vocab_size}.",
+                remedy="Remove model.vocab_size to use the tokenizer's.",
             )
 
     @classmethod
-    def own_tokenizer(cls, config: Any) -> str:  # noqa: ARG003
-        """What data.tokenizer means where it is empty."""
+    def default_tokenizer(cls, config: Any) -> str:  # noqa: ARG003
+        """The tokenizer to use if data.tokenizer is not set."""
         return "byte"
 
     @abstractmethod
     def build(self) -> nn.Module:
-        """A new module on the CPU, initialised from torch's global generator (the caller seeds it)."""
+        """A new module on the CPU, initialized from torch's global generator (the caller seeds it)."""
 
     def build_empty(self) -> nn.Module:
-        """The same module with any weights: a checkpoint's are put in, or it is only counted."""
+        """The same module with arbitrary weights: to load a checkpoint into, or to count parameters."""
         return self.build()
 
     def base_files(self) -> list[Path]:
-        """Files of a model that is built upon and not stored in checkpoints; they decide the result."""
+        """Files of the pretrained base model. They determine the result but are not stored in checkpoints."""
         return []
 
     @property
@@ -59,37 +61,37 @@ class ModelAdapter(ABC):
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sum of the cross-entropy over all targets that count. A sum, because what it is divided by, the target
-        tokens of a whole step, is known to the trainer only."""
+        """Sum of the cross-entropy over all targets except IGNORE_INDEX. A sum, because only the trainer knows the
+        divisor: the number of target tokens in the whole step."""
         assert positions is None or self.can_pack
-        logits = module(inputs)
+        logits = module(inputs)  # (B, T, V)
         return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1), reduction="sum")
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The repeated parts of the module, which are sharded and compiled one by one."""
+        """The transformer blocks, which are sharded and compiled one by one."""
         return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
 
-    def examine(self, module: nn.Module) -> None:  # noqa: B027 (most have nothing to find out)
-        """Find out about the finished model what can only be tried."""
+    def probe(self, module: nn.Module) -> None:  # noqa: B027 (optional)
+        """Run the finished model on a tiny input to find out what its code does not declare."""
 
     def context_length(self) -> int:
-        """Most tokens the model can look back on when it writes."""
+        """Maximum number of tokens of context for generation."""
         return self.config.block_size
 
-    def end_ids(self) -> set[int]:
-        """Tokens that end an answer, besides the tokenizer's own."""
+    def stop_token_ids(self) -> set[int]:
+        """Tokens that end a generated answer, in addition to the tokenizer's end of text."""
         return set()
 
     def config_files(self) -> list[Path]:
-        """Files that are needed to build the module, besides its weights."""
+        """Files that are needed to build the module, apart from its weights."""
         return []
 
-    def keeps_rows_apart(self, module: nn.Module) -> bool:  # noqa: ARG002
-        """Whether such rows are really kept apart by this very model."""
+    def separates_packed_examples(self, module: nn.Module) -> bool:  # noqa: ARG002
+        """Whether packed examples really do not attend to each other in this module."""
         return self.can_pack
 
-    def compiled(self, module: nn.Module, by_block: bool) -> LossFunction:
-        """The loss, compiled; `by_block` where what is between the blocks cannot be (it gathers sharded weights)."""
+    def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
+        """The loss, compiled. With `by_block`, only the blocks are, because FSDP gathers weights between them."""
         if not by_block:
             return torch.compile(self.loss)
         for block in self.blocks(module):
@@ -97,38 +99,40 @@ class ModelAdapter(ABC):
         return self.loss
 
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
-        """For writing text. This one looks at the whole context again for each token."""
+        """For generation. Without a KV cache: recomputes the whole context for each token."""
 
-        def following(ids: Sequence[int]) -> torch.Tensor:
+        def next_logits(ids: Sequence[int]) -> torch.Tensor:
             device = next(module.parameters()).device
             logits: torch.Tensor = module(torch.tensor([ids[-block_size:]], device=device))
             return logits[0, -1]
 
-        return following
+        return next_logits
 
-    def companion(self, module: nn.Module) -> WriteInto | None:  # noqa: ARG002
-        """What a checkpoint holds besides: a function that writes it into the checkpoint's directory. All ranks call
-        this at once, rank 0 then writes, perhaps in the background."""
+    def checkpoint_extras(self, module: nn.Module) -> WriteInto | None:  # noqa: ARG002
+        """A function that writes additional files into a checkpoint's directory; None if there are none.
+
+        All ranks call this method together (it may gather shards). Rank 0 calls the result, maybe in a thread.
+        """
         return None
 
     @abstractmethod
     def flops_per_token(self, module: nn.Module) -> float:
-        """Floating-point operations of forward and backward for one token."""
+        """Floating-point operations of forward and backward per token."""
 
     def export(
         self,
         module: nn.Module,  # noqa: ARG002
-        folder: Path,  # noqa: ARG002
+        directory: Path,  # noqa: ARG002
         end_of_text: int | None = None,  # noqa: ARG002
         dtype: str = "float32",  # noqa: ARG002
     ) -> None:
-        """Write the weights in a format that other programs load; `end_of_text` is the token to stop at."""
-        raise UsageError(f"Model '{self.config.name}' has no export format.")
+        """Write the model in a format that other tools load; `end_of_text` is the token to stop at."""
+        raise UsageError(f"Model '{self.config.name}' does not support export.")
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """The module without dropout for a while, then as it was."""
+    """Switch the module to eval mode, and back to its previous mode at the end."""
     was_training = module.training
     module.eval()
     try:

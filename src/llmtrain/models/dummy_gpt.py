@@ -1,4 +1,4 @@
-"""`dummy_gpt`: predicts a token from the one before it. Everything around a model can be tried with it in seconds."""
+"""`dummy_gpt`: predicts a token from the previous one. Trains in seconds, for smoke tests."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ class DummyGPT(nn.Module):
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         self.head = nn.Linear(config.d_model, vocab_size)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
         logits: torch.Tensor = self.head(F.dropout(self.embedding(tokens), self.dropout, self.training))
         return logits
 

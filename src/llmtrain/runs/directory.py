@@ -98,6 +98,11 @@ class RunDirectory:
         return self.path / "ended.json"
 
     @property
+    def exits(self) -> Path:
+        """Exit reports of the processes of this run."""
+        return self.path / "exits"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -1,67 +1,112 @@
-"""How a process ended, as data: `why`, `status` and the launcher read it, never the wording of a log.
+"""How a process ended, as data. `status`, `why`, `guard` and `recover` read reports, never the wording of a log.
 
-A worker reports to the launcher that started it (torch's elastic agent names a file to every worker). An exit code
-cannot say whether 75 means SIGTERM or a lost peer, and only the second is worth a restart. The process that speaks for
-a pod reports to Kubernetes: the container's termination message, which can be read without access to logs.
+A report goes to up to three places:
+- the launcher: a worker writes to the file that torch's elastic agent named (TORCHELASTIC_ERROR_FILE). An exit code
+  cannot say whether 75 means SIGTERM or a lost peer, and only the second is worth a restart;
+- Kubernetes: the main process of a pod writes the container's termination message, which can be read without access
+  to logs;
+- the run directory (`exits/`): operators delete pods on a restart, and the termination message with them.
 """
 
 import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import time
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llmtrain.env import TERMINATION_LOG
-from llmtrain.errors import LlmtrainError
+from llmtrain.env import NODE_NAME, TERMINATION_LOG, WORKER
+from llmtrain.errors import LlmtrainError, Superseded
+from llmtrain.files import write_json
 from llmtrain.logs import log
 from llmtrain.redact import redact
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-MAX_BYTES = 4096  # of a termination message; the kubelet cuts the rest off
-_MAX_RANKS = 64  # that are read: enough to name
-_MAX_MESSAGE, _MAX_REMEDY = 1800, 900  # characters, before what JSON makes of them
+MAX_BYTES = 4096  # of a termination message; the kubelet truncates longer ones
+KEPT = 64  # reports per run directory
+_MAX_RANKS = 64  # read from a report; enough to name
+_MAX_MESSAGE, _MAX_REMEDY = 1800, 900  # characters, before JSON escapes them
+_FIRST_VERSION = {"ResumeMe": "Interrupted", "TrainingStopped": "TrainingFailed"}  # error types, as they were named
+_OWN_FIELDS = ("error", "what", "known", "remedy", "reason", "exit_code")  # of LlmtrainError.as_dict
 
 
 @dataclass(frozen=True)
 class ExitReport:
-    """The fields that matter most come first: a reader may see only the beginning."""
+    """The most important fields come first: a reader may see only the beginning."""
 
-    exit_code: int
-    error: str
-    """The type, as in errors.py."""
+    exit_code: int | None
+    """Negative: minus the number of the signal that killed the process. None: not known."""
+    error: str = ""
+    """Error type, as in errors.py. Empty: the process wrote no report of its own."""
     reason: str | None = None
     message: str = ""
     remedy: str | None = None
+    step: int | None = None
+    generation: int | None = None
     rank: int | None = None
+    node_rank: int | None = None
     silent_ranks: tuple[int, ...] = ()
-    """Ranks that sent no heartbeat."""
+    """Ranks without a heartbeat."""
     pod: str = ""
+    node: str = ""
+    """Kubernetes node."""
     time: str = ""
+    was_stopped: bool = False
+    """The elastic agent stopped this worker because another one had failed."""
+    details: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """LlmtrainError.as_dict, for the launcher; not part of a termination message."""
 
     @classmethod
     def of(cls, error: LlmtrainError) -> "ExitReport":
-        silent, rank = error.details.get("silent_ranks"), error.details.get("rank")
-        rank = os.environ.get("RANK", "") if rank is None else str(rank)
+        values = {**_position, **error.details}
+        rank = values.get("rank", os.environ.get("RANK", ""))
+        silent = values.get("silent_ranks")
         return cls(
             exit_code=error.exit_code,
             error=type(error).__name__,
             reason=error.reason,
             message=redact(error.what_and_known),
             remedy=redact(error.remedy) if error.remedy else None,
-            rank=int(rank) if rank.isdecimal() else None,
+            step=_integer(values.get("step")),
+            generation=_integer(values.get("generation")),
+            rank=_integer(rank),
+            node_rank=_integer(values.get("node_rank")),
             silent_ranks=tuple(silent) if isinstance(silent, list) else (),
             pod=socket.gethostname(),
+            node=os.environ.get(NODE_NAME, ""),
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            details={**_position, **error.as_dict()},
         )
 
-    def as_termination_message(self) -> str:
+    @classmethod
+    def of_worker(cls, rank: int, exit_code: int, error: Mapping[str, Any] | None) -> "ExitReport":
+        """A worker, by the code it ended with and the error it reported, if any."""
+        details = dict(error or {})
+        silent = details.get("silent_ranks")
+        return cls(
+            exit_code=exit_code,
+            error=str(details.get("error") or ""),
+            reason=details.get("reason"),
+            message=str(details.get("what") or ""),
+            rank=rank,
+            silent_ranks=tuple(silent) if isinstance(silent, list) else (),
+            details=details,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
         values = asdict(self)
+        del values["details"], values["was_stopped"]
+        return values
+
+    def as_termination_message(self) -> str:
+        values = self.as_dict()
         limits = [(_MAX_MESSAGE, _MAX_REMEDY), (400, 200), (100, 0)]
-        for message, remedy in limits:  # characters beyond ASCII take up to twelve bytes each
+        for message, remedy in limits:  # a character beyond ASCII takes up to twelve bytes
             values["message"] = self.message[:message]
             values["remedy"] = self.remedy[:remedy] if self.remedy else None
             text = json.dumps({"llmtrain": values})
@@ -69,63 +114,133 @@ class ExitReport:
                 return text
         return json.dumps({"llmtrain": {"exit_code": self.exit_code, "error": self.error, "reason": self.reason}})
 
+    def as_error(self) -> LlmtrainError:
+        """The error of the process that wrote this report."""
+        from llmtrain import errors
 
-def read_termination_message(text: str) -> ExitReport | None:
-    """None where the message is not one of ours: anything can be in it."""
+        types = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, LlmtrainError)}
+        kind: Any = types.get(self.error, LlmtrainError)
+        kind = errors.UsageError if kind is errors.ConfigError else kind  # which is built from a list of problems
+        error: LlmtrainError = kind(str(self.details.get("what") or self.message))
+        error.known, error.remedy = self.details.get("known"), self.details.get("remedy") or self.remedy
+        error.reason = self.reason  # type: ignore[assignment]
+        error.details = {name: value for name, value in self.details.items() if name not in _OWN_FIELDS}
+        return error
+
+
+def parse_report(values: Any) -> ExitReport | None:
+    """None where the value is not a report of ours: anything can be in a file or a message."""
     try:
-        values = json.loads(text)["llmtrain"]
-        known: dict[str, Any] = {field.name: values[field.name] for field in fields(ExitReport) if field.name in values}
+        known = {item.name: values[item.name] for item in fields(ExitReport) if item.name in values}
         silent = known.pop("silent_ranks", [])[:_MAX_RANKS]
+        known.pop("details", None)
         report = ExitReport(**known, silent_ranks=tuple(int(rank) for rank in silent))
     except (ValueError, OverflowError, TypeError, KeyError, RecursionError):
         return None
-    texts = (report.error, report.message, report.pod, report.time, report.reason or "", report.remedy or "")
-    is_code = isinstance(report.exit_code, int) and not isinstance(report.exit_code, bool)
-    return report if is_code and all(isinstance(each, str) for each in texts) else None
+    texts = (report.error, report.message, report.pod, report.node, report.time)
+    optional_texts, numbers = (report.reason, report.remedy), (report.step, report.generation, report.rank)
+    is_valid = (
+        _integer(report.exit_code) == report.exit_code is not None
+        and all(isinstance(text, str) for text in texts)
+        and all(text is None or isinstance(text, str) for text in optional_texts)
+        and all(number is None or _integer(number) == number for number in (*numbers, report.node_rank))
+    )
+    if not is_valid or not isinstance(values, dict):
+        return None
+    return ExitReport(**{**_shallow(report), "error": _FIRST_VERSION.get(report.error, report.error)})
+
+
+def read_termination_message(text: str) -> ExitReport | None:
+    try:
+        return parse_report(json.loads(text)["llmtrain"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def set_position(**values: int | None) -> None:
+    """What later reports of this process say about where it was: generation, step, node_rank."""
+    _position.update(values)
+
+
+def report_to_run(exits: Path) -> None:
+    """Also write the report of this process into the run directory. The run belongs to this process."""
+    global _exits
+    _exits = exits
+
+
+def report_for_pod() -> None:
+    """This process ends with the pod's exit code. The reports of workers are merged by the process that started them,
+    and a command that somebody runs in a pod says nothing about how the pod ends."""
+    global _is_pod_main
+    _is_pod_main = True
+    _write_termination_message("")  # an earlier process of this container may have left one
 
 
 def exit_now(error: LlmtrainError) -> NoReturn:
-    """End the process at once, with a word: its main thread is inside C++, which takes no exception."""
+    """Log the error and end the process at once: its main thread is inside C++ and takes no exception."""
     log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
     write_exit_report(error)
     os._exit(error.exit_code)
 
 
 def write_exit_report(error: LlmtrainError) -> None:
-    """For whoever started this process. Never fails: the process ends anyway."""
+    """Never fails: the process ends anyway."""
+    report = ExitReport.of(error)
     if path := os.environ.get(ERROR_FILE):
         with contextlib.suppress(OSError):
-            Path(path).write_text(_for_the_agent(error), encoding="utf-8")
-    if _speaks_for_pod:
-        _write_termination_message(ExitReport.of(error).as_termination_message())
+            Path(path).write_text(_for_the_agent(error, report), encoding="utf-8")
+    if _is_pod_main:
+        publish(report)
+    if _exits and os.environ.get(WORKER) != "1" and not isinstance(error, Superseded):  # then another owns the run
+        _write_to_run(_exits, report)
 
 
-def speak_for_pod() -> None:
-    """This process ends with the pod's exit code: a worker's report is merged by the node that started it, and a
-    command that somebody runs in a pod is not how the pod ends."""
-    global _speaks_for_pod
-    _speaks_for_pod = True
-    _write_termination_message("")  # of an earlier process of this container
+def publish(report: ExitReport) -> None:
+    """Make a report this container's termination message."""
+    _write_termination_message(report.as_termination_message())
 
 
-_speaks_for_pod = False
+_is_pod_main = False
+_exits: Path | None = None
+_position: dict[str, int | None] = {}
+
+
+def _write_to_run(exits: Path, report: ExitReport) -> None:
+    stamp = re.sub(r"[^0-9]", "", report.time)
+    who = re.sub(r"[^A-Za-z0-9.-]", "-", report.pod)[:80]
+    with contextlib.suppress(OSError):  # a full disk, say
+        if exits.parent.is_dir():
+            exits.mkdir(exist_ok=True)
+            write_json(exits / f"{stamp}-{who}-{report.rank or 0}.json", report.as_dict())
+            for old in sorted(exits.glob("*.json"))[:-KEPT]:
+                old.unlink(missing_ok=True)
 
 
 def _write_termination_message(text: str) -> None:
     path = Path(os.environ.get(TERMINATION_LOG, "/dev/termination-log"))
     with contextlib.suppress(OSError):
-        if path.is_file():  # outside a pod there is none, and none is made
+        if path.is_file():  # the kubelet creates it; outside a pod there is none
             path.write_text(text, encoding="utf-8")
 
 
-def _for_the_agent(error: LlmtrainError) -> str:
+def _for_the_agent(error: LlmtrainError, report: ExitReport) -> str:
     kind = type(error).__name__
-    report = {
+    value = {
         "message": {
             "message": f"{kind}: {error}",
             "errorType": kind,
             "extraInfo": {"py_callstack": str(error), "timestamp": str(int(time.time()))},
         },
-        "llmtrain": error.as_dict(),
+        "llmtrain": report.details,
     }
-    return json.dumps(report)
+    return json.dumps(value)
+
+
+def _integer(value: Any) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, str) and value.isdecimal() else None
+
+
+def _shallow(report: ExitReport) -> dict[str, Any]:
+    return {item.name: getattr(report, item.name) for item in fields(ExitReport)}

@@ -18,7 +18,7 @@ import threading
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -32,14 +32,23 @@ _LOOK_EVERY_SEC = 0.25
 _MOST_COUNTED_SEC = 1.0
 
 
+class Lock(Protocol):
+    """The claim of a process to write to a run."""
+
+    token: str
+
+    def check(self) -> None:
+        """Raise Superseded if another process has taken over the run. Called before anything is published."""
+
+
 class NullLock:
-    """The lock as ranks other than 0 have it: rank 0 looks after it for them. They know its token."""
+    """The lock on ranks other than 0: it knows the token and leaves the check to rank 0."""
 
     def __init__(self, token: str = "") -> None:
         self.token = token
 
     def check(self) -> None:
-        """Raise when somebody else has taken the run over; called before anything is published."""
+        pass
 
 
 class _Seen(NamedTuple):
@@ -53,11 +62,11 @@ class _Seen(NamedTuple):
         return self.owner.get("token")
 
 
-class RunLock(NullLock):
+class RunLock:
     def __init__(self, path: Path, supersede: bool = False, wait_sec: float = 0.0) -> None:
         """`supersede`: take the run over even from a living owner, as a launcher does that starts a new generation
         (the old one may live on a machine that is cut off). `wait_sec`: how long the owner may still seem to live."""
-        super().__init__(secrets.token_hex(8))
+        self.token = secrets.token_hex(8)
         self._path, self._supersede, self._wait_sec = path, supersede, wait_sec
         self._unreadable_since: float | None = None
         self._stop = threading.Event()

@@ -16,9 +16,9 @@ from typing import Any
 
 from llmtrain.config.output import S3_URI_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.files import read_json
+from llmtrain.files import file_sha256, read_json
 from llmtrain.logs import log, warn
-from llmtrain.redact import redact
+from llmtrain.redact import redact, redacted_line
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
 
@@ -194,7 +194,7 @@ class _Copy:
                 self.known[_inode(path)] = sha256
 
     def send_file(self, path: Path) -> None:
-        size, sha256 = path.stat().st_size, self.known.get(_inode(path)) or _file_sha256(path)
+        size, sha256 = path.stat().st_size, self.known.get(_inode(path)) or file_sha256(path)
         key = self._key(path)
         if self._is_there(key, size, sha256):
             return
@@ -236,18 +236,13 @@ def _inode(path: Path) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _explain(problem: Exception, bucket: str, where: str) -> LlmtrainError:
     """boto3's error in our words. What it says itself is kept short, and without secrets."""
     cause = problem.__cause__ or problem.__context__
     cause = cause if isinstance(cause, Exception) and hasattr(cause, "response") else problem  # of a failed upload
     code = str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
     kinds = {kind.__name__ for kind in type(cause).__mro__}
-    said = redact(" ".join(str(cause).split()))[:300]
+    said = redacted_line(cause, 300)
     if code in _NO_BUCKET:
         return UsageError(
             f"There is no bucket '{bucket}' ({said}).",

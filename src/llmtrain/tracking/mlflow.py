@@ -26,7 +26,7 @@ from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.files import read_json, write_json
 from llmtrain.logs import log, warn
-from llmtrain.redact import HIDDEN_LOGIN, redact, redact_values
+from llmtrain.redact import HIDDEN_LOGIN, redact, redact_values, redacted_line
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import Row, read_metrics
 from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
@@ -90,7 +90,7 @@ class MlflowTracker(NullTracker):
                 job()
             except Exception as problem:
                 self._dead = True
-                text = redact(" ".join(str(problem).split()))[:200]
+                text = redacted_line(problem, 200)
                 warn("TRAIN", f"MLflow is lost; training goes on and metrics.jsonl keeps everything: {text}")
 
     def _open(self) -> None:

@@ -11,7 +11,7 @@ from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.files import read_json
-from llmtrain.redact import HIDDEN_LOGIN, redact
+from llmtrain.redact import HIDDEN_LOGIN, redact, redacted_line
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.lock import is_held
@@ -46,7 +46,7 @@ def replay_run(run: RunDirectory, uri: str | None = None) -> dict[str, Any]:
     except LlmtrainError:
         raise
     except Exception as problem:  # whatever a server, a database or MLflow itself has to say
-        text = redact(" ".join(str(problem).split()))[:300]
+        text = redacted_line(problem, 300)
         raise UsageError(
             f"Run '{run.run_id}' could not be put into the MLflow store {redact(uri)}: {text}",
             remedy="Check that the store can be reached from this machine, or name another. What has arrived stays, "

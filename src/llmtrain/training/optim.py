@@ -9,7 +9,7 @@ from llmtrain.config.trainer import TrainerSection
 
 
 def lr_at(step: int, config: TrainerSection) -> float:
-    """Learning rate of step `step` (the first is 0)."""
+    """Learning rate of a step; the first step is 0."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -18,13 +18,13 @@ def lr_at(step: int, config: TrainerSection) -> float:
     start = config.warmup_steps
     if config.schedule == "wsd":
         start = max(start, end - max(1, round(config.decay_fraction * end)))
-    done = min(1.0, max(0.0, (step - start) / max(1, end - start)))
-    left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
-    return config.min_lr + (config.lr - config.min_lr) * left
+    decayed = min(1.0, max(0.0, (step - start) / max(1, end - start)))
+    factor = 0.5 * (1 + math.cos(math.pi * decayed)) if config.schedule == "cosine" else 1 - decayed
+    return config.min_lr + (config.lr - config.min_lr) * factor
 
 
 def build_optimizer(module: nn.Module, config: TrainerSection) -> torch.optim.Optimizer:
-    """Matrices are decayed; biases, norms and other vectors are not."""
+    """The optimizer over all trainable parameters. Weight decay applies to matrices, not to biases and norms."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},

@@ -1,17 +1,29 @@
-"""Text from a model, token by token."""
+"""Text generation, token by token."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from llmtrain.data.sampler import derive_seed
-from llmtrain.data.tokenizers.tokenizer import Tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, evaluating
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    """0 always takes the most likely token."""
+    top_k: int | None = None
+    seed: int = 0
 
 
 @torch.no_grad()
@@ -19,49 +31,46 @@ def sample_ids(
     adapter: ModelAdapter,
     module: nn.Module,
     prompt: Sequence[int],
-    max_new_tokens: int,
+    sampling: Sampling,
     block_size: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    ends: Collection[int] = (),
+    stop_token_ids: Collection[int] = (),
     stop: Callable[[], bool] = lambda: False,
     agree: Callable[[int], int] = lambda token: token,
 ) -> list[int]:
-    """The ids that follow the prompt. Temperature 0 takes the likeliest token each time. `agree` makes one choice of
-    those of several processes."""
-    generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
+    """Token ids that follow the prompt. `agree` picks one token where several processes generate together."""
+    generator = torch.Generator().manual_seed(derive_seed(sampling.seed, "sample"))
     ids = list(prompt)
-    following = adapter.next_logits(module, block_size)
+    next_logits = adapter.next_logits(module, block_size)
     with evaluating(module), _not_compiled(module):
-        while len(ids) < len(prompt) + max_new_tokens and not stop():
-            ids.append(agree(_choose(following(ids).float().cpu(), temperature, top_k, generator)))
-            if ids[-1] in ends:
+        while len(ids) < len(prompt) + sampling.max_new_tokens and not stop():
+            logits = next_logits(ids).float().cpu()
+            ids.append(agree(_choose(logits, sampling, generator)))
+            if ids[-1] in stop_token_ids:
                 break
     return ids[len(prompt) :]
 
 
 def _not_compiled(module: nn.Module) -> AbstractContextManager[Any]:
-    """Compiled blocks would be compiled again for every length of the text."""
+    """Compiled blocks would be recompiled for every length of the text."""
     is_compiled = any(getattr(part, "_compiled_call_impl", None) for part in module.modules())
     return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
 
 
-def _choose(logits: torch.Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    if temperature == 0:
+def _choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
         return int(logits.argmax())
-    if top_k is not None and top_k < len(logits):
-        least = logits.topk(top_k).values[-1]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        lowest = logits.topk(sampling.top_k).values[-1]
+        logits = logits.masked_fill(logits < lowest, float("-inf"))
+    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a prompt. An empty one becomes a line break: the start of a line is something every model has seen."""
+    """Token ids of a prompt. An empty prompt becomes a line break, because a model needs at least one token."""
     try:
         return [int(i) for i in tokenizer.encode(text or "\n")]
     except UnicodeEncodeError:
-        raise UsageError("The prompt is not valid UTF-8.") from None
+        raise UsageError("The prompt must be valid UTF-8.") from None
 
 
 def sample_text(
@@ -69,20 +78,19 @@ def sample_text(
     module: nn.Module,
     tokenizer: Tokenizer,
     prompt: str,
-    max_new_tokens: int,
+    sampling: Sampling,
     block_size: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
-    stop: Callable[[], bool] = lambda: False,
     prefix: Sequence[int] = (),
+    stop: Callable[[], bool] = lambda: False,
     agree: Callable[[int], int] = lambda token: token,
 ) -> str:
-    """The text that follows the prompt, up to the end of a document. Ids that only pad the vocabulary are no text.
-    `prefix`: ids in front of the prompt's."""
-    ends = adapter.end_ids() | ({tokenizer.end_of_text} if tokenizer.end_of_text is not None else set())
-    given = [*prefix, *prompt_ids(tokenizer, prompt)]
-    if len(given) > block_size:
-        warn("TRAIN", f"the prompt has {len(given):,} tokens; the model looks at the last {block_size:,}")
-    ids = sample_ids(adapter, module, given, max_new_tokens, block_size, temperature, top_k, seed, ends, stop, agree)
-    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i not in ends])
+    """The text that follows the prompt, up to the end of the document. `prefix`: token ids before the prompt."""
+    stop_token_ids = adapter.stop_token_ids() | (
+        {tokenizer.end_of_text} if tokenizer.end_of_text is not None else set()
+    )
+    prompted = [*prefix, *prompt_ids(tokenizer, prompt)]
+    if len(prompted) > block_size:
+        warn("TRAIN", f"the prompt has {len(prompted):,} tokens; the model sees only the last {block_size:,}")
+    ids = sample_ids(adapter, module, prompted, sampling, block_size, stop_token_ids, stop, agree)
+    # Ids at or above vocab_size only pad the vocabulary.
+    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i not in stop_token_ids])

@@ -1,4 +1,4 @@
-"""`llmtrain smoke`: a classifier that any machine trains in a second, under the same World as a real run."""
+"""`llmtrain smoke`: trains a classifier in seconds, in the same World as a real run."""
 
 import time
 from typing import Any
@@ -21,45 +21,49 @@ LOG_EVERY = 5
 def train_classifier(
     config: Config, epochs: int, batch: int, samples: int, features: int, classes: int, lr: float, seed: int
 ) -> dict[str, Any] | None:
-    """Losses and accuracy, on rank 0. It fails when nothing was learned: then the collectives do not add up."""
+    """Losses and accuracy on rank 0, None on other ranks. Raises TrainingFailed if the loss did not fall, which means
+    that gradients are lost between the processes."""
     if batch > samples:
-        raise UsageError(f"--batch {batch} is more than --samples {samples}.")
+        raise UsageError(f"--batch must be at most --samples ({samples}), got {batch}.")
     check_power_of_two(config.distributed, process_info_here(config.distributed).world_size)
     with join_world(config.distributed, config.run) as world, peer_errors():
         if batch % world.world_size:
-            raise UsageError(f"--batch {batch} cannot be shared by {world.world_size} processes.")
+            raise UsageError(f"--batch must be divisible by the {world.world_size} processes, got {batch}.")
         started = time.perf_counter()
         torch.manual_seed(seed)
         inputs, labels = make_samples(samples, features, classes)
         model = nn.Sequential(nn.Linear(features, 64), nn.ReLU(), nn.Linear(64, classes)).to(world.device)
-        wrapped = parallelize(model, lambda _: [], config.distributed, world, "fp32", world.world_size)
+        parallel = parallelize(model, lambda _: [], config.distributed, world, "fp32", world.world_size)
         optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-        log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}: a classifier on {samples} samples")
+        log(
+            "DDP",
+            f"rank {world.rank} of {world.world_size} on {world.device}: a classifier on {samples} samples",
+        )
         first_loss = last_loss = 0.0
-        mine = batch // world.world_size
+        per_rank = batch // world.world_size
         steps = samples // batch
         for epoch in range(epochs):
             order = torch.randperm(samples, generator=torch.Generator().manual_seed(seed + epoch))
             for step in range(steps):
-                chosen = order[step * batch + world.rank * mine :][:mine]
-                with wrapped.micro_step(is_last=True):
-                    logits = wrapped.module(inputs[chosen].to(world.device))
+                chosen = order[step * batch + world.rank * per_rank :][:per_rank]
+                with parallel.micro_step(is_last=True):
+                    logits = parallel.module(inputs[chosen].to(world.device))
                     loss = F.cross_entropy(logits, labels[chosen].to(world.device), reduction="sum") / batch
-                    (loss * wrapped.loss_scale).backward()  # type: ignore[no-untyped-call]
-                wrapped.after_backward()
-                wrapped.finish_gradients()
+                    (loss * parallel.loss_scale).backward()  # type: ignore[no-untyped-call]
+                parallel.after_backward()
+                parallel.finish_gradients()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 last_loss = float(world.control.gather_rows(loss).sum())
                 first_loss = first_loss or last_loss
                 if step % LOG_EVERY == 0 or step == steps - 1:
                     log("TRAIN", f"epoch {epoch + 1}/{epochs} | step {step + 1}/{steps} | loss {last_loss:.4f}")
-            accuracy = measure(wrapped.module, inputs, labels, world)
+            accuracy = measure_accuracy(parallel.module, inputs, labels, world)
             log("EPOCH", f"{epoch + 1}/{epochs} | loss {last_loss:.4f} | accuracy {accuracy:.1%}")
         if last_loss >= first_loss:
             raise TrainingFailed(
                 f"The loss did not fall: {first_loss:.4f} -> {last_loss:.4f}.",
-                remedy="With the default options it does, unless gradients get lost on the way: run `llmtrain doctor`.",
+                remedy="With the default options it falls unless gradients are lost. Run `llmtrain doctor`.",
             )
         log("DONE", f"{epochs} epochs, loss {first_loss:.4f} -> {last_loss:.4f}, accuracy {accuracy:.1%}")
         result = {
@@ -74,16 +78,16 @@ def train_classifier(
 
 
 def make_samples(count: int, features: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Clouds around one centre a class: easy, so that learning shows within seconds."""
-    centres = torch.randn(classes, features)
+    """Normally distributed samples around one center per class, which are easy to learn."""
+    centers = torch.randn(classes, features)
     labels = torch.arange(count) % classes
-    return centres[labels] + torch.randn(count, features), labels
+    return centers[labels] + torch.randn(count, features), labels
 
 
 @torch.no_grad()
-def measure(module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, world: World) -> float:
-    """Share of the samples that are told right; ranks look at every so-manieth, the same number each."""
+def measure_accuracy(module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor, world: World) -> float:
+    """Accuracy. Rank r scores samples r, r + world_size, ..., the same number on each rank."""
     count = len(inputs) // world.world_size
-    mine = torch.arange(count) * world.world_size + world.rank
-    right = module(inputs[mine].to(world.device)).argmax(-1).cpu() == labels[mine]
-    return world.control.sum(int(right.sum())) / (count * world.world_size)
+    own = torch.arange(count) * world.world_size + world.rank
+    is_correct = module(inputs[own].to(world.device)).argmax(-1).cpu() == labels[own]
+    return world.control.sum(int(is_correct.sum())) / (count * world.world_size)

@@ -1,7 +1,6 @@
 """One optimizer step: forward and backward of its micro-batches, clipping, update."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +8,20 @@ from torch import nn
 
 from llmtrain.data.batches import Batch
 from llmtrain.data.sampler import derive_seed
-from llmtrain.distributed.parallel import ParallelModel, whole
+from llmtrain.distributed.parallel import whole
 from llmtrain.distributed.world import World
 from llmtrain.fault_injection import inject_fault
-from llmtrain.models.base import LossFunction
+from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import set_lr
+
+
+@dataclass(frozen=True)
+class TokenCounts:
+    """Tokens of a step, on all ranks."""
+
+    targets: int
+    inputs: int
+    """Tokens the model reads, without padding."""
 
 
 @dataclass(frozen=True)
@@ -21,55 +29,43 @@ class StepResult:
     losses: torch.Tensor
     """(micro-batches of this rank,): their shares of the step's mean loss. On the device: reading waits for the GPU."""
     grad_norm: torch.Tensor
-    target_count: int
-    """Target tokens of the step, on all ranks."""
-    token_count: int
-    """Tokens the model read in the step, on all ranks, padding not counted."""
 
 
 @dataclass(frozen=True)
 class Stepper:
-    wrapped: ParallelModel
-    module: nn.Module
-    """The model itself, without what is around it."""
-    loss: LossFunction
+    model: ModelHandle
     optimizer: torch.optim.Optimizer
     world: World
     seed: int
-    dropout: bool
     max_grad_norm: float | None
-    autocast: Callable[[], AbstractContextManager[None]]
     tick: Callable[[], None]
-    """Called for each micro-batch: this rank moves."""
+    """Called before each micro-batch, to report progress to the watchdog."""
 
-    def train_step(self, step: int, lr: float, batches: Sequence[Batch], first_micro: int) -> StepResult:
-        """The step's gradient is the mean over all its target tokens, on whatever rank and micro-batch they are.
-        `first_micro` is the place of the first batch in the step."""
-        counts = [sum(batch.target_count for batch in batches), sum(batch.token_count for batch in batches)]
-        target_count, token_count = self.world.control.sums(counts)
+    def train_step(
+        self, step: int, lr: float, batches: Sequence[Batch], first_micro: int, counts: TokenCounts
+    ) -> StepResult:
+        """The step's gradient is the mean over all its target tokens, whichever rank and micro-batch they are in.
+        `first_micro` is the index of the first batch within the step."""
+        parallel, uses_dropout = self.model.parallel, self.model.adapter.uses_dropout
         losses = []
         for index, batch in enumerate(batches):
             self.tick()
             inject_fault("forward", step + 1)
-            if self.dropout:  # what is dropped depends on the position only: not on rank, nor on when it is computed
+            if uses_dropout:  # the mask depends only on the position in the run, not on the rank
                 torch.manual_seed(derive_seed(self.seed, "dropout", step, first_micro + index))
-            on_device = batch.to(self.world.device)
-            with self.wrapped.micro_step(is_last=index == len(batches) - 1):
-                with self.autocast():
-                    total = self.loss(self.wrapped.module, on_device.inputs, on_device.targets, on_device.positions)
-                    loss = total / target_count
+            with parallel.micro_step(is_last=index == len(batches) - 1):
+                loss = self.model.loss(batch.to(self.world.device)) / counts.targets
                 if inject_fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
-                (loss * self.wrapped.loss_scale).backward()  # type: ignore[no-untyped-call]
-            self.wrapped.after_backward()
+                (loss * parallel.loss_scale).backward()  # type: ignore[no-untyped-call]
+            parallel.after_backward()
             losses.append(loss.detach())
-        self.wrapped.finish_gradients()
+        parallel.finish_gradients()
         inject_fault("after_backward", step + 1)
-        limit = self.max_grad_norm or float("inf")
-        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        grad_norm = whole(nn.utils.clip_grad_norm_(trained, limit, foreach=True))
+        trainable = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
+        grad_norm = whole(nn.utils.clip_grad_norm_(trainable, self.max_grad_norm or float("inf"), foreach=True))
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         inject_fault("after_optimizer", step + 1)
-        return StepResult(torch.stack(losses), grad_norm, target_count, token_count)
+        return StepResult(torch.stack(losses), grad_norm)

@@ -1,4 +1,4 @@
-"""How fast training goes: tokens a second of the step loop alone, and how much of the GPU's arithmetic that uses."""
+"""Training throughput: tokens per second of the step loop alone, and model FLOPs utilization."""
 
 import resource
 import sys
@@ -6,7 +6,7 @@ import time
 
 import torch
 
-# Dense bf16 peak of one GPU in FLOP/s, by the makers' data sheets.
+# Dense bf16 peak of one GPU in FLOP/s, from the vendors' data sheets.
 _PEAK_FLOPS = {
     "H200": 989e12,
     "H100": 989e12,
@@ -21,42 +21,43 @@ _PEAK_FLOPS = {
 
 
 class Throughput:
-    """A stopwatch over the steps; evaluation and saving stop it."""
+    """Times the training steps, without evaluation and saving."""
 
     def __init__(self, device: torch.device, flops_per_token: float, world_size: int) -> None:
         self._device, self._flops = device, flops_per_token
         peak = peak_flops(device)
         self._peak = peak * world_size if peak else None
-        self._mark = time.perf_counter()
+        self._started = time.perf_counter()
         self._steps = self._tokens = self._total_tokens = 0
         self._total_seconds = 0.0
 
     def restart(self) -> None:
-        """Begin anew after a pause, or after the first step, which warms up."""
-        self._mark, self._steps, self._tokens = time.perf_counter(), 0, 0
+        """Start timing, without counting what has passed since the last reading."""
+        self._started, self._steps, self._tokens = time.perf_counter(), 0, 0
 
     def count_step(self, tokens: int) -> None:
         self._steps += 1
         self._tokens += tokens
 
     def read(self) -> tuple[float, float] | None:
-        """(tokens a second, seconds a step) since the last reading, None when no step was counted. The caller has
+        """(tokens per second, seconds per step) since the last reading; None if there was no step. The caller must have
         waited for the device."""
         now = time.perf_counter()
-        seconds, steps, tokens = now - self._mark, self._steps, self._tokens
+        seconds, steps, tokens = now - self._started, self._steps, self._tokens
         if not steps:
             return None
         self._total_seconds += seconds
         self._total_tokens += tokens
-        self._mark, self._steps, self._tokens = now, 0, 0
+        self._started, self._steps, self._tokens = now, 0, 0
         return tokens / seconds, seconds / steps
 
     @property
     def overall(self) -> float:
+        """Tokens per second since the start."""
         return self._total_tokens / self._total_seconds if self._total_seconds else 0.0
 
     def mfu(self, tokens_per_second: float) -> float | None:
-        """Model-FLOPs utilisation: the share of the GPU's peak spent on the model; None where the peak is unknown."""
+        """Model FLOPs utilization, as a fraction of the peak; None if the peak of the device is unknown."""
         return tokens_per_second * self._flops / self._peak if self._peak else None
 
 
@@ -68,7 +69,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Most memory in use so far: of the GPU where there is one, else of this process."""
+    """Peak memory so far, of the GPU or, without one, of this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     unit = 1 if sys.platform == "darwin" else 1024

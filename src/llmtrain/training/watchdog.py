@@ -1,7 +1,7 @@
-"""The watchdog: writes this rank's heartbeat, and ends the process when the others keep it waiting too long.
+"""The watchdog: a thread that writes this rank's heartbeat and ends the process if the run makes no progress.
 
-A rank that hangs leaves the others inside a collective, where no Python code runs any more. This thread still does. It
-fires at distributed.timeout_sec, before the collective library would abort, and names the rank that went silent.
+A rank that hangs leaves the others blocked inside a collective, where their main threads run no Python code. The
+watchdog fires after distributed.timeout_sec, before the collective library would abort, and names the silent rank.
 """
 
 import threading
@@ -12,39 +12,42 @@ from types import TracebackType
 
 from llmtrain.distributed.world import World
 from llmtrain.errors import PeerLost
-from llmtrain.runs.exit_report import exit_now
+from llmtrain.runs.exit_report import exit_now, report_to_run, set_position
 from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats, started_again
 
 BEAT_SEC = 2.0
 CHECK_SEC = 0.25
-STILL_SEC = 5.0  # without a move, after a node was started anew
+MIN_STALL_SEC = 5.0  # without progress, after a pod of the run was replaced
 
 
 class Watchdog:
     def __init__(
         self, folder: Path, world: World, generation: int, timeout_sec: float, starts: Sequence[str] = ()
     ) -> None:
-        """`starts`: of the nodes of this run, see announce_start."""
+        """`starts` identifies the current start of each pod of the run, see announce_start."""
         self._folder, self._world, self._timeout_sec, self._starts = folder, world, timeout_sec, starts
         self._heartbeat = Heartbeat(folder, world.rank, generation)
         self._step = self._progress = 0
-        self._moved_at = time.monotonic()
-        self._gap = 0.0  # the longest wait between two moves, of late
-        self._successor: tuple[int, str] | None = None
-        self._foreign: tuple[int, str] | None = None
-        self._seen_at, self._seen_step = 0.0, 0
-        self._before: dict[int, Beat] = {}
-        self._done = threading.Event()
+        set_position(generation=generation)
+        report_to_run(folder.parent / "exits")
+        self._ticked_at = time.monotonic()
+        self._longest_gap = 0.0  # between two recent ticks
+        self._replacement: tuple[int, str] | None = None  # (node_rank, start) of a pod that started again
+        self._ignored: tuple[int, str] | None = None
+        self._replaced_at, self._replaced_step = 0.0, 0
+        self._earlier_beats: dict[int, Beat] = {}
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def tick(self, step: int | None = None) -> None:
-        """This rank moves."""
+        """Report that this rank makes progress."""
         if step is not None:
             self._step = step
+            set_position(step=step)
         self._progress += 1
         now = time.monotonic()
-        self._gap = max(now - self._moved_at, 0.9 * self._gap)
-        self._moved_at = now
+        self._longest_gap = max(now - self._ticked_at, 0.9 * self._longest_gap)
+        self._ticked_at = now
 
     def __enter__(self) -> "Watchdog":
         self.tick()
@@ -55,73 +58,74 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._done.set()
+        self._stopped.set()
         self._thread.join()
         self._heartbeat.write(self._step, self._progress)
 
     def _watch(self) -> None:
         beat_sec = min(BEAT_SEC, self._timeout_sec / 4)
         written = time.monotonic()
-        while not self._done.wait(CHECK_SEC):
+        while not self._stopped.wait(CHECK_SEC):
             now = time.monotonic()
             if now - written >= beat_sec:
                 self._heartbeat.write(self._step, self._progress)
                 written = now
-                self._look_for_successors(now)
-            waiting = now - self._moved_at
+                self._check_for_replaced_pods(now)
+            waiting = now - self._ticked_at
             if self._world.world_size == 1:
                 continue
             if waiting > self._timeout_sec:
                 self._give_up(waiting)
             if waiting > self._timeout_sec / 2:
-                self._before = self._before or read_heartbeats(self._folder)
+                self._earlier_beats = self._earlier_beats or read_heartbeats(self._folder)
             else:
-                self._before = {}
+                self._earlier_beats = {}
 
-    def _look_for_successors(self, now: float) -> None:
-        """A machine that went without a word (no power, no network) leaves its connections open: nobody would notice
-        until timeout_sec. But a start alone proves nothing (a pod that was given up may be started again where it is):
-        while all ranks still take steps together, none of them was replaced."""
-        found = started_again(self._folder, self._starts) if self._starts else None
-        if found is None or found == self._foreign:
+    def _check_for_replaced_pods(self, now: float) -> None:
+        """Exit early if a pod of the run was replaced. A node that lost power or network leaves its connections open,
+        so its peers would otherwise wait for timeout_sec. A new start alone proves nothing (an abandoned pod may be
+        started again where it is): while all ranks still take steps together, none of them was replaced."""
+        start = started_again(self._folder, self._starts) if self._starts else None
+        if start is None or start == self._ignored:
             return
-        if found != self._successor:
-            self._successor, self._seen_at, self._seen_step = found, now, self._step
-        elif self._step > self._seen_step + 1:
-            self._foreign = found
-        elif now - max(self._seen_at, self._moved_at) > max(STILL_SEC, 2 * self._gap):
+        if start != self._replacement:
+            self._replacement, self._replaced_at, self._replaced_step = start, now, self._step
+        elif self._step > self._replaced_step + 1:
+            self._ignored = start
+        elif now - max(self._replaced_at, self._ticked_at) > max(MIN_STALL_SEC, 2 * self._longest_gap):
             exit_now(
                 PeerLost(
-                    f"Node {found[0]} was started anew, so this start of the run is over, at step {self._step}.",
-                    remedy="Nothing is to be done: the platform starts this one again too, and the run goes on from "
-                    "its newest checkpoint.",
+                    f"Pod {start[0]} of the run was replaced, so this process stops at step {self._step}.",
+                    remedy="No action is needed: the platform restarts this pod, and the run resumes from its newest "
+                    "checkpoint.",
                 )
             )
 
     def _give_up(self, waiting: float) -> None:
-        silent, words = self._name_the_silent()
+        silent, description = self._find_silent_ranks()
         error = PeerLost(
-            f"No progress for {waiting:.0f} s at step {self._step}: {words}.",
-            remedy="Look at that rank's log and machine. Start the run again: it goes on from the newest checkpoint.",
+            f"No progress for {waiting:.0f} s at step {self._step}: {description}.",
+            remedy="Look at that rank's log and node. Restart the run: it resumes from the newest checkpoint.",
             reason="no_progress",
         )
         error.details = {"silent_ranks": silent}
         exit_now(error)
 
-    def _name_the_silent(self) -> tuple[list[int], str]:
+    def _find_silent_ranks(self) -> tuple[list[int], str]:
         now = read_heartbeats(self._folder)
         others = [rank for rank in range(self._world.world_size) if rank != self._world.rank]
-        silent = [r for r in others if r not in now or now[r].get("beat") == self._before.get(r, {}).get("beat")]
+        earlier = self._earlier_beats
+        silent = [r for r in others if r not in now or now[r].get("beat") == earlier.get(r, {}).get("beat")]
         if silent:
             return silent, "; ".join(_describe(r, now.get(r), "has gone silent") for r in silent)
-        least = min(now[r]["progress"] for r in others)
-        behind = [r for r in others if now[r]["progress"] == least < self._progress]
+        lowest = min(now[r]["progress"] for r in others)
+        behind = [r for r in others if now[r]["progress"] == lowest < self._progress]
         if behind:
             return behind, "; ".join(_describe(r, now[r], "answers but is stuck") for r in behind)
-        return [], "every rank answers, none moves"
+        return [], "every rank sends heartbeats, but none makes progress"
 
 
 def _describe(rank: int, beat: Beat | None, what: str) -> str:
     if beat is None:
-        return f"rank {rank} {what} (it never wrote a heartbeat)"
+        return f"rank {rank} {what} (it never sent a heartbeat)"
     return f"rank {rank} {what} (pid {beat['pid']} on {beat['host']}, last seen at step {beat['step']})"

@@ -2,36 +2,36 @@
 
 from typing import Any
 
-from llmtrain.data.examples.chat_template import ROLES, Message
-from llmtrain.data.examples.example import BadExample, Segment
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation
+from llmtrain.data.tokenizers.chat_template import ROLES, Message
+from llmtrain.data.types import BadExample, Segment
 
 
 class ChatJsonl(JsonExamples):
     def segments(self, record: dict[str, Any]) -> list[Segment]:
         if "messages" not in record:
             fields = ", ".join(map(repr, sorted(record))) or "no fields"
-            raise BadExample(f"there is no field 'messages'; the row has {fields}")
+            raise BadExample(f"field 'messages' is missing; the example has {fields}")
         messages = record["messages"]
         if not isinstance(messages, list):
-            raise BadExample(f"'messages' is not a list but {messages!r:.60}")
+            raise BadExample(f"'messages' must be a list, got {messages!r:.60}")
         if not messages:
             raise BadExample("'messages' is empty")
         checked = [_message(number, message) for number, message in enumerate(messages, 1)]
         if not any(message["role"] == "assistant" for message in checked):
-            raise BadExample("row without an answer: no message has the role 'assistant'")
+            raise BadExample("no answer: no message has the role 'assistant'")
         return conversation(self.template, checked)
 
 
 def _message(number: int, message: object) -> Message:
     if not isinstance(message, dict):
-        raise BadExample(f"message {number} is not an object but {message!r:.60}")
+        raise BadExample(f"message {number} must be an object, got {message!r:.60}")
     role = message.get("role")
     if role not in ROLES:
-        raise BadExample(f"message {number} has the role {role!r}; known: {', '.join(sorted(ROLES))}")
+        raise BadExample(f"message {number}: role must be one of {', '.join(sorted(ROLES))}, got {role!r}")
     content = text_of(message.get("content"), f"the content of message {number} ({role})")
     if role == "assistant" and not content.strip():
-        raise BadExample(f"the answer, message {number}, is empty")
-    # The datasets library gives every message all the keys that any has, empty where it had none.
+        raise BadExample(f"message {number}, an answer, is empty")
+    # The datasets library fills in every key that any message has, with None.
     return {key: value for key, value in message.items() if value is not None}

@@ -1,11 +1,11 @@
-"""`instruct_jsonl`: rows of an instruction, perhaps an input, and the output, one JSON object each."""
+"""`instruct_jsonl`: instruction, optional input, and output, one JSON object each."""
 
 from typing import Any
 
 from llmtrain.config.data import InstructJsonlSection
-from llmtrain.data.examples.example import BadExample, Segment
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation, plain_prompt
+from llmtrain.data.types import BadExample, Segment
 
 
 class InstructJsonl(JsonExamples):
@@ -18,11 +18,11 @@ class InstructJsonl(JsonExamples):
     def segments(self, record: dict[str, Any]) -> list[Segment]:
         instruction = self._field(record, "instruction")
         answer = self._field(record, "output")
-        given = record.get(self.config.input_field)
-        text = "" if given is None else text_of(given, f"field '{self.config.input_field}'")
+        value = record.get(self.config.input_field)
+        context = "" if value is None else text_of(value, f"field '{self.config.input_field}'")
         if self.format == "plain":
-            return [Segment(plain_prompt(instruction, text), False), Segment(answer, True)]
-        question = f"{instruction}\n\n{text}" if text else instruction
+            return [Segment(plain_prompt(instruction, context), False), Segment(answer, True)]
+        question = f"{instruction}\n\n{context}" if context else instruction
         return conversation(
             self.template, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
         )
@@ -30,9 +30,10 @@ class InstructJsonl(JsonExamples):
     def _field(self, record: dict[str, Any], which: str) -> str:
         name = getattr(self.config, f"{which}_field")
         if name not in record:
+            fields = ", ".join(map(repr, sorted(record))) or "no fields"
             raise BadExample(
-                f"there is no field '{name}'; the row has {', '.join(map(repr, sorted(record))) or 'no fields'}",
-                f"Set data.{which}_field, or repair the row.",
+                f"field '{name}' is missing; the example has {fields}",
+                f"Set data.{which}_field, or fix the example.",
             )
         what = f"the answer, field '{name}'," if which == "output" else f"field '{name}'"
         text = text_of(record[name], what)

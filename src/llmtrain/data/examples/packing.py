@@ -1,6 +1,6 @@
-"""Putting rows of different lengths into as few sequences of one length as possible: best fit, longest first.
+"""Packing examples of different lengths into as few sequences as possible: best fit decreasing.
 
-Where a row fits is looked up in a bit set of the free capacities, so a million rows take a few seconds.
+A bit set of the free capacities finds the best bin in constant time, so a million examples take a few seconds.
 """
 
 from dataclasses import dataclass
@@ -26,30 +26,30 @@ class Bins:
 
 
 def pack(lengths: Indexes, capacity: int) -> Bins:
-    """Each item in one bin, the sum of lengths in no bin above the capacity. Lengths lie in 1 ... capacity."""
+    """Assign each item to one bin; no bin's total length exceeds the capacity. 1 <= length <= capacity."""
     order = np.argsort(-lengths, kind="stable")
     bin_of = np.empty(len(order), dtype=np.int64)
-    bins_with: list[list[int]] = [[] for _ in range(capacity + 1)]  # by free capacity
-    free, count = 0, 0  # bit c of `free`: some bin has c left
+    bins_by_free: list[list[int]] = [[] for _ in range(capacity + 1)]  # free capacity -> bin numbers
+    free_bits, count = 0, 0  # bit c of free_bits: some bin has c free
     for index, length in enumerate(lengths[order].tolist()):
-        fitting = free >> length
+        fitting = free_bits >> length
         if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            number = bins_with[room].pop()
-            if not bins_with[room]:
-                free ^= 1 << room
+            free = length + (fitting & -fitting).bit_length() - 1  # the lowest set bit: the smallest that fits
+            number = bins_by_free[free].pop()
+            if not bins_by_free[free]:
+                free_bits ^= 1 << free
         else:
-            room, number, count = capacity, count, count + 1
+            free, number, count = capacity, count, count + 1
         bin_of[index] = number
-        left = room - length
-        if left:
-            bins_with[left].append(number)
-            free |= 1 << left
+        remaining = free - length
+        if remaining:
+            bins_by_free[remaining].append(number)
+            free_bits |= 1 << remaining
     by_bin = np.argsort(bin_of, kind="stable")
     borders = np.searchsorted(bin_of[by_bin], np.arange(count + 1))
     return Bins(order[by_bin], borders.astype(np.int64))
 
 
-def one_each(count: int) -> Bins:
-    """Every item in a bin of its own."""
+def one_per_bin(count: int) -> Bins:
+    """Every item in its own bin."""
     return Bins(np.arange(count, dtype=np.int64), np.arange(count + 1, dtype=np.int64))

@@ -1,73 +1,76 @@
-"""How a row is written as text: as a conversation by the tokenizer's own template, or as headed paragraphs."""
+"""How an example is written as text: by the tokenizer's chat template, or as headed paragraphs."""
 
 from pathlib import Path
 from typing import Literal
 
 from llmtrain.config.data import ChatJsonlSection, DataSection, InstructJsonlSection
-from llmtrain.data.examples.chat_template import ChatTemplate, Message, has_chat_template
-from llmtrain.data.examples.example import BadExample, Segment
-from llmtrain.data.tokenizers.tokenizer import Tokenizer
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.chat_template import ChatTemplate, Message, has_chat_template
+from llmtrain.data.types import BadExample, Segment
 from llmtrain.errors import DataError, UsageError
 
 __all__ = ["choose_format", "conversation", "has_chat_template", "plain_prompt", "prompt_prefix", "prompt_text"]
 
 
-def choose_format(config: DataSection, folder: Path | None) -> Literal["chat", "plain"]:
-    """What `auto` means for this tokenizer directory (None: a built-in tokenizer, which has no template)."""
-    wanted = "chat" if isinstance(config, ChatJsonlSection) else getattr(config, "prompt_format", "auto")
-    if wanted == "plain":
+def choose_format(config: DataSection, tokenizer_dir: Path | None) -> Literal["chat", "plain"]:
+    """Resolve `auto` for a tokenizer directory (None: a built-in tokenizer, which has no chat template)."""
+    requested = "chat" if isinstance(config, ChatJsonlSection) else getattr(config, "prompt_format", "auto")
+    if requested == "plain":
         return "plain"
-    if has_chat_template(folder):
+    if has_chat_template(tokenizer_dir):
         return "chat"
-    if wanted == "auto":
+    if requested == "auto":
         return "plain"
     what = "data.name is chat_jsonl" if config.name == "chat_jsonl" else "data.prompt_format is chat"
     raise UsageError(
-        f"{what}, but the tokenizer {folder or config.tokenizer or 'byte'} has no chat template.",
+        f"{what}, but the tokenizer {tokenizer_dir or config.tokenizer or 'byte'} has no chat template.",
         remedy="Set data.tokenizer to a directory with a chat_template.jinja"
         + ("." if config.name == "chat_jsonl" else ", or data.prompt_format to plain."),
     )
 
 
 def conversation(template: ChatTemplate, messages: list[Message]) -> list[Segment]:
-    """Prompts and answers in turn. Each answer is what the template adds to the prompt it was asked with, so that
-    training and inference see the same text. What follows the last answer is left out: nothing is learned from it."""
+    """Prompts and answers in turn.
+
+    Each answer is what the template adds to the prompt that precedes it, so that training and inference use the same
+    text. Messages after the last answer are dropped: they carry no loss.
+    """
     segments: list[Segment] = []
-    written = ""
+    text = ""
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        prompt = template.render(messages[:index], for_answer=True)
-        whole = template.render(messages[: index + 1], for_answer=False)
-        if not prompt.startswith(written) or not whole.startswith(prompt):
+        prompt = template.render(messages[:index], add_generation_prompt=True)
+        full = template.render(messages[: index + 1], add_generation_prompt=False)
+        if not prompt.startswith(text) or not full.startswith(prompt):
             raise BadExample(
                 f"the chat template rewrites earlier turns when message {index + 1} is added, "
-                "so what the model would have seen cannot be told",
-                "Use rows with one answer each, or another template.",
+                "so the prompt of each answer is ambiguous",
+                "Use examples with one answer each, or another chat template.",
             )
-        segments += [Segment(prompt[len(written) :], False), Segment(whole[len(prompt) :], True)]
-        written = whole
+        segments += [Segment(prompt[len(text) :], False), Segment(full[len(prompt) :], True)]
+        text = full
     return segments
 
 
-def plain_prompt(instruction: str, text: str = "") -> str:
-    middle = f"### Input:\n{text}\n\n" if text else ""
+def plain_prompt(instruction: str, context: str = "") -> str:
+    middle = f"### Input:\n{context}\n\n" if context else ""
     return f"### Instruction:\n{instruction}\n\n{middle}### Response:\n"
 
 
 def prompt_text(config: DataSection, tokenizer_dir: Path | None, messages: list[Message]) -> str:
-    """A conversation as the model was trained to answer it, ready for generation."""
+    """A conversation in the format the model was trained on, ready for generation."""
     if choose_format(config, tokenizer_dir) == "plain":
         return "".join(map(_plain_turn, messages))
     assert tokenizer_dir
     try:
-        return ChatTemplate(tokenizer_dir).render(messages, for_answer=True)
+        return ChatTemplate(tokenizer_dir).render(messages, add_generation_prompt=True)
     except BadExample as problem:
-        raise DataError(f"No prompt can be made: {problem.reason}.", remedy=problem.remedy) from None
+        raise DataError(f"Cannot build the prompt: {problem.reason}.", remedy=problem.remedy) from None
 
 
 def prompt_prefix(config: DataSection, tokenizer_dir: Path | None, tokenizer: Tokenizer) -> list[int]:
-    """Ids in front of such a prompt, as in the training rows. A chat template writes its own."""
+    """Ids before such a prompt, as in training. A chat template writes its own."""
     is_plain = choose_format(config, tokenizer_dir) == "plain"
     return tokenizer.prefix_ids() if is_plain and adds_special_tokens(config) else []
 

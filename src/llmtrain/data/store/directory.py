@@ -1,10 +1,10 @@
-"""A directory of tokenised data: made once for a source and a tokenizer, then only opened.
+"""A directory of tokenized data: built once per source and tokenizer, then only opened.
 
     <cache_dir>/tokens/<key>/   files of each split (train.bin, val.bin, ...)  tokenizer/  meta.json  verified.json
 
-The key is a hash of what decides the tokens. The directory is made under another name and renamed when complete,
-so it is there whole or not at all; a file lock lets one process make it while others wait. meta.json has the SHA-256
-of every file. They are verified once; verified.json remembers by size, times and inode that the files are unchanged.
+The key is a hash of what determines the tokens. The directory is built under a temporary name and renamed when
+complete, so it is never partial; a file lock makes one process build it while others wait. meta.json has the SHA-256
+of every file. They are verified once; verified.json records size, times and inode of the verified files.
 """
 
 import contextlib
@@ -15,37 +15,37 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from llmtrain.content_hash import file_sha256, stamp
-from llmtrain.data.tokenizers.tokenizer import Tokenizer, load_saved_tokenizer
+from llmtrain.content_hash import stamp
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.tokenizers.load import load_saved_tokenizer
+from llmtrain.data.types import SPLITS, Split
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import fsync_dir, is_full, is_there, read_json, write_json
+from llmtrain.files import file_sha256, fsync_dir, is_full, is_there, read_json, write_json
 from llmtrain.logs import log, warn
 
-Split = Literal["train", "val"]
-SPLITS: tuple[Split, Split] = ("train", "val")
 FORMAT_VERSION = 2
-WAIT_FOR_OTHER_SEC = 24 * 3600
+LOCK_TIMEOUT_SEC = 24 * 3600
 META, VERIFIED = "meta.json", "verified.json"
 
 
 @dataclass(frozen=True)
 class Written:
-    """What was written for one split."""
+    """The result of writing one split."""
 
     count: int
-    """Tokens."""
+    """Number of tokens."""
     sha256: str
-    """Of what is trained on, not of where it came from."""
+    """Of the data, without where it came from."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What is needed to open the files again."""
+    """What is needed to open the files."""
 
 
 Write = Callable[[Path, Split, Tokenizer], Written]
-"""Writes the files of one split into a folder."""
+"""Writes the files of one split into a directory."""
 
 
 @dataclass(frozen=True)
@@ -64,42 +64,47 @@ class StoreDirectory:
         return dict(self.meta["facts"][split])
 
     def stamps(self) -> dict[str, list[int]] | None:
-        """The stamp of every file; None where one is missing or not as long as it was when written."""
+        """The stamp of every file; None if a file is missing or has another size than recorded."""
         try:
-            found = {name: stamp(self.path / name) for name in self.meta["sha256"]}
-            is_whole = bool(found) and all(found[name][0] == size for name, size in self.meta["sizes"].items())
+            stamps = {name: stamp(self.path / name) for name in self.meta["sha256"]}
+            is_complete = bool(stamps) and all(stamps[name][0] == size for name, size in self.meta["sizes"].items())
         except (OSError, KeyError, TypeError, AttributeError):
             return None
-        return found if is_whole and self.meta.get("meta_sha256") == _meta_sha256(self.meta) else None
+        return stamps if is_complete and self.meta.get("meta_sha256") == _meta_sha256(self.meta) else None
 
 
 def open_or_build(
     cache_dir: Path, identity: dict[str, Any], tokenizer: Callable[[], Tokenizer], write: Write
 ) -> StoreDirectory:
+    """The store of this identity, opened if it is intact, else built with `write`."""
     identity = {"format": FORMAT_VERSION, **identity}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:20]
     path = cache_dir / "tokens" / key
-    found = _open_verified(path)
-    if found is None and not os.access(path.parent, os.W_OK):
-        found = _verify(path)  # on a read-only volume nobody can remember it for the next start
-    if found:
-        return found
+    store = _open_verified(path)
+    if store is None and not os.access(path.parent, os.W_OK):
+        store = _verify(path)  # on a read-only volume verified.json cannot be written
+    if store:
+        return store
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f"{key}.lock"), timeout=WAIT_FOR_OTHER_SEC):
-            found = _open_verified(path)  # another process may have made or verified it while this one waited
-            return found or _verify(path) or _build(path, identity, tokenizer(), write)
+        with FileLock(path.with_name(f"{key}.lock"), timeout=LOCK_TIMEOUT_SEC):
+            store = _open_verified(path)  # another process may have built or verified it while this one waited
+            return store or _verify(path) or _build(path, identity, tokenizer(), write)
     except (PermissionError, NotADirectoryError, FileExistsError) as problem:
         raise UsageError(
-            f"The cache {cache_dir} cannot be used: {problem.strerror or problem}.",
-            remedy="Set data.cache_dir to a directory you may write to.",
+            f"Cannot use the cache directory {cache_dir}: {problem.strerror or problem}.",
+            remedy="Set data.cache_dir to a writable directory.",
         ) from None
     except Timeout:
-        raise UsageError(f"Another process has been tokenising into {path} for a day.") from None
+        raise UsageError(
+            f"Another process has held the lock of {path} for a day.", remedy="Stop it, or set data.cache_dir."
+        ) from None
     except OSError as problem:
         raise DataError(
-            f"The tokens could not be written to {cache_dir}: {problem.strerror or problem}.",
-            remedy="Free some space, or set data.cache_dir to another disk." if is_full(problem) else None,
+            f"Cannot write tokens to {cache_dir}: {problem.strerror or problem}.",
+            remedy="Free disk space, or set data.cache_dir to another disk."
+            if is_full(problem)
+            else "Set data.cache_dir to another directory.",
         ) from None
 
 
@@ -109,39 +114,40 @@ def _open(path: Path) -> StoreDirectory:
 
 
 def _open_verified(path: Path) -> StoreDirectory | None:
-    """The store, where its files are those that were verified before."""
-    folder = _open(path)
-    stamps = folder.stamps()
-    return folder if stamps is not None and stamps == read_json(path / VERIFIED) else None
+    """The store if its files are unchanged since they were verified."""
+    store = _open(path)
+    stamps = store.stamps()
+    return store if stamps is not None and stamps == read_json(path / VERIFIED) else None
 
 
 def _verify(path: Path) -> StoreDirectory | None:
-    """The store, after every byte of it was read; None where there is none, or a damaged one."""
+    """The store, after reading and hashing every file; None if it is missing or damaged."""
     if not is_there(path):
         return None
-    folder = _open(path)
-    stamps = folder.stamps()  # before the files are read: a change in the meantime shows at the next start
-    if "sha256" not in folder.meta and "sizes" in folder.meta:
-        log("DATA", f"the token store {path} was made by an earlier version, without checksums; it is rebuilt")
+    store = _open(path)
+    stamps = store.stamps()  # before hashing: a concurrent change is detected at the next start
+    if "sha256" not in store.meta and "sizes" in store.meta:
+        log("DATA", f"token store {path} was written by an earlier version without checksums; rebuilding it")
         return None
-    damaged = next(_damaged(folder), None) if stamps is not None else "a file is missing or has another size"
-    if damaged:
-        warn("DATA", f"the token store {path} is damaged ({damaged}); it is rebuilt")
+    damage = next(_damage(store), None) if stamps is not None else "a file is missing or has the wrong size"
+    if damage:
+        warn("DATA", f"token store {path} is damaged ({damage}); rebuilding it")
         return None
-    with contextlib.suppress(OSError):  # then the next start verifies it again
+    with contextlib.suppress(OSError):  # the next start verifies it again
         write_json(path / VERIFIED, stamps)
-    return folder
+    return store
 
 
-def _damaged(folder: StoreDirectory) -> Iterator[str]:
-    total = sum(folder.meta["sizes"].values())
-    log("DATA", f"verifying the SHA-256 of the token store {folder.path} ({total / 1e6:.1f} MB)")
-    for name, sha256 in folder.meta["sha256"].items():
+def _damage(store: StoreDirectory) -> Iterator[str]:
+    """What is wrong with the files."""
+    total = sum(store.meta["sizes"].values())
+    log("DATA", f"verifying the SHA-256 of token store {store.path} ({total / 1e6:.1f} MB)")
+    for name, sha256 in store.meta["sha256"].items():
         try:
-            if file_sha256(folder.path / name) != sha256:
-                yield f"the SHA-256 of {name} is not the recorded one"
+            if file_sha256(store.path / name) != sha256:
+                yield f"{name} does not match its SHA-256"
         except OSError as problem:
-            yield f"{name} cannot be read: {problem.strerror or problem}"
+            yield f"cannot read {name}: {problem.strerror or problem}"
 
 
 def _meta_sha256(meta: dict[str, Any]) -> str:
@@ -167,11 +173,11 @@ def _build(path: Path, identity: dict[str, Any], tokenizer: Tokenizer, write: Wr
             "sha256": {name: file_sha256(file) for name, file in files.items()},
             "fingerprint": hashlib.sha256("".join(part.sha256 for part in written.values()).encode()).hexdigest(),
         }
-        meta = json.loads(json.dumps(facts))  # as it will be read
+        meta = json.loads(json.dumps(facts))  # as read back: tuples become lists
         meta["meta_sha256"] = _meta_sha256(meta)
         write_json(temporary / META, meta)
         write_json(temporary / VERIFIED, StoreDirectory(temporary, meta).stamps())
-        if path.exists():  # damaged, or it would have been opened
+        if path.exists():  # damaged, otherwise it would have been opened
             shutil.rmtree(path)
         temporary.rename(path)
         fsync_dir(path.parent)

@@ -1,4 +1,4 @@
-"""Running text as tokens on disk, memory-mapped: one file a split, documents one behind another."""
+"""Tokenized running text on disk, memory-mapped: one file per split, documents concatenated."""
 
 import hashlib
 import os
@@ -6,20 +6,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.data.store.directory import Split, StoreDirectory, Write, Written
-from llmtrain.data.tokenizers.tokenizer import Tokenizer
+from llmtrain.data.store.directory import StoreDirectory, Write, Written
+from llmtrain.data.tokenizers.base import Tokenizer
+from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
 from llmtrain.logs import log
 
-if TYPE_CHECKING:
-    from llmtrain.data.base import TextChunk
-
-GROUP_CHARACTERS = 4 << 20  # text handed to the tokenizer at once
+GROUP_CHARACTERS = 4 << 20  # per call of the tokenizer
 PROGRESS_SEC = 2.0
 Item = TypeVar("Item")
 
@@ -32,19 +30,19 @@ class TokenStore:
     tokens: npt.NDArray[Any]
 
     @classmethod
-    def open(cls, folder: StoreDirectory, split: Split) -> "TokenStore":
-        return _open_tokens(folder.path / f"{split}.bin", folder.facts(split)["dtype"])
+    def open(cls, directory: StoreDirectory, split: Split) -> "TokenStore":
+        return _open_tokens(directory.path / f"{split}.bin", directory.facts(split)["dtype"])
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Worker processes map the file themselves instead of being sent its content."""
+        """Pickled by path: worker processes map the file instead of receiving its content."""
         return _open_tokens, (self.path, self.tokens.dtype.str)
 
 
 def map_array(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """A plain array over the map: slicing a memmap object itself is several times slower."""
+    """A plain array over a memory map: slicing an np.memmap object is several times slower."""
     return np.asarray(np.memmap(path, dtype=np.dtype(dtype), mode="r"))
 
 
@@ -52,18 +50,18 @@ def _open_tokens(path: Path, dtype: str) -> TokenStore:
     return TokenStore(path, map_array(path, dtype))
 
 
-def text_writer(chunks: "Callable[[Split], Iterable[TextChunk]]", threads: int) -> Write:
-    """Writes the text of a split for open_or_build."""
+def text_writer(chunks: Callable[[Split], Iterable[TextChunk]], threads: int) -> Write:
+    """A function for open_or_build that writes the text of a split."""
 
-    def write(folder: Path, split: Split, tokenizer: Tokenizer) -> Written:
+    def write(directory: Path, split: Split, tokenizer: Tokenizer) -> Written:
         dtype = smallest_dtype(tokenizer.vocab_size)
-        written = write_tokens(folder / f"{split}.bin", chunks(split), tokenizer, dtype, threads, split)
+        written = write_tokens(directory / f"{split}.bin", chunks(split), tokenizer, dtype, threads, split)
         if not written.count:
             raise DataError(
                 f"The {'training' if split == 'train' else 'validation'} text is empty.",
                 remedy="Check data.files, data.val_files and data.val_fraction."
                 if split == "train"
-                else "Name more text, or raise data.val_fraction.",
+                else "Add more text, or raise data.val_fraction.",
             )
         return written
 
@@ -72,29 +70,30 @@ def text_writer(chunks: "Callable[[Split], Iterable[TextChunk]]", threads: int) 
 
 def write_tokens(
     path: Path,
-    chunks: "Iterable[TextChunk]",
+    chunks: Iterable[TextChunk],
     tokenizer: Tokenizer,
     dtype: type[np.unsignedinteger[Any]],
     threads: int,
     label: str,
 ) -> Written:
-    """Tokenise chunks into one file, a group at a time, so that memory does not grow with the text."""
+    """Tokenize chunks into one file, in groups, so that memory does not grow with the text."""
     digest, count = hashlib.sha256(), 0
     progress = TokenizeProgress(label)
     separator = np.array([tokenizer.end_of_text], dtype) if tokenizer.end_of_text is not None else None
     with path.open("wb") as file:
-        for group in in_groups(chunks, lambda piece: len(piece.text)):
-            for piece, ids in zip(group, tokenizer.encode_many([p.text for p in group], threads), strict=True):
+        for group in in_groups(chunks, lambda chunk: len(chunk.text)):
+            texts = [chunk.text for chunk in group]
+            for chunk, ids in zip(group, tokenizer.encode_many(texts, threads), strict=True):
                 parts = [ids.astype(dtype, copy=False)]
-                if piece.ends_document and separator is not None:
+                if chunk.ends_document and separator is not None:
                     parts.append(separator)
                 for part in parts:
                     data = part.tobytes()
                     file.write(data)
                     digest.update(data)
                     count += len(part)
-                progress.characters += len(piece.text)
-            progress.say()
+                progress.characters += len(chunk.text)
+            progress.log()
         file.flush()
         os.fsync(file.fileno())
     progress.finish(count)
@@ -102,27 +101,27 @@ def write_tokens(
 
 
 class TokenizeProgress:
-    """Log lines of a long tokenisation, one every few seconds."""
+    """Logs the progress of tokenizing, one line every few seconds."""
 
     def __init__(self, label: str) -> None:
         self.characters = 0
         self._label = label
-        self._started = self._said = time.monotonic()
+        self._started = self._logged = time.monotonic()
 
-    def say(self) -> None:
-        if time.monotonic() - self._said > PROGRESS_SEC:
-            self._said = time.monotonic()
-            rate = self.characters / 1e6 / (self._said - self._started)
-            log("DATA", f"tokenising {self._label}: {self.characters / 1e6:.0f} M characters, {rate:.1f} M/s")
+    def log(self) -> None:
+        if time.monotonic() - self._logged > PROGRESS_SEC:
+            self._logged = time.monotonic()
+            rate = self.characters / 1e6 / (self._logged - self._started)
+            log("DATA", f"tokenizing {self._label}: {self.characters / 1e6:.0f} M characters, {rate:.1f} M/s")
 
-    def finish(self, tokens: int, of: str = "") -> None:
+    def finish(self, tokens: int, of_examples: str = "") -> None:
         seconds = time.monotonic() - self._started
-        source = f"{self.characters:,} characters{of}"
-        log("DATA", f"tokenised {self._label}: {tokens:,} tokens from {source} in {seconds:.1f} s")
+        source = f"{self.characters:,} characters{of_examples}"
+        log("DATA", f"tokenized {self._label}: {tokens:,} tokens from {source} in {seconds:.1f} s")
 
 
 def in_groups(items: Iterable[Item], size_of: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """Neighbours together, about GROUP_CHARACTERS at a time."""
+    """Consecutive items in groups of about GROUP_CHARACTERS."""
     group: list[Item] = []
     size = 0
     for item in items:

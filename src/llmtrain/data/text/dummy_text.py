@@ -1,10 +1,11 @@
-"""`dummy_text`: made-up sentences for smoke tests; a model learns them within a few steps."""
+"""`dummy_text`: random sentences for smoke tests; a model learns them within a few steps."""
 
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from llmtrain.data.base import Split, TextChunk, TextData
+from llmtrain.data.base import TextData
+from llmtrain.data.types import Split, TextChunk
 
 _SENTENCES = {"train": 4000, "val": 400}
 _SUBJECTS = ("the pod", "a node", "one rank", "the trainer", "my cluster", "every step")

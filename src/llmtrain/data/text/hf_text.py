@@ -1,17 +1,17 @@
-"""`hf_text`: text by the datasets library, from the hub or from local text, json or parquet files.
+"""`hf_text`: text read by the datasets library, from the hub or from local text, JSON or Parquet files.
 
-Each row is a document. A row that ends with a line break is a line of a longer text (WikiText is stored so), and
-is joined with the next one.
+Each row is a document. A row that ends with a line break is one line of a longer document, as in WikiText, and is
+joined with the next row.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.config.data import HfTextSection
-from llmtrain.data.base import Split, TextChunk, TextData
-from llmtrain.data.hf_datasets import held_out as held_out_rows
-from llmtrain.data.hf_datasets import load, load_split
+from llmtrain.data.base import TextData
+from llmtrain.data.hf_datasets import call_datasets, hold_out, load_split
 from llmtrain.data.text.reader import expand_files, files_identity
+from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
 
 _BUILDERS = {".txt": "text", ".text": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
@@ -31,7 +31,7 @@ class HFText(TextData):
             else:
                 identity["val"] = config.val_fraction
         else:
-            # The library's own fingerprint changes when the hub's content does.
+            # The library's fingerprint changes with the content on the hub.
             identity["rows"] = [self._load(split)._fingerprint for split in ("train", "val")]
         return identity
 
@@ -40,7 +40,7 @@ class HFText(TextData):
         column = self.config.text_column
         if column not in rows.column_names:
             raise DataError(
-                f"data.text_column '{column}' is not a column of the data.",
+                f"data.text_column: the dataset has no column '{column}'.",
                 known=rows.column_names,
                 remedy="Set data.text_column.",
             )
@@ -49,11 +49,11 @@ class HFText(TextData):
             for text in batch[column]:
                 if not isinstance(text, str):
                     raise DataError(
-                        f"Row {number} of the {split} data: column '{column}' is not text but {text!r:.80}."
+                        f"Row {number} of the {split} data: column '{column}' must be text, got {text!r:.80}."
                     )
                 if self.tokenizer_spec == "byte" and "\0" in text:
                     raise DataError(
-                        f"Row {number} of the {split} data: column '{column}' has a NUL character, which is the byte "
+                        f"Row {number} of the {split} data: column '{column}' contains a NUL character, the byte "
                         "tokenizer's end of text.",
                         remedy="Remove it, or use another tokenizer.",
                     )
@@ -63,7 +63,7 @@ class HFText(TextData):
 
     def _load(self, split: Split) -> Any:
         if self.config.files:
-            return load(self.config, lambda datasets, cache: self._load_files(datasets, split, cache))
+            return call_datasets(self.config, lambda datasets, cache: self._load_files(datasets, split, cache))
         return load_split(self.config, split)
 
     def _load_files(self, datasets: Any, split: Split, cache: str) -> Any:
@@ -71,19 +71,17 @@ class HFText(TextData):
         held_out = not config.val_files
         patterns, field = (config.files, "files") if split == "train" or held_out else (config.val_files, "val_files")
         files = expand_files(patterns, f"data.{field}")
-        kinds = {_BUILDERS.get(path.suffix) for path in files}
-        kind = kinds.pop()
-        if kinds or kind is None:
+        builders = {_BUILDERS.get(path.suffix) for path in files}
+        builder = builders.pop()
+        if builders or builder is None:
             raise DataError(
-                f"data.{field}: files must be of one kind, but they end in {sorted({p.suffix for p in files})}.",
+                f"data.{field}: all files must have the same format, got {sorted({p.suffix for p in files})}.",
                 known=_BUILDERS,
             )
-        options = {"keep_linebreaks": True, "encoding": "utf-8-sig"} if kind == "text" else {}
-        # The library knows a file that it has converted by its path and time of change alone.
+        options = {"keep_linebreaks": True, "encoding": "utf-8-sig"} if builder == "text" else {}
+        # The library's own cache key is path and modification time only.
         cache = f"{cache}/{files_identity(files, self.cache_dir)[:20]}"
         rows = datasets.load_dataset(
-            kind, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
+            builder, data_files=[str(path) for path in files], split="train", cache_dir=cache, **options
         )
-        if not held_out:
-            return rows
-        return held_out_rows(rows, config, split)
+        return hold_out(rows, config, split) if held_out else rows

@@ -1,11 +1,12 @@
-"""`text_files`: text from files and globs, one document a file."""
+"""`text_files`: text from files and globs, one document per file."""
 
 from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.config.data import TextFilesSection
-from llmtrain.data.base import Split, TextChunk, TextData
+from llmtrain.data.base import TextData
 from llmtrain.data.text.reader import expand_files, files_identity, read_chunks
+from llmtrain.data.types import Split, TextChunk
 
 
 class TextFiles(TextData):
@@ -30,20 +31,20 @@ class TextFiles(TextData):
             yield from self._held_out(split)
 
     def _held_out(self, split: Split) -> Iterator[TextChunk]:
-        """The first part of the text for training, the last val_fraction of its bytes for validation."""
+        """The last val_fraction of the bytes for validation, the rest for training."""
         files = expand_files(self.config.files, "data.files")
         border = int(sum(path.stat().st_size for path in files) * (1 - self.config.val_fraction))
         position = 0
         for path in files:
-            for piece in read_chunks(path):
-                size = len(piece.text.encode())
+            for chunk in read_chunks(path):
+                size = len(chunk.text.encode())
                 if position + size <= border or position >= border:
                     if (position < border) == (split == "train"):
-                        yield piece
+                        yield chunk
                 else:
-                    before = piece.text.encode()[: border - position].decode(errors="ignore")
+                    before = chunk.text.encode()[: border - position].decode(errors="ignore")
                     if split == "train":
                         yield TextChunk(before, ends_document=True)
                     else:
-                        yield TextChunk(piece.text[len(before) :], piece.ends_document)
+                        yield TextChunk(chunk.text[len(before) :], chunk.ends_document)
                 position += size

@@ -1,16 +1,16 @@
-"""Batches of running text: windows of block_size, cut from a token store."""
+"""Batches of running text: windows of block_size tokens from a token store."""
 
 import numpy as np
 import torch
 
-from llmtrain.data.batches import IGNORE, Batch, EvalBatches, TrainBatches, check_vocabulary, spread
+from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
 from llmtrain.data.sampler import Positions, WindowSampler
 from llmtrain.data.store.token_store import TokenStore
 from llmtrain.errors import DataError
 
 
 class WindowBatches(TrainBatches):
-    """Windows run on over the border of epochs: a micro-batch may hold the last of one and the first of the next."""
+    """A micro-batch may contain the last windows of one epoch and the first of the next."""
 
     def __init__(
         self, store: TokenStore, block_size: int, micro_batch_size: int, micro_batches: int, seed: int, vocab_size: int
@@ -32,12 +32,12 @@ class WindowBatches(TrainBatches):
         return step * self.size * self.micro_batches // self.sampler.windows
 
     @property
-    def tokens_in_step(self) -> float:
+    def tokens_per_step(self) -> float:
         return float(self.size * self.micro_batches * self.block_size)
 
 
 class WindowEvalBatches(EvalBatches):
-    """The validation text in order, as whole windows; with a limit, evenly spread ones, always the same."""
+    """The validation text in order, as whole windows; with a limit, evenly spaced batches of it."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class WindowEvalBatches(EvalBatches):
         check_length(store, block_size, "validation")
         self.store, self.block_size, self.size, self.vocab_size = store, block_size, micro_batch_size, vocab_size
         self._windows = (len(store) - 1) // block_size
-        self._chosen = spread(-(-self._windows // micro_batch_size), limit)
+        self._chosen = evenly_spaced(-(-self._windows // micro_batch_size), limit)
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -64,27 +64,27 @@ class WindowEvalBatches(EvalBatches):
 
 def check_length(store: TokenStore, block_size: int, label: str, may_shrink: bool = True) -> None:
     if len(store) < block_size + 1:
-        shrink = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or give" if may_shrink else "Give"
+        lower = f"Lower model.block_size to at most {max(1, len(store) - 1)}, or add" if may_shrink else "Add"
         raise DataError(
-            f"The {label} text has {len(store)} tokens, fewer than model.block_size {block_size} + 1.",
-            remedy=f"{shrink} more text.",
+            f"The {label} text has {len(store)} tokens; model.block_size {block_size} needs at least {block_size + 1}.",
+            remedy=f"{lower} more text.",
         )
 
 
 def _windows(store: TokenStore, starts: Positions, block_size: int, vocab_size: int, first: int) -> Batch:
-    rows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
-    check_vocabulary(int(rows.max()), vocab_size, store.path)
-    ids = torch.from_numpy(rows.astype(np.int64))
+    windows = store.tokens[starts[:, None] + np.arange(block_size + 1)]  # (B, T + 1)
+    check_vocabulary(int(windows.max()), vocab_size, store.path)
+    ids = torch.from_numpy(windows.astype(np.int64))
     count = len(starts) * block_size
     return Batch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), count, first, count)
 
 
-def _pad(batch: Batch, rows: int) -> Batch:
-    """Fill a short last batch with rows that carry no loss: every batch then has one shape (compiled once)."""
-    missing = rows - len(batch.inputs)
+def _pad(batch: Batch, size: int) -> Batch:
+    """Fill a short last batch with samples without loss: one shape for all batches, so the model compiles once."""
+    missing = size - len(batch.inputs)
     if not missing:
         return batch
     width = batch.inputs.shape[1]
     inputs = torch.cat([batch.inputs, batch.inputs.new_zeros(missing, width)])
-    targets = torch.cat([batch.targets, batch.targets.new_full((missing, width), IGNORE)])
+    targets = torch.cat([batch.targets, batch.targets.new_full((missing, width), IGNORE_INDEX)])
     return batch._replace(inputs=inputs, targets=targets)

@@ -1,4 +1,4 @@
-"""indexed_job: a Job of Kubernetes itself. Needs no operator."""
+"""indexed_job: an Indexed Job of Kubernetes. Needs no operator."""
 
 from llmtrain.config.launch import LaunchSection
 from llmtrain.launch.manifests import JOB_STATES, headless_service, job_metadata, job_spec

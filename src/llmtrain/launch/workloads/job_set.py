@@ -1,4 +1,4 @@
-"""job_set: a JobSet with one Job in it. The operator makes the headless Service."""
+"""job_set: a JobSet with one Job. The JobSet controller creates the headless Service."""
 
 from typing import ClassVar
 
@@ -46,8 +46,8 @@ class JobSet:
 
 
 def set_spec(plan: JobPlan, count: Manifest, labels: dict[str, str] | None = None) -> Manifest:
-    """What a JobSet and a TrainingRuntime have in common. Pods are replaced by the Job, up to its backoffLimit; the
-    set itself never starts over, as it would do so after a user's mistake too."""
+    """The spec that a JobSet and a TrainingRuntime share. The Job replaces failed pods up to its backoffLimit; the
+    JobSet is never restarted, because it would also restart after a user error."""
     template: Manifest = {"spec": {**count, **job_spec(plan, pod_template(plan, "Never"))}}
     if labels:
         template = {"metadata": {"labels": labels}, **template}

@@ -1,9 +1,9 @@
 """pytorch_job: a PyTorchJob of the Kubeflow Training Operator (v1).
 
-Workers only, unless launch.pytorch_master is set: beside a Master the operator gives every worker an init container
-from another image, which neither an air-gapped cluster nor a restricted namespace allows. The operator makes a
-headless Service for each pod. It retries exit codes from 128 only: `llmtrain node` adds 128 to 75 and to a crash's
-code when LLMTRAIN_EXIT_CODES says so.
+It has only workers unless launch.pytorch_master is set: with a Master the operator adds an init container with another
+image to every worker, which fails in air-gapped clusters and restricted namespaces. The operator creates a headless
+Service for each pod. It retries only exit codes >= 128, so LLMTRAIN_EXIT_CODES makes `llmtrain node` add 128 to 75 and
+to the code of a crash.
 """
 
 from typing import ClassVar
@@ -41,7 +41,7 @@ class PyTorchJob:
                 "nprocPerNode": str(plan.processes_per_node),
                 "runPolicy": without_empty(
                     {
-                        "cleanPodPolicy": "None",  # a finished pod still has its log
+                        "cleanPodPolicy": "None",  # finished pods keep their logs
                         "backoffLimit": launch.max_restarts,
                         "activeDeadlineSeconds": launch.active_deadline_sec,
                         "ttlSecondsAfterFinished": launch.ttl_sec,
@@ -57,13 +57,13 @@ def _replicas(plan: JobPlan) -> Manifest:
     codes = exit_codes("pytorchjob")
     if not plan.launch.pytorch_master:
         return {"Worker": _replica(plan, plan.nodes, [env_from_label("POD_INDEX", INDEX_LABEL), codes])}
-    # Beside a Master the operator numbers all pods itself (PET_NODE_RANK); the label starts at 0 for each role.
+    # With a Master the operator sets PET_NODE_RANK in all pods; the label counts from 0 for each role.
     master = {"Master": _replica(plan, 1, [codes])}
     return master | ({"Worker": _replica(plan, plan.nodes - 1, [codes])} if plan.nodes > 1 else {})
 
 
 def _replica(plan: JobPlan, count: int, env: list[Manifest]) -> Manifest:
-    # The operator writes the pod's own restart policy. torchrun ends with 1 whatever its processes ended with.
+    # The operator sets the restart policy of the pod. torchrun exits with 1 whatever its processes exited with.
     return {
         "replicas": count,
         "restartPolicy": "OnFailure" if plan.work.launcher == "torchrun" else "ExitCode",

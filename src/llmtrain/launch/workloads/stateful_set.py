@@ -1,7 +1,7 @@
-"""stateful_set: a StatefulSet of Kubernetes itself, for clusters whose tools only know long-lived workloads.
+"""stateful_set: a StatefulSet, for clusters whose tools only support long-lived workloads.
 
-Its pods are always started again, whatever they ended with, so LLMTRAIN_EXIT_CODES tells `llmtrain node` not to end
-when the run has finished or failed for good.
+Its containers are always restarted, whatever their exit code, so LLMTRAIN_EXIT_CODES makes `llmtrain node` idle instead
+of exiting when the run has finished or failed permanently.
 """
 
 from typing import ClassVar
@@ -11,7 +11,7 @@ from llmtrain.launch.manifests import headless_service, job_metadata
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod import env_from_label, exit_codes, pod_template
 
-INDEX_LABEL = "apps.kubernetes.io/pod-index"  # Kubernetes 1.28; before that `node` reads the host name
+INDEX_LABEL = "apps.kubernetes.io/pod-index"  # Kubernetes >= 1.28; `llmtrain node` falls back to the host name
 
 
 class StatefulSet:
@@ -37,8 +37,8 @@ class StatefulSet:
             "spec": {
                 "replicas": plan.nodes,
                 "serviceName": plan.service,
-                "podManagementPolicy": "Parallel",  # else pod 1 waits for pod 0, which waits for pod 1
-                "selector": {"matchLabels": plan.labels},
+                "podManagementPolicy": "Parallel",  # else pod 1 is created when pod 0 is ready, which waits for pod 1
+                "selector": {"matchLabels": plan.selector},
                 "template": pod_template(plan, "Always", env),
             },
         }

@@ -1,7 +1,7 @@
 """train_job: a TrainJob of the Kubeflow Trainer (v2), with a TrainingRuntime of its own.
 
-A TrainJob's overrides can set neither the security context nor the grace period nor what exit codes mean, so the run
-brings its runtime along: in the same namespace, named as the run, and applied first (the webhook asks for it).
+The overrides of a TrainJob cannot set the security context, the grace period or the pod failure policy, so each run has
+its own runtime, with its name and in its namespace. It is created first: the webhook of the TrainJob requires it.
 """
 
 from llmtrain.config.launch import LaunchSection
@@ -11,12 +11,12 @@ from llmtrain.launch.workloads.job_set import JOB_NAME, set_spec
 
 API_GROUP = "trainer.kubeflow.org"
 API_VERSION = f"{API_GROUP}/v1alpha1"
-STEP_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}  # the Job that TrainJob's `trainer` is about
+STEP_LABEL = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}  # the Job that spec.trainer applies to
 
 
 class TrainJob:
     api_version, kind = API_VERSION, "TrainJob"
-    container = "node"  # so the Trainer finds it
+    container = "node"  # required by Kubeflow Trainer
     states = JOB_STATES
 
     @staticmethod

@@ -6,6 +6,7 @@ from typing import Literal, TypeVar
 
 from llmtrain.lint.model import Manifests, Pod, Workload
 from llmtrain.lint.yaml_nodes import Node
+from llmtrain.text import one_line
 
 Severity = Literal["error", "warning", "advice"]
 """error: it will break or hang. warning: it breaks in some clusters, or loses data. advice: hardening."""
@@ -82,5 +83,5 @@ def workloads(*kinds: str) -> Callable[[Manifests], Iterable[Workload]]:
 
 def shown(value: object) -> str:
     """A value for a message, short."""
-    text = " ".join(str(value).split())
+    text = one_line(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""The transformers GPT-2 format: model.safetensors and config.json, written and read without transformers."""
+"""The GPT-2 format of transformers: model.safetensors and config.json, written and read without transformers."""
 
 import json
 from pathlib import Path
@@ -10,17 +10,17 @@ from safetensors.torch import load_file, save_file
 
 from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
-from llmtrain.models.gpt.model import padded_vocab
+from llmtrain.models.gpt.model import padded_vocab_size
 
 State = dict[str, torch.Tensor]
 _PREFIX = "transformer."
-# GPT-2's Conv1D keeps these (in, out); a Linear keeps them (out, in).
+# GPT-2's Conv1D stores these as (in, out), nn.Linear as (out, in).
 _TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 _VOCABULARY = ("wte.weight", "lm_head.weight")
 
 
 def write_gpt2(
-    folder: Path,
+    directory: Path,
     config: GptSection,
     vocab_size: int,
     state: State,
@@ -35,10 +35,10 @@ def write_gpt2(
         if name.endswith(_TRANSPOSED):
             value = value.t()
         tensors[name if name == "lm_head.weight" else _PREFIX + name] = value.contiguous()
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     values = {**_gpt2_config(config, vocab_size), "eos_token_id": end_of_text, "torch_dtype": dtype}
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
 def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
@@ -63,29 +63,29 @@ def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
     }
 
 
-def read_gpt2(folder: Path, config: GptSection, vocab_size: int) -> State:
-    """The state of a GPT with this config from a directory in GPT-2 format; refuses another shape."""
+def read_gpt2(directory: Path, config: GptSection, vocab_size: int) -> State:
+    """The state dict of a GPT with this config, read from a directory in GPT-2 format; refuses another shape."""
     try:
-        given = json.loads((folder / "config.json").read_text())
-        tensors = load_file(folder / "model.safetensors")
+        gpt2_config = json.loads((directory / "config.json").read_text())
+        tensors = load_file(directory / "model.safetensors")
     except (OSError, ValueError, SafetensorError) as problem:
         raise UsageError(
-            f"model.init {folder} is not a model in GPT-2 format: {problem}.",
-            remedy="It needs config.json and model.safetensors; `llmtrain export` writes both.",
+            f"model.init must be a directory in GPT-2 format, got {directory}: {problem}.",
+            remedy="It must contain config.json and model.safetensors; `llmtrain export` writes both.",
         ) from None
-    _check_shape(folder, config, vocab_size, given)
+    _check_shape(directory, config, vocab_size, gpt2_config)
     state = {}
     for name, tensor in tensors.items():
-        plain = name.removeprefix(_PREFIX)
-        if plain.endswith((".attn.bias", ".attn.masked_bias")) or (plain == "lm_head.weight" and config.tie_embeddings):
-            continue  # masks of old files, and the second copy of a tied matrix
-        value = tensor.t() if plain.endswith(_TRANSPOSED) else tensor
-        state[plain] = _pad_rows(value, vocab_size) if plain in _VOCABULARY else value.contiguous()
+        key = name.removeprefix(_PREFIX)
+        if key.endswith((".attn.bias", ".attn.masked_bias")) or (key == "lm_head.weight" and config.tie_embeddings):
+            continue  # attention masks in old files, and the second copy of a tied matrix
+        value = tensor.t() if key.endswith(_TRANSPOSED) else tensor
+        state[key] = _pad_vocab(value, vocab_size) if key in _VOCABULARY else value.contiguous()
     return state
 
 
-def _check_shape(folder: Path, config: GptSection, vocab_size: int, given: dict[str, Any]) -> None:
-    wanted = _gpt2_config(config, vocab_size)
+def _check_shape(directory: Path, config: GptSection, vocab_size: int, actual: dict[str, Any]) -> None:
+    expected = _gpt2_config(config, vocab_size)
     names = (
         "model_type",
         "vocab_size",
@@ -95,22 +95,25 @@ def _check_shape(folder: Path, config: GptSection, vocab_size: int, given: dict[
         "n_head",
         "n_inner",
         "activation_function",
+        "tie_word_embeddings",
     )
-    given = {**given, "n_inner": given.get("n_inner") or 4 * int(given.get("n_embd", 0))}
-    wrong = [
-        f"{name} is {given.get(name)} there, {wanted[name]} here" for name in names if given.get(name) != wanted[name]
+    actual = {
+        **actual,
+        "n_inner": actual.get("n_inner") or 4 * int(actual.get("n_embd", 0)),
+        "tie_word_embeddings": actual.get("tie_word_embeddings", True),
+    }
+    differences = [
+        f"{name} is {actual.get(name)} there and {expected[name]} in this config"
+        for name in names
+        if actual.get(name) != expected[name]
     ]
-    if given.get("tie_word_embeddings", True) != config.tie_embeddings:
-        wrong.append(
-            f"tie_word_embeddings is {given.get('tie_word_embeddings', True)} there, {config.tie_embeddings} here"
-        )
-    if wrong:
+    if differences:
         raise DataError(
-            f"model.init {folder} is another model: {'; '.join(wrong)}.",
-            remedy="Set the fields of the model section to that model's.",
+            f"model.init {directory} does not fit the config: {'; '.join(differences)}.",
+            remedy="Set the fields of the model section to the values of that model.",
         )
 
 
-def _pad_rows(matrix: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    missing = padded_vocab(vocab_size) - len(matrix)
+def _pad_vocab(matrix: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    missing = padded_vocab_size(vocab_size) - len(matrix)
     return torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])]) if missing else matrix.contiguous()

@@ -1,7 +1,7 @@
-"""`hf_causal_lm`: a Hugging Face model, fine-tuned whole or through LoRA adapters.
+"""`hf_causal_lm`: a Hugging Face model, fine-tuned fully or with LoRA adapters.
 
-transformers holds the architecture and reads the weights, peft adds the adapters. Everything is read from a directory
-(hub/find.py brings one), so that nothing here ever asks the network.
+transformers provides the architecture and loads the weights, peft adds the adapters. Everything is read from a
+directory, which hub/find.py downloads if needed; nothing here uses the network.
 """
 
 import json
@@ -19,7 +19,7 @@ from llmtrain.errors import DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.hub.find import find_model
 from llmtrain.logs import warn
-from llmtrain.models import losses as linear_loss
+from llmtrain.models import losses
 from llmtrain.models.base import (
     LossFunction,
     ModelAdapter,
@@ -29,27 +29,30 @@ from llmtrain.models.base import (
     parameter_count,
     trainable_count,
 )
-from llmtrain.models.hf.files import check_installed, is_tokenizer_folder, quiet_libraries, read_config, read_weights
+from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
 from llmtrain.models.hf.lora import ADAPTER, add_lora, is_adapter_weight, lora_layers, save_adapter
+from llmtrain.text import one_line
 
-LONGEST_CONTEXT = 4096  # of what is kept in memory while text is written
+MAX_CONTEXT = 4096  # tokens in the KV cache during generation
 CONFIG_FILES = ("config.json", "generation_config.json")
 
 
 class CausalLM(nn.Module):
-    """A transformers model with this project's signature. With targets it gives the sum of the losses and never holds
-    all logits at once."""
+    """A transformers model whose forward pass returns logits, or with targets the sum of the losses.
+
+    The loss is computed in chunks, without all logits in memory, if the model allows it (has_linear_head).
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self.is_plain = False
-        """Whether the logits are the output layer of the last hidden state and nothing else. It is tried (`examine`):
-        many architectures do something more, under many names."""
+        self.has_linear_head = False
+        """Whether the logits are exactly the output layer applied to the last hidden state. Found out by
+        HFCausalLMAdapter.probe: some architectures scale or cap them, under many names."""
 
     @property
     def base(self) -> Any:
-        """The transformers model, without peft around it."""
+        """The transformers model, without the peft wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
     def forward(
@@ -58,21 +61,21 @@ class CausalLM(nn.Module):
         targets: torch.Tensor | None = None,
         positions: torch.Tensor | None = None,
         cache: Any = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # (B, T) -> (B, T, V), or () with targets
         base = self.base
         options = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
         if positions is not None and str(base.config._attn_implementation).startswith("flash"):
-            # transformers tells packed rows apart for flash attention in a batch of one only.
+            # transformers separates packed examples for flash attention only in a batch of one.
             tokens, options["position_ids"] = tokens.reshape(1, -1), positions.reshape(1, -1)
-        if not self.is_plain or targets is None:
+        if not self.has_linear_head or targets is None:
             logits: torch.Tensor = base(input_ids=tokens, **options).logits
             if targets is None:
                 return logits
             flat = logits.view(-1, logits.shape[-1]).float()
             return F.cross_entropy(flat, targets.view(-1), reduction="sum")
-        hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state
+        hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state  # (B, T, C)
         head = base.get_output_embeddings()
-        return linear_loss.linear_cross_entropy(hidden, head.weight, head.bias, targets)
+        return losses.linear_cross_entropy(hidden, head.weight, head.bias, targets)
 
 
 class HFCausalLMAdapter(ModelAdapter):
@@ -82,51 +85,52 @@ class HFCausalLMAdapter(ModelAdapter):
     def __init__(self, config: HfCausalLmSection, tokenizer_vocab: int) -> None:
         check_installed()
         self.config = config
-        self.folder = model_folder(config)
-        self.hf_config = read_config(self.folder, config)
-        self.vocab_size = _vocab_size(self.hf_config, self.folder)
+        self.directory = find_directory(config)
+        self.hf_config = read_config(self.directory, config)
+        self.vocab_size = _vocab_size(self.hf_config, self.directory)
         if tokenizer_vocab > self.vocab_size:
             raise DataError(
-                f"The tokenizer does not fit the model: it has {tokenizer_vocab} tokens, the model {self.vocab_size}.",
-                remedy="Leave data.tokenizer and model.tokenizer_path empty to take the model's own.",
+                f"The tokenizer has {tokenizer_vocab} tokens, more than the {self.vocab_size} of the model.",
+                remedy="Remove data.tokenizer and model.tokenizer_path to use the tokenizer of the model.",
             )
-        longest = self.longest
-        if longest and config.block_size > longest:
+        limit = self.max_positions
+        if limit and config.block_size > limit:
             raise UsageError(
-                f"model.block_size {config.block_size} is beyond the {longest} positions the model knows.",
-                remedy=f"Set model.block_size to at most {longest}.",
+                f"model.block_size must be at most {limit}, the number of positions of the model, got "
+                f"{config.block_size}.",
+                remedy=f"Set model.block_size to {limit} or less.",
             )
 
     @property
-    def longest(self) -> int | None:
-        found: int | None = getattr(self.hf_config.get_text_config(), "max_position_embeddings", None)
-        return found
+    def max_positions(self) -> int | None:
+        limit: int | None = getattr(self.hf_config.get_text_config(), "max_position_embeddings", None)
+        return limit
 
     def context_length(self) -> int:
-        return min(self.longest or LONGEST_CONTEXT, max(self.config.block_size, LONGEST_CONTEXT))
+        return min(self.max_positions or MAX_CONTEXT, max(self.config.block_size, MAX_CONTEXT))
 
-    def end_ids(self) -> set[int]:
-        """A chat model may end a turn with another token than a text."""
-        named = (read_json(self.folder / "generation_config.json") or {}).get("eos_token_id")
-        return {i for i in (named if isinstance(named, list) else [named]) if isinstance(i, int)}
+    def stop_token_ids(self) -> set[int]:
+        """A chat model may end a turn with another token than a document."""
+        eos = (read_json(self.directory / "generation_config.json") or {}).get("eos_token_id")
+        return {i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)}
 
     def config_files(self) -> list[Path]:
-        return [path for name in CONFIG_FILES if (path := self.folder / name).is_file()]
+        return [path for name in CONFIG_FILES if (path := self.directory / name).is_file()]
 
     @classmethod
-    def own_tokenizer(cls, config: HfCausalLmSection) -> str:
-        folder = model_folder(config)
+    def default_tokenizer(cls, config: HfCausalLmSection) -> str:
+        directory = find_directory(config)
         if config.tokenizer_path:
-            folder = find_model(config.tokenizer_path, None, config.local_files_only, "model.tokenizer_path")
-        if not is_tokenizer_folder(folder):
+            directory = find_model(config.tokenizer_path, None, config.local_files_only, "model.tokenizer_path")
+        if not has_tokenizer(directory):
             raise DataError(
-                f"{folder} has no tokenizer.",
-                remedy="Set model.tokenizer_path to the directory that has tokenizer.json.",
+                f"{directory} has no tokenizer.",
+                remedy="Set model.tokenizer_path to a directory with tokenizer.json.",
             )
-        return str(folder)
+        return str(directory)
 
     def build(self) -> nn.Module:
-        return self._dress(read_weights(self.folder, self.hf_config, self.config))
+        return self._prepare(read_weights(self.directory, self.hf_config, self.config))
 
     def build_empty(self) -> nn.Module:
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -134,30 +138,30 @@ class HFCausalLMAdapter(ModelAdapter):
         quiet_libraries()
         options = {"attn_implementation": self.config.attention, "trust_remote_code": self.config.trust_remote_code}
         model = AutoModelForCausalLM.from_config(self.hf_config, dtype=torch.float32, **options)
-        if (self.folder / "generation_config.json").is_file():  # where to stop, and how to sample: an export keeps it
-            model.generation_config = GenerationConfig.from_pretrained(str(self.folder), local_files_only=True)
-        return self._dress(model)
+        if (self.directory / "generation_config.json").is_file():  # exports keep it
+            model.generation_config = GenerationConfig.from_pretrained(str(self.directory), local_files_only=True)
+        return self._prepare(model)
 
-    def _dress(self, model: Any) -> nn.Module:
+    def _prepare(self, model: Any) -> nn.Module:
         model.config.use_cache = False
         if self.config.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.config.lora:
             model = add_lora(model, self.config.lora)
-            # What adapter_config.json names must be found by whoever loads it: the directory, or a name on the hub.
+            # adapter_config.json must name a base model that others can load: a directory or a name on the hub.
             path = Path(self.config.path).expanduser()
             name = str(path.absolute()) if path.is_dir() else self.config.path
             model.peft_config["default"].base_model_name_or_path = name
         elif self.config.dtype == "bfloat16":
-            warn("TRAIN", "model.dtype bfloat16 without LoRA: small updates of the weights are rounded away")
+            warn("TRAIN", "model.dtype is bfloat16 without LoRA: small weight updates are lost to rounding")
         return CausalLM(model).train()
 
     def base_files(self) -> list[Path]:
-        return sorted([self.folder / "config.json", *self.folder.glob("*.safetensors")])
+        return sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")])
 
     @property
     def uses_dropout(self) -> bool:
-        return True  # LoRA's, or one of the many names the architectures have for theirs
+        return True  # LoRA has it, and architectures name theirs differently
 
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
@@ -166,68 +170,70 @@ class HFCausalLMAdapter(ModelAdapter):
         return loss
 
     @torch.no_grad()
-    def keeps_rows_apart(self, module: nn.Module) -> bool:
-        """Some architectures drop the positions without a word. So it is tried: what a row says after another one must
-        be what it says alone, or nearly so beside what it says without positions. Two sequences, packed differently."""
-        if not self._can_try(module):
+    def separates_packed_examples(self, module: nn.Module) -> bool:
+        """Some architectures silently ignore the positions. So compare the logits of an example behind another one with
+        those of the example alone: their distance must be small against the one without positions."""
+        if not self._can_run(module):
             return True
         device = next(module.parameters()).device
-        rows = torch.arange(32, device=device).view(2, 16) % self.vocab_size
-        borders = (8, 5)
+        tokens = torch.arange(32, device=device).view(2, 16) % self.vocab_size
+        borders = (8, 5)  # the first token of the second example, per sequence
         positions = torch.stack([torch.cat([torch.arange(b), torch.arange(16 - b)]) for b in borders]).to(device)
         with evaluating(module):
-            after, leaking = (self._logits(module, rows, given) for given in (positions, None))
+            packed = self._logits(module, tokens, positions)
+            leaking = self._logits(module, tokens, None)
             for index, border in enumerate(borders):
-                alone = self._logits(module, rows[index : index + 1, border:], None)[0]
+                alone = self._logits(module, tokens[index : index + 1, border:], None)[0]
                 leak = (leaking[index, border:] - alone).abs().max()
-                if (after[index, border:] - alone).abs().max() > 1e-5 + 0.1 * leak:
+                if (packed[index, border:] - alone).abs().max() > 1e-5 + 0.1 * leak:
                     return False
         return True
 
-    def _logits(self, module: nn.Module, rows: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
-        logits: torch.Tensor = module(rows, positions=positions)
-        return logits.float().view(*rows.shape, -1)
+    def _logits(self, module: nn.Module, tokens: torch.Tensor, positions: torch.Tensor | None) -> torch.Tensor:
+        logits: torch.Tensor = module(tokens, positions=positions)
+        return logits.float().view(*tokens.shape, -1)
 
-    def _can_try(self, module: nn.Module) -> bool:
-        """Flash attention has no CPU form, and a model to be sharded is still there."""
+    def _can_run(self, module: nn.Module) -> bool:
+        """Flash attention does not run on the CPU, where a model is that will be sharded."""
         return not self.config.attention.startswith("flash") or next(module.parameters()).is_cuda
 
     @torch.no_grad()
-    def examine(self, module: nn.Module) -> None:
+    def probe(self, module: nn.Module) -> None:
+        """Set has_linear_head: compare the loss in chunks with the loss of the whole model."""
         assert isinstance(module, CausalLM)
-        if not self._can_try(module):
+        if not self._can_run(module):
             return
         device = next(module.parameters()).device
-        rows = torch.arange(16, device=device).view(2, 8) % self.vocab_size
-        targets = rows.roll(-1, dims=1)
+        tokens = torch.arange(16, device=device).view(2, 8) % self.vocab_size
+        targets = tokens.roll(-1, dims=1)
         with evaluating(module):
-            module.is_plain = False
+            module.has_linear_head = False
             try:
-                whole = float(module(rows, targets))
+                full = float(module(tokens, targets))
             except (NotImplementedError, RuntimeError, ValueError) as problem:
                 raise UsageError(
-                    f"The model cannot be computed here: {' '.join(str(problem).split())[:200]}",
-                    remedy="Set model.attention to another one, such as sdpa or eager.",
+                    f"The model does not run on this machine: {one_line(problem, 200)}",
+                    remedy="Set model.attention to sdpa or eager.",
                 ) from None
-            module.is_plain = True
+            module.has_linear_head = True
             try:
-                in_parts = float(module(rows, targets))
-            except (AttributeError, TypeError, RuntimeError):  # an output layer of another kind
-                in_parts = float("nan")
-        module.is_plain = abs(in_parts - whole) <= 1e-5 * abs(whole)
+                chunked = float(module(tokens, targets))
+            except (AttributeError, TypeError, RuntimeError):  # the output layer is not a plain linear layer
+                chunked = float("nan")
+        module.has_linear_head = abs(chunked - full) <= 1e-5 * abs(full)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The longest list of layers; adapters keep short lists of their own."""
+        """The longest ModuleList; peft adds short ones."""
         lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
         return max(lists, key=len, default=[])
 
-    def compiled(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
-        """Always by block: as fast as all at once, and compiled in a fifth of the time."""
-        linear_loss.compile_chunks()
-        return super().compiled(module, by_block=True)
+    def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
+        """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
+        losses.compile_chunks()
+        return super().compiled_loss(module, by_block=True)
 
     def flops_per_token(self, module: nn.Module) -> float:
-        """Frozen weights need no gradient of their own: 4 a weight instead of 6."""
+        """6 per trained weight; 4 per frozen one, which needs no weight gradient."""
         trained = trainable_count(module)
         config = self.hf_config.get_text_config()
         layers, width = config.num_hidden_layers, config.hidden_size
@@ -238,90 +244,94 @@ class HFCausalLMAdapter(ModelAdapter):
         return float(weights + attention)
 
     def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
-        """Keys and values of what was read already are kept."""
+        """For generation, with a KV cache."""
         from transformers import DynamicCache
 
-        state: dict[str, Any] = {"cache": None, "seen": 0}
+        cache: Any = None
+        cached = 0  # tokens in the cache
 
-        def following(ids: Sequence[int]) -> torch.Tensor:
-            if state["cache"] is None or len(ids) > block_size:
-                state["cache"], state["seen"] = DynamicCache(), max(0, len(ids) - block_size)
-            new = torch.tensor([list(ids[state["seen"] :])], device=next(module.parameters()).device)
-            logits: torch.Tensor = module(new, cache=state["cache"])
-            state["seen"] = len(ids)
+        def next_logits(ids: Sequence[int]) -> torch.Tensor:
+            nonlocal cache, cached
+            if cache is None or len(ids) > block_size:
+                cache, cached = DynamicCache(), max(0, len(ids) - block_size)
+            new = torch.tensor([list(ids[cached:])], device=next(module.parameters()).device)
+            logits: torch.Tensor = module(new, cache=cache)
+            cached = len(ids)
             return logits[0, -1]
 
-        return following
+        return next_logits
 
-    def companion(self, module: nn.Module) -> WriteInto | None:
-        if not is_adapted(module):
+    def checkpoint_extras(self, module: nn.Module) -> WriteInto | None:
+        """The adapter in peft's format."""
+        if not has_adapter(module):
             return None
         adapted: Any = module.model
         tensors = {
-            name.removeprefix("model."): _whole_copy(parameter)
+            name.removeprefix("model."): _full_copy(parameter)
             for name, parameter in module.named_parameters()
             if is_adapter_weight(name)
         }
-        return lambda folder: save_adapter(adapted, tensors, folder / ADAPTER)
+        return lambda directory: save_adapter(adapted, tensors, directory / ADAPTER)
 
     def export(
         self,
         module: nn.Module,
-        folder: Path,
+        directory: Path,
         end_of_text: int | None = None,  # noqa: ARG002
         dtype: str = "float32",
     ) -> None:
-        """A directory that AutoModelForCausalLM loads; adapters are merged into the weights, in float32."""
+        """Write a directory for AutoModelForCausalLM; adapters are merged into the weights, in float32."""
         from safetensors import SafetensorError
 
         assert isinstance(module, CausalLM)
         model = module.model
-        if is_adapted(module):
+        if has_adapter(module):
             model = model.float().merge_and_unload()
         model = model.to(getattr(torch, dtype))
         model.config.use_cache = True
         quiet_libraries()
         generation = getattr(model, "generation_config", None)
         if generation is not None and (generation.temperature, generation.top_p) != (None, None):
-            generation.do_sample = True  # or transformers refuses to write what it has read
+            generation.do_sample = True  # transformers refuses to save a sampling config with do_sample False
         try:
-            model.save_pretrained(str(folder))
+            model.save_pretrained(str(directory))
         except SafetensorError as problem:
             raise OSError(str(problem)) from None
         except ValueError as problem:
-            raise DataError(
-                f"transformers refuses to write the model: {' '.join(str(problem).split())[:300]}"
-            ) from None
+            raise DataError(f"transformers cannot save the model: {one_line(problem, 300)}") from None
 
 
-def model_folder(config: HfCausalLmSection) -> Path:
+def find_directory(config: HfCausalLmSection) -> Path:
+    """The directory of model.path, downloaded if it is a name on the hub."""
     is_code_pinned = Path(config.path).expanduser().is_dir() or re.fullmatch(r"[0-9a-f]{40}", config.revision or "")
     if config.trust_remote_code and not is_code_pinned:
         raise UsageError(
-            "model.trust_remote_code runs code from the hub; it needs a commit as model.revision, so that the code "
-            f"cannot change behind your back, and model.revision is {json.dumps(config.revision)}.",
-            remedy="Set model.revision to the 40 digits of a commit you have read, or use a directory.",
+            "model.trust_remote_code runs code from the hub, so model.revision must be a commit hash, got "
+            f"{json.dumps(config.revision)}.",
+            remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
         )
     return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
 
 
-def is_adapted(module: nn.Module) -> bool:
+def has_adapter(module: nn.Module) -> bool:
     return hasattr(getattr(module, "model", None), "peft_config")
 
 
-def set_adapters(module: nn.Module, are_on: bool) -> None:
-    """Switch the adapters off to get the base model, and on again."""
+def enable_adapters(module: nn.Module, enabled: bool) -> None:
+    """Without its adapters, the module is the base model."""
     for layer in lora_layers(module):
-        layer.enable_adapters(are_on)
+        layer.enable_adapters(enabled)
 
 
-def _vocab_size(config: Any, folder: Path) -> int:
+def _vocab_size(config: Any, directory: Path) -> int:
     size = getattr(config.get_text_config(), "vocab_size", None)
     if not isinstance(size, int):
-        raise DataError(f"{folder} is no language model: its config.json ({config.model_type}) has no vocab_size.")
+        raise DataError(
+            f"{directory} is not a language model: its config.json ({config.model_type}) has no vocab_size."
+        )
     return size
 
 
-def _whole_copy(parameter: torch.Tensor) -> torch.Tensor:
+def _full_copy(parameter: torch.Tensor) -> torch.Tensor:
     full = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
     return full.detach().cpu().clone()

@@ -1,7 +1,7 @@
-"""LoRA by peft: where adapters are put, how they are computed, and the format they are kept in.
+"""LoRA with peft: adding adapters, computing them, saving and loading them.
 
-peft owns the layers, their initial values, merging and the files. Only the forward pass of a plain LoRA layer is ours:
-it adds the adapter's share inside the matrix product and keeps nothing for the backward pass but the layer's input.
+peft provides the layers, their initialization, merging and the file format. Only the forward pass of a plain LoRA layer
+is replaced: it adds the low-rank product in place and saves nothing for the backward pass but the layer's input.
 """
 
 import types
@@ -14,16 +14,17 @@ from torch import nn
 
 from llmtrain.config.model import LoraSection
 from llmtrain.errors import DataError, UsageError
+from llmtrain.text import one_line
 
 ADAPTER = "adapter"
 ADAPTER_CONFIG = "adapter_config.json"
-ORIGIN = "llmtrain.json"
-"""Beside an adapter: the SHA-256 of the base model's files."""
+BASE_RECORD = "llmtrain.json"
+"""File in an adapter directory with the SHA-256 of the base model's files."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def add_lora(model: nn.Module, section: LoraSection) -> nn.Module:
-    """The model with new adapters, the only parameters that are trained."""
+    """The model with new adapters, which are its only trainable parameters."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     check_target_modules(model, section.target_modules)
@@ -38,17 +39,17 @@ def add_lora(model: nn.Module, section: LoraSection) -> nn.Module:
         bias="none",
     )
     adapted: nn.Module = get_peft_model(cast(Any, model), config)
-    speed_up(adapted)
+    use_fast_forward(adapted)
     return adapted
 
 
 def check_target_modules(model: nn.Module, names: list[str]) -> None:
-    """Refuse names that no layer has: peft would leave them out without a word when another one matches."""
+    """Refuse names that match no layer: peft ignores them silently if another name matches."""
     layers = [name for name, module in model.named_modules() if is_linear(module)]
-    strangers = [name for name in names if not any(layer == name or layer.endswith(f".{name}") for layer in layers)]
-    if strangers:
+    unknown = [name for name in names if not any(layer == name or layer.endswith(f".{name}") for layer in layers)]
+    if unknown:
         raise UsageError(
-            f"model.lora.target_modules: no linear layer of the model is called {', '.join(strangers)}.",
+            f"model.lora.target_modules: the model has no linear layer named {', '.join(unknown)}.",
             known={layer.rpartition(".")[2] for layer in layers},
         )
 
@@ -57,8 +58,8 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit")
 
 
-def speed_up(adapted: nn.Module) -> None:
-    """Give plain LoRA layers the forward pass below. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's own."""
+def use_fast_forward(adapted: nn.Module) -> None:
+    """Replace the forward pass of plain LoRA layers. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's."""
     for layer in lora_layers(adapted):
         if type(layer.base_layer) is nn.Linear and not layer.lora_variant:
             layer.peft_forward = layer.forward
@@ -71,21 +72,21 @@ def lora_layers(adapted: nn.Module) -> Iterator[Any]:
 
 def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if layer.disable_adapters or layer.merged or kwargs or args:
-        plain: torch.Tensor = layer.peft_forward(x, *args, **kwargs)
-        return plain
+        output: torch.Tensor = layer.peft_forward(x, *args, **kwargs)
+        return output
     (name,) = layer.active_adapters
     dropout = layer.lora_dropout[name]
     base = layer.base_layer
     a, b, weight, bias = layer.lora_A[name].weight, layer.lora_B[name].weight, base.weight, base.bias
-    kind = x.device.type
-    is_cast = torch.is_autocast_enabled(kind)
+    device_type = x.device.type
+    is_autocast = torch.is_autocast_enabled(device_type)
     if torch.compiler.is_compiling():
-        # A compiler fuses this form better: what is in place below would become copies there.
+        # The compiler fuses this form better; it would turn the in-place operations below into copies.
         out: torch.Tensor = base(x)
-        low = layer.lora_A[name](dropout(x) if is_cast else dropout(x).to(a.dtype))
+        low = layer.lora_A[name](dropout(x) if is_autocast else dropout(x).to(a.dtype))
         fused: torch.Tensor = (out + layer.lora_B[name](low) * layer.scaling[name]).to(out.dtype)
         return fused
-    dtype = torch.get_autocast_dtype(kind) if is_cast else x.dtype
+    dtype = torch.get_autocast_dtype(device_type) if is_autocast else x.dtype
     x, weight, a = x.to(dtype), weight.to(dtype), a.to(dtype)
     b = (b * layer.scaling[name]).to(dtype)
     bias = None if bias is None else bias.to(dtype)
@@ -95,7 +96,7 @@ def _forward(layer: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Te
 
 
 class _LoraLinear(torch.autograd.Function):
-    """x W' + bias + x A' B', the second product added in place. The base weight gets no gradient: it is frozen."""
+    """x W^T + bias + dropout(x) A^T B^T, the second product added in place. The base weight is frozen: no gradient."""
 
     @staticmethod
     def forward(
@@ -107,17 +108,17 @@ class _LoraLinear(torch.autograd.Function):
         a: torch.Tensor,
         b: torch.Tensor,
     ) -> torch.Tensor:
-        into_adapter = (x if dropped is None else dropped).reshape(-1, x.shape[-1])
-        low = into_adapter @ a.t()  # (N, rank)
+        adapter_input = (x if dropped is None else dropped).reshape(-1, x.shape[-1])
+        low = adapter_input @ a.t()  # (N, rank)
         out = nn.functional.linear(x, weight, bias)
         out.view(-1, out.shape[-1]).addmm_(low, b.t())
-        ctx.save_for_backward(into_adapter, low, weight, a, b)
+        ctx.save_for_backward(adapter_input, low, weight, a, b)
         ctx.has_dropped = dropped is not None
         return out
 
     @staticmethod
     def backward(ctx: Any, *upstream: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        into_adapter, low, weight, a, b = ctx.saved_tensors
+        adapter_input, low, weight, a, b = ctx.saved_tensors
         shape = upstream[0].shape
         grad = upstream[0].reshape(-1, shape[-1])
         grad_low = grad @ b  # (N, rank)
@@ -129,17 +130,16 @@ class _LoraLinear(torch.autograd.Function):
             grad_x = grad_x.view(*shape[:-1], -1)
         if ctx.has_dropped and ctx.needs_input_grad[1]:
             grad_dropped = (grad_low @ a).view(*shape[:-1], -1)
-        return grad_x, grad_dropped, None, None, grad_low.t() @ into_adapter, grad.t() @ low
+        return grad_x, grad_dropped, None, None, grad_low.t() @ adapter_input, grad.t() @ low
 
 
-def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Write adapter_config.json and adapter_model.safetensors, as peft itself does, from tensors that may have been
-    gathered or copied."""
+def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], directory: Path) -> None:
+    """Write adapter_config.json and adapter_model.safetensors as peft does, from gathered or copied tensors."""
     from safetensors import SafetensorError
 
     try:
-        adapted.save_pretrained(str(folder), state_dict=tensors, save_embedding_layers=False)
-    except (SafetensorError, ValueError) as problem:  # the first is its word for a full disk, too
+        adapted.save_pretrained(str(directory), state_dict=tensors, save_embedding_layers=False)
+    except (SafetensorError, ValueError) as problem:  # safetensors raises SafetensorError on ENOSPC too
         raise OSError(str(problem)) from None
 
 
@@ -147,45 +147,47 @@ def is_adapter_weight(name: str) -> bool:
     return ".lora_" in name
 
 
-def is_adapter(folder: Path) -> bool:
-    return (folder / ADAPTER_CONFIG).is_file()
+def is_adapter(directory: Path) -> bool:
+    return (directory / ADAPTER_CONFIG).is_file()
 
 
-def load_adapter(model: nn.Module, folder: Path) -> nn.Module:
-    """The model with the adapter of a directory; refuses one that was made for another model."""
+def load_adapter(model: nn.Module, directory: Path) -> nn.Module:
+    """The model with the adapter of a directory; refuses an adapter of another base model."""
     from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
-    tensors = _read_adapter(folder)
+    tensors = _read_adapter(directory)
     try:
-        config = PeftConfig.from_pretrained(str(folder))
-        config.base_model_name_or_path = getattr(model, "name_or_path", None)  # it may have been moved
+        config = PeftConfig.from_pretrained(str(directory))
+        config.base_model_name_or_path = getattr(model, "name_or_path", None)  # the directory may have been moved
         adapted: Any = get_peft_model(cast(Any, model), config)
-        own = get_peft_model_state_dict(adapted)
-        differing = [name for name in own.keys() | tensors.keys() if _shape(own, name) != _shape(tensors, name)]
-    except Exception as problem:  # of many kinds: unknown methods, layers that are not there
-        differing = [f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"]
-    if differing:
+        expected = get_peft_model_state_dict(adapted)
+        mismatched = [n for n in expected.keys() | tensors.keys() if _shape(expected, n) != _shape(tensors, n)]
+    except Exception as problem:  # peft raises many types: unknown methods, missing layers
+        mismatched = [f"{type(problem).__name__}: {one_line(problem, 200)}"]
+    if mismatched:
         raise DataError(
-            f"The adapter in {folder} was made for another base model: {sorted(differing)[0]}"
-            + (f" and {len(differing) - 1} others differ." if len(differing) > 1 else "."),
-            remedy="Give the base model it was trained on.",
+            f"The adapter in {directory} does not fit this base model: {sorted(mismatched)[0]}"
+            + (f" and {len(mismatched) - 1} more do not match." if len(mismatched) > 1 else "."),
+            remedy="Use the base model that the adapter was trained on.",
         )
     set_peft_model_state_dict(adapted, tensors)
     module: nn.Module = adapted
     return module
 
 
-def _read_adapter(folder: Path) -> dict[str, torch.Tensor]:
+def _read_adapter(directory: Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / ADAPTER_WEIGHTS
+    path = directory / ADAPTER_WEIGHTS
     if not path.is_file():
-        raise DataError(f"{folder} has no {ADAPTER_WEIGHTS}.", remedy="Give the adapter/ of a run or checkpoint.")
+        raise DataError(
+            f"{directory} has no {ADAPTER_WEIGHTS}.", remedy="Use the adapter/ directory of a run or checkpoint."
+        )
     try:
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as problem:
-        raise DataError(f"{path} is damaged: {problem}.") from None
+        raise DataError(f"{path} is damaged: {problem}.", remedy="Restore it from a backup.") from None
     return tensors
 
 

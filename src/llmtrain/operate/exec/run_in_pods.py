@@ -17,8 +17,8 @@ from pathlib import Path
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.kubernetes.exec import STDERR, PodProcess
-from llmtrain.launch.plan import HELD_COMMAND, WORK_DIR
 from llmtrain.launch.record import Record
+from llmtrain.launch.work import HELD_COMMAND, WORK_DIR
 from llmtrain.operate.status.pods import PodStatus, pod_statuses
 from llmtrain.operate.status.run_status import find_pods
 
@@ -257,7 +257,7 @@ def _end(cluster: Cluster, record: Record, pod: PodStatus) -> bool:
 
 
 def _answer(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> dict[str, int | None]:
-    answer = dict(json.loads(b"".join(cluster.run(pod.name, record.namespace, record.kind.container, words))))
+    answer = dict(json.loads(b"".join(cluster.run(pod.name, record.namespace, record.workload.container, words))))
     if "problem" in answer:
         run = f"{record.run_id}{cluster.place(record.namespace)}"
         raise UsageError(f"{answer['problem']}.", remedy=f"llmtrain exec {run} --kill ends what was started before.")
@@ -266,7 +266,7 @@ def _answer(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) 
 
 def _start(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> PodProcess:
     is_held = record.work.mode == "hold"
-    return cluster.start(pod.name, record.namespace, record.kind.container, words, stdin=is_held)
+    return cluster.start(pod.name, record.namespace, record.workload.container, words, stdin=is_held)
 
 
 def _variables(record: Record, pod: PodStatus) -> str:

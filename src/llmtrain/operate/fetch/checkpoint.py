@@ -1,6 +1,5 @@
 """One checkpoint from the runs volume to this machine: whole and checked, or not at all."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.errors import CheckpointError
-from llmtrain.files import fsync_dir, write_synced
+from llmtrain.files import file_sha256, fsync_dir, write_synced
 from llmtrain.operate.fetch.reader import Reader
 from llmtrain.operate.fetch.transfer import Tally, make_parent, part_size, receive, writing
 from llmtrain.runs.directory import RunDirectory
@@ -133,8 +132,7 @@ def _is_right(path: Path, row: dict[str, Any]) -> bool:
     try:
         if path.is_symlink() or path.stat().st_size != row["bytes"]:
             return False
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == str(row["sha256"])
+        return file_sha256(path) == str(row["sha256"])
     except OSError:
         return False
 

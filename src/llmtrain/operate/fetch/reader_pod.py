@@ -8,10 +8,11 @@ from typing import Any
 from llmtrain.env import READER_SCRIPT
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.launch.plan import APP_LABEL, READER_LABEL, RUN_LABEL
+from llmtrain.kubernetes.labels import APP_LABEL, COMMON_LABELS, READER_LABEL
 from llmtrain.launch.pod import NO_SIDECAR, container_security, pod_security, without_empty
 from llmtrain.launch.pod_scripts import script_command, script_text
 from llmtrain.launch.record import Record
+from llmtrain.text import one_line
 
 CONTAINER = "reader"
 START_SEC = 120.0
@@ -62,7 +63,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": record.runs_claim}}],
     }
-    labels = {**APP_LABEL, READER_LABEL: record.run_id, **NO_SIDECAR}
+    labels = {**COMMON_LABELS, READER_LABEL: record.run_id, **NO_SIDECAR}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -73,7 +74,7 @@ def reader_manifest(record: Record, name: str) -> Object:
 
 def _beside(record: Record) -> Object:
     """A ReadWriteOnce volume can only be mounted where the run's pods have it."""
-    chosen = {"matchLabels": {RUN_LABEL: record.run_id}}
+    chosen = {"matchLabels": {record.run_label: record.run_id}}
     return {"weight": 100, "podAffinityTerm": {"labelSelector": chosen, "topologyKey": "kubernetes.io/hostname"}}
 
 
@@ -117,7 +118,7 @@ def _check_hopeless(pod: Object, record: Record) -> None:
     """What waiting does not mend."""
     image = record.config.launch.image
     state = _state(pod)
-    reason, said = state.get("reason", ""), " ".join(str(state.get("message", "")).split())[:300]
+    reason, said = state.get("reason", ""), one_line(state.get("message", ""), 300)
     if reason in NOT_PULLED:
         raise UsageError(
             f"The reader pod's image {image} cannot be pulled ({reason}): {said}",

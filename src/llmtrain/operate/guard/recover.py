@@ -19,4 +19,4 @@ def find_lost(pods: Iterable[Object], after_sec: float) -> tuple[list[LostPod], 
 
 def recover(cluster: Cluster, namespace: str, pods: Iterable[LostPod]) -> list[LostPod]:
     """Give these pods up, so that the platform makes new ones elsewhere. Returns those that were still there."""
-    return [pod for pod in pods if cluster.give_up_pod(pod.name, namespace, pod.uid, pod.text)]
+    return [pod for pod in pods if cluster.fail_pod(pod.name, namespace, pod.uid, pod.text)]

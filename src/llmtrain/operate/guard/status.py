@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from llmtrain.env import WEBHOOK
 from llmtrain.errors import ClusterError, LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.launch.guard import AFTER_NOTE, INSTALLED_NOTE, LABELS, LOGS_NOTE, NAME
+from llmtrain.kubernetes.labels import AFTER_ANNOTATION, GUARD_LABELS, INSTALLED_ANNOTATION, LOGS_ANNOTATION
+from llmtrain.launch.guard import NAME
 from llmtrain.operate.status.startup_failures import IMAGE_REASONS
 
 START_SEC = 120.0
@@ -49,14 +50,14 @@ def guard_status(cluster: Cluster, namespace: str) -> GuardStatus | None:
     notes = found["metadata"].get("annotations") or {}
     [container] = found["spec"]["template"]["spec"]["containers"]
     newest = _installed_at(found["spec"]["template"])
-    pods = cluster.find("v1", "Pod", namespace, dict(LABELS))
+    pods = cluster.find("v1", "Pod", namespace, dict(GUARD_LABELS))
     pods = [pod for pod in pods if _installed_at(pod) == newest]  # one of the install before may still be going
     reason, message = _problem(pods)
     return GuardStatus(
         watching=_is_watching(found),
         image=container["image"],
-        after_sec=float(notes.get(AFTER_NOTE, 0)),
-        with_logs=notes.get(LOGS_NOTE) == "true",
+        after_sec=float(notes.get(AFTER_ANNOTATION, 0)),
+        with_logs=notes.get(LOGS_ANNOTATION) == "true",
         webhook=any(row["name"] == WEBHOOK for row in container["env"]),
         image_pull_policy=container.get("imagePullPolicy", ""),
         image_pull_secrets=[row["name"] for row in found["spec"]["template"]["spec"].get("imagePullSecrets") or []],
@@ -90,7 +91,7 @@ def _is_watching(deployment: Object) -> bool:
 
 def _installed_at(pod: Object) -> str | None:
     notes = (pod.get("metadata") or {}).get("annotations") or {}
-    return notes.get(INSTALLED_NOTE)
+    return notes.get(INSTALLED_ANNOTATION)
 
 
 def _problem(pods: list[Object]) -> tuple[str | None, str]:

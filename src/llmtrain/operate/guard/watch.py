@@ -16,20 +16,19 @@ from functools import partial
 from http.client import HTTPException
 from typing import Any
 
-from llmtrain.distributed.exit_codes import from_pytorchjob_code
+from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES
 from llmtrain.env import EXIT_CODES
 from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
+from llmtrain.kubernetes.labels import APP_LABEL, NOTIFIED, run_id_of
 from llmtrain.kubernetes.server_clock import server_now
-from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
 from llmtrain.logs import log, warn
 from llmtrain.operate.guard.recover import find_lost, recover
 from llmtrain.operate.status.lost_nodes import node_is_not_ready
 from llmtrain.operate.status.pods import INDEX_LABELS, ROLE_LABEL, worst_code
 from llmtrain.operate.status.progress import read_progress
 
-TOLD_NOTE = "llmtrain/guard-told"
 # Between two tries of a Job lie six minutes at most: a run without any pod for longer does not come back.
 GIVEN_UP_SEC = 420.0
 POST_SEC = 10.0
@@ -82,8 +81,9 @@ class Guard:
 
     def _runs(self) -> dict[str, list[Object]]:
         found: dict[str, list[Object]] = defaultdict(list)
-        for pod in self._cluster.find("v1", "Pod", self._namespace, {**APP_LABEL, RUN_LABEL: None}):
-            found[pod["metadata"]["labels"][RUN_LABEL]].append(pod)
+        for pod in self._cluster.find("v1", "Pod", self._namespace, {**APP_LABEL}):
+            if (run := run_id_of(pod)) is not None:
+                found[run].append(pod)
         return found
 
     def _recover(self, run: str, pods: list[Object]) -> None:
@@ -97,9 +97,8 @@ class Guard:
             self._tell("recovered", run, f"run {run} goes on without {gone}", lambda: None, None)
 
     def _end(self, pods: list[Object]) -> End | None:
-        if self._with_logs and _is_set(pods):
-            return self._end_of_set(pods)
-        return find_end(pods)
+        end = find_end(pods)
+        return self._end_of_set(pods) if end is None and self._with_logs and _is_set(pods) else end
 
     def _end_of_set(self, pods: list[Object]) -> End | None:
         """Pods of a StatefulSet do not end: they say that they have, and wait."""
@@ -144,14 +143,14 @@ class Guard:
             self._outbox.pop(0)
 
     def _is_told(self, pod: Object) -> bool:
-        return TOLD_NOTE in (pod["metadata"].get("annotations") or {}) or pod["metadata"].get("uid") in self._told
+        return NOTIFIED in (pod["metadata"].get("annotations") or {}) or pod["metadata"].get("uid") in self._told
 
     def _mark(self, pods: Iterable[Object], end: End) -> None:
         """On the pods, for whoever comes after us; and in mind, should that be refused."""
         for meta in (pod["metadata"] for pod in pods):
             self._told.add(meta.get("uid", ""))
             try:
-                self._cluster.note_on_pod(meta["name"], self._namespace, meta.get("uid", ""), {TOLD_NOTE: end.event})
+                self._cluster.annotate_pod(meta["name"], self._namespace, meta.get("uid", ""), {NOTIFIED: end.event})
             except LlmtrainError as problem:
                 if not self._cannot_mark:
                     warn(
@@ -184,6 +183,8 @@ def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
     mistakes = [code for code in codes.values() if code in NO_RESTART_CODES]
     if mistakes:  # they end every kind of job at once
         return End("failed", worst_code(mistakes))
+    if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_set([pod]) for pod in staying):
+        return End("finished", 0)
     if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
         return None
     counted = [pod for pod in staying if _node(pod)[1] == "0"] if any(map(_is_elastic, staying)) else staying
@@ -217,7 +218,11 @@ def _phase(pod: Object) -> str:
 def _ends(pod: Object) -> list[Object]:
     status = pod.get("status") or {}
     rows = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
-    return [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
+    ended = [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
+    if _is_set([pod]):  # its container exits once, and waits after a restart
+        last = [(row.get("lastState") or {}).get("terminated") or {} for row in rows]
+        ended += [each for each in last if each.get("exitCode") in FOR_GOOD]
+    return ended
 
 
 def _code(pod: Object) -> int | None:

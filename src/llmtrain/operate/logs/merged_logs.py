@@ -145,7 +145,7 @@ def _node_lines(
 def _pod_lines(
     cluster: Cluster, record: Record, index: int, pod: Object, tail: int | None, previous: bool
 ) -> Iterator[LogLine]:
-    container = record.kind.container
+    container = record.workload.container
     name = current_container(pod, container).get("name", container)
     had_another = previous and container_state(pod, container)[2] > 0
     for is_previous in (True, False) if had_another else (False,):

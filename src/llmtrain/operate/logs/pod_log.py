@@ -70,7 +70,7 @@ class PodLogs:
         self._has_more = False
         for index, own in found.items():
             for place, pod in enumerate(own):
-                if pod["metadata"]["uid"] in known or not _has_started(pod, self._record.kind.container):
+                if pod["metadata"]["uid"] in known or not _has_started(pod, self._record.workload.container):
                     continue
                 if self._may_start(own[:place]):
                     self._start(index, pod)
@@ -162,7 +162,7 @@ class _PodThread(threading.Thread):
         return False
 
     def _state(self) -> tuple[Object, Object, int]:
-        return container_state(self._pod, self._record.kind.container)
+        return container_state(self._pod, self._record.workload.container)
 
     def _is_over(self) -> bool:
         """Whether no container will be started in this pod any more."""
@@ -175,7 +175,9 @@ class _PodThread(threading.Thread):
             for line in self._cluster.log(
                 self._pod["metadata"]["name"],
                 self._record.namespace,
-                current_container(self._pod, self._record.kind.container).get("name", self._record.kind.container),
+                current_container(self._pod, self._record.workload.container).get(
+                    "name", self._record.workload.container
+                ),
                 tail=None if last else self._tail,
                 previous=previous,
                 follow=not previous,

@@ -7,14 +7,15 @@ from datetime import datetime
 from functools import cached_property
 
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
+from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.kubernetes.server_clock import server_now
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.lost_nodes import find_condition
-from llmtrain.operate.status.pods import container_state, current_container, our_code
-from llmtrain.operate.why.log_patterns import Said, error_in
-from llmtrain.runs.exit_report import read_termination_message
+from llmtrain.operate.status.pods import container_state, current_container, final_code, our_code
+from llmtrain.operate.why.log_patterns import error_in, without_rank
+from llmtrain.runs.exit_report import ExitReport, read_termination_message
 
 _EXITED = re.compile(r"Pod: \S+?\.(\S+-(worker|master)-(\d+)) exited with code (\d+)")
 PREFETCH = "prefetch"  # the init container
@@ -22,7 +23,7 @@ MARGIN_SEC = 120.0
 
 
 @dataclass(frozen=True)
-class Ending:
+class ContainerExit:
     pod: str
     index: int
     container: str
@@ -43,9 +44,14 @@ class Ending:
     """Why the cluster itself ended the pod: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
     disruption_message: str = ""
     lines: tuple[str, ...] = ()
-    prefetch_lines: tuple[str, ...] = ()
-    """Of the pod's init container, whose mistakes the trainer ends with."""
     is_unreadable: bool = False
+    from_run: ExitReport | None = None
+    """The report in the run directory, where the pod is gone."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Its pod was deleted; an event or a report is all that is left."""
+        return not self.container
 
     @property
     def severity(self) -> tuple[int, str]:
@@ -53,9 +59,13 @@ class Ending:
         return (0 if self.code in NO_RESTART_CODES else 2 if self.code == TOLD else 1), self.at
 
     @cached_property
-    def error(self) -> Said | None:
-        report = read_termination_message(self.message)
-        return Said.from_report(report) if report else error_in(self.lines)
+    def report(self) -> ExitReport | None:
+        """The process's own; of images of the first version, what its log shows."""
+        report = read_termination_message(self.message) or self.from_run or error_in(self.lines)
+        if report is None:
+            return None
+        remedy = one_line(report.remedy) if report.remedy else None
+        return replace(report, message=without_rank(one_line(report.message)), remedy=remedy)
 
     @property
     def text(self) -> str:
@@ -66,38 +76,34 @@ class Ending:
         what = "waits to be removed, after" if self.is_going else "ended with"
         return f"{self.pod} (node {self.index}) {what} exit code {self.code}{word}{at}."
 
-    def of_prefetch(self) -> "Ending":
-        """The init container of the same pod, for its log."""
-        return replace(self, container=PREFETCH, is_previous=False)
-
-    def idling(self, code: int, lines: tuple[str, ...]) -> "Ending":
+    def idling(self, code: int, lines: tuple[str, ...]) -> "ContainerExit":
         return replace(self, code=code, lines=lines)
 
 
-def with_lines(end: Ending, lines: tuple[str, ...] | None, prefetch: tuple[str, ...] | None = None) -> Ending:
-    return replace(end, lines=lines or (), prefetch_lines=prefetch or (), is_unreadable=lines is None)
+def with_lines(end: ContainerExit, lines: tuple[str, ...] | None) -> ContainerExit:
+    return replace(end, lines=lines or (), is_unreadable=lines is None)
 
 
-def histories(record: Record, nodes: dict[int, list[Object]]) -> list[list[Ending]]:
+def histories(record: Record, nodes: dict[int, list[Object]]) -> list[list[ContainerExit]]:
     """For each node how it ended badly, newest first. Where its container runs under a StatefulSet, that is first."""
     return [[end for pod in reversed(own) for end in _of_pod(record, index, pod)] for index, own in nodes.items()]
 
 
-def exits_from_events(record: Record, job: Object | None, events: Iterable[Object]) -> list[Ending]:
+def exits_from_events(record: Record, job: Object | None, events: Iterable[Object]) -> list[ContainerExit]:
     """The operator of a PyTorchJob deletes a pod before it makes it anew; an event is all that is left of it."""
     since = (job or {}).get("metadata", {}).get("creationTimestamp", "")
-    found: dict[int, Ending] = {}
+    found: dict[int, ContainerExit] = {}
     for event in sorted((e for e in events if e.get("reason") == "ExitedWithCode"), key=event_time):
         said = _EXITED.search(str(event.get("message", "")))
         if said and int(said[4]) and event_time(event) >= since:
             has_master_before = record.config.launch.pytorch_master and said[2] == "worker"
             index, code = int(said[3]) + has_master_before, our_code(record, int(said[4]))
             # No container: its log went with it.
-            found[index] = Ending(said[1], index, "", code, at=event_time(event))
+            found[index] = ContainerExit(said[1], index, "", code, at=event_time(event))
     return list(found.values())
 
 
-def in_time(record: Record, endings: list[Ending]) -> list[Ending]:
+def in_time(record: Record, endings: list[ContainerExit]) -> list[ContainerExit]:
     """Those that may come of one thing: peers notice within the timeouts. What was long before is another story."""
     timeouts = record.config.distributed
     within = max(timeouts.timeout_sec, timeouts.join_timeout_sec, timeouts.master_ready_timeout_sec) + MARGIN_SEC
@@ -115,14 +121,14 @@ def age_of(stamp: str) -> float:
     return max(0.0, server_now().timestamp() - seconds_of(stamp))
 
 
-def _of_pod(record: Record, index: int, pod: Object) -> Iterable[Ending]:
-    row = current_container(pod, record.kind.container)
-    state, last, _ = container_state(pod, record.kind.container)
+def _of_pod(record: Record, index: int, pod: Object) -> Iterable[ContainerExit]:
+    row = current_container(pod, record.workload.container)
+    state, last, _ = container_state(pod, record.workload.container)
     status, disruption = pod.get("status") or {}, find_condition(pod, "DisruptionTarget") or {}
-    base = Ending(
+    base = ContainerExit(
         pod=pod["metadata"]["name"],
         index=index,
-        container=row.get("name", record.kind.container),
+        container=row.get("name", record.workload.container),
         code=0,
         pod_reason=status.get("reason") or "",
         pod_message=status.get("message") or "",
@@ -130,7 +136,7 @@ def _of_pod(record: Record, index: int, pod: Object) -> Iterable[Ending]:
         disruption=disruption.get("reason") or "",
         disruption_message=disruption.get("message") or "",
     )
-    if "running" in state and record.config.launch.kind == "stateful_set":
+    if "running" in state and record.config.launch.kind == "stateful_set" and final_code(record, pod) is None:
         yield replace(base, is_going=True)
     for ended, is_previous in ((state.get("terminated"), False), (last.get("terminated"), True)):
         if ended and ended.get("exitCode"):

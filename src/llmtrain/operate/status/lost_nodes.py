@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from llmtrain.kubernetes.client import NODE_LOST, Object
 from llmtrain.kubernetes.server_clock import seconds_since
-from llmtrain.launch.lifecycle import is_overdue
+from llmtrain.launch.objects import is_overdue
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llmtrain.distributed.exit_codes import from_pytorchjob_code
+from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
-from llmtrain.launch.lifecycle import is_overdue
+from llmtrain.launch.objects import is_overdue
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.lost_nodes import lost_pod
 
@@ -46,6 +46,8 @@ class PodStatus:
     """What it ended with before it was started again, or what the pod before it ended with."""
     has_run: bool
     """Whether its container was ever started."""
+    final_code: int | None = None
+    """Exit code for good of a StatefulSet pod, which exits once and then waits to be removed."""
     is_overdue: bool = False
     """It should be gone, but its machine does not say so: lost, most likely."""
     silent_sec: float | None = None
@@ -111,13 +113,14 @@ def _pod_status(
     record: Record, index: int, own: list[Object], usage: dict[str, dict[str, dict[str, str]]]
 ) -> PodStatus:
     pod, name = own[-1], own[-1]["metadata"]["name"]
-    state, last, restarts = container_state(pod, record.kind.container)
+    state, last, restarts = container_state(pod, record.workload.container)
     before = [_exit_code(record, older) for older in own[:-1]]
     last_code = last.get("terminated", {}).get("exitCode")
+    final = final_code(record, pod)
     reason, message = _reason(pod, state)
     count = record.config.launch.processes_per_node
     first = index * count
-    used = usage.get(name, {}).get(record.kind.container, {})
+    used = usage.get(name, {}).get(record.workload.container, {})
     return PodStatus(
         name=name,
         index=index,
@@ -126,10 +129,11 @@ def _pod_status(
         reason=reason,
         message=one_line(message) if message else None,
         node=pod["spec"].get("nodeName"),
-        restarts=restarts + len(own) - 1,
+        restarts=restarts + len(own) - 1 - (final is not None and "terminated" not in state),
         exit_code=_exit_code(record, pod),
         last_exit_code=our_code(record, last_code) if last_code is not None else before[-1] if before else None,
         has_run=len(own) > 1 or bool(restarts) or "running" in state or "startedAt" in state.get("terminated", {}),
+        final_code=final,
         is_overdue=is_overdue(pod),
         silent_sec=round(lost.since_sec, 1) if (lost := lost_pod(pod)) else None,
         cpu=used.get("cpu"),
@@ -162,9 +166,18 @@ def _has_ended(pod: Object) -> bool:
 
 
 def _exit_code(record: Record, pod: Object) -> int | None:
-    state, _, _ = container_state(pod, record.kind.container)
+    state, _, _ = container_state(pod, record.workload.container)
     code = state.get("terminated", {}).get("exitCode")
     return None if code is None else our_code(record, code)
+
+
+def final_code(record: Record, pod: Object) -> int | None:
+    """The code with which the main process of a StatefulSet pod ended for good; None while it runs."""
+    if record.config.launch.kind != "stateful_set" or record.work.launcher != "llmtrain":
+        return None
+    state, last, _ = container_state(pod, record.workload.container)
+    codes = (ended.get("exitCode") for ended in (state.get("terminated"), last.get("terminated")) if ended)
+    return next((code for code in codes if code in FOR_GOOD), None)
 
 
 def our_code(record: Record, code: int) -> int:

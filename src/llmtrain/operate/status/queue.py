@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import Missing, one_line
+from llmtrain.kubernetes.api_errors import KindNotFound, one_line
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.record import Record
 
@@ -36,7 +36,7 @@ def find_queue_state(cluster: Cluster, record: Record, job: Object) -> QueueStat
     """Asks for all Workloads of the namespace: their names end in a hash, and they carry no label of ours."""
     try:
         version, workloads = _workloads(cluster, record.namespace)
-    except Missing:  # Kueue is not installed
+    except KindNotFound:  # Kueue is not installed
         return NOT_QUEUED
     except UsageError as refused:
         return QueueState(unseen=refused.what)
@@ -67,7 +67,7 @@ def queue_state(workload: Object | None) -> QueueState:
 def _workloads(cluster: Cluster, namespace: str) -> tuple[str, list[Object]]:
     try:
         return API_VERSIONS[0], cluster.find(API_VERSIONS[0], "Workload", namespace)
-    except Missing:
+    except KindNotFound:
         return API_VERSIONS[1], cluster.find(API_VERSIONS[1], "Workload", namespace)
 
 
@@ -77,5 +77,5 @@ def _is_of(record: Record, job: Object, workload: Object) -> bool:
     if any(owner.get("uid") == job["metadata"]["uid"] for owner in owners):
         return True
     # Of a StatefulSet its pods are the owners.
-    wanted = rf"{record.kind.kind.lower()}-{re.escape(record.run_id)}-[0-9a-f]{{5}}"
+    wanted = rf"{record.workload.kind.lower()}-{re.escape(record.run_id)}-[0-9a-f]{{5}}"
     return record.config.launch.kind == "stateful_set" and re.fullmatch(wanted, meta["name"]) is not None

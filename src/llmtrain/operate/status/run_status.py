@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import Missing, one_line
+from llmtrain.kubernetes.api_errors import KindNotFound, one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Labels, Object
-from llmtrain.launch.plan import APP_LABEL, RUN_LABEL
-from llmtrain.launch.record import Record, UnreadableRecord, all_records, is_ours
+from llmtrain.kubernetes.labels import APP_LABEL, belongs_to_run, run_id_of
+from llmtrain.launch.record import Record, UnreadableRecord, all_records
 from llmtrain.operate.status.events import find_events
 from llmtrain.operate.status.pods import PodStatus, pod_statuses, strange_pods, worst_code
 from llmtrain.operate.status.progress import RunProgress, read_progress
@@ -29,7 +29,7 @@ from llmtrain.operate.status.state import (
 TAIL_LINES = 400  # of rank 0's log: enough to hold a step, whatever else it says
 IDLE_LINES = 5  # of a pod that waits: the mark is its last line
 AT_ONCE = 16  # logs that are asked for at the same time
-_ALL_RUNS: Labels = {**APP_LABEL, RUN_LABEL: None}
+_ALL_RUNS: Labels = {**APP_LABEL}
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ def objects_of(cluster: Cluster, record: Record) -> Iterator[None]:
         said = one_line(f"{type(problem).__name__}: {problem}")
         raise UsageError(
             f"The objects of run '{record.run_id}' in namespace {record.namespace} cannot be understood ({said}).",
-            remedy=f"Look at them: kubectl get all,{PLURALS[record.kind.kind]} -o yaml -l {RUN_LABEL}={record.run_id}"
-            f"{cluster.place(record.namespace)}",
+            remedy=f"Look at them: kubectl get all,{PLURALS[record.workload.kind]} -o yaml "
+            f"-l {record.run_label}={record.run_id}{cluster.place(record.namespace)}",
         ) from problem
 
 
 def _run_status(cluster: Cluster, record: Record, with_log: bool, with_usage: bool) -> RunStatus:
     job, pods = find_job(cluster, record), find_pods(cluster, record)
-    usage = cluster.usage(record.namespace, record.labels) if with_usage and pods else None
+    usage = cluster.usage(record.namespace, record.selector) if with_usage and pods else None
     statuses = pod_statuses(record, pods, usage)
     unseen: list[str] = [strange] if (strange := strange_pods(record, pods)) else []
     progress = rank_zero_progress(cluster, record, statuses, unseen) if with_log else None
@@ -113,7 +113,8 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
         return [_unreadable(each) for each in found if isinstance(each, UnreadableRecord)]
     pods: dict[tuple[str, str], list[Object]] = defaultdict(list)
     for pod in cluster.find("v1", "Pod", namespace, _ALL_RUNS):
-        pods[pod["metadata"]["namespace"], pod["metadata"]["labels"][RUN_LABEL]].append(pod)
+        if (run_id := run_id_of(pod)) is not None:
+            pods[pod["metadata"]["namespace"], run_id].append(pod)
     unseen: dict[str, str] = {}
     jobs = _all_jobs(cluster, namespace, records, unseen)
 
@@ -148,7 +149,7 @@ def all_status(cluster: Cluster, namespace: str | None) -> list[RunStatus]:
         queue, place = look_at_queue(cluster, record, each.job, each.pods), cluster.place(record.namespace)
         status = make_status(record, Seen(each.job, each.pods, progress, idle, events, queue, place))
         status = replace(status, unseen=strange_pods(record, pods[_key(record)]))
-        why = unseen.get(record.kind.kind)
+        why = unseen.get(record.workload.kind)
         return replace(status, state="unknown", why_short=why) if why else status
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
@@ -218,14 +219,14 @@ def make_status(record: Record, seen: Seen) -> RunStatus:
 
 def find_job(cluster: Cluster, record: Record) -> Object | None:
     try:
-        job = cluster.get(record.kind.api_version, record.kind.kind, record.run_id, record.namespace)
-    except Missing:  # its operator was removed, and its jobs with it
+        job = cluster.get(record.workload.api_version, record.workload.kind, record.run_id, record.namespace)
+    except KindNotFound:  # its operator was removed, and its jobs with it
         return None
-    return job if job is not None and is_ours(job, record.run_id) else None
+    return job if job is not None and belongs_to_run(job, record.run_id) else None
 
 
 def find_pods(cluster: Cluster, record: Record) -> list[Object]:
-    return cluster.find("v1", "Pod", record.namespace, record.labels)
+    return cluster.find("v1", "Pod", record.namespace, record.selector)
 
 
 def look_at_queue(cluster: Cluster, record: Record, job: Object | None, pods: list[PodStatus]) -> QueueState:
@@ -264,9 +265,12 @@ def rank_zero_progress(
 
 def idle_code(cluster: Cluster, record: Record, pods: list[PodStatus], progress: RunProgress | None) -> int | None:
     """What a StatefulSet's run has ended with: every one of its pods says so and waits. None where it goes on."""
-    if record.config.launch.kind != "stateful_set" or progress is None or progress.idle_code is None:
+    if record.config.launch.kind != "stateful_set" or len(pods) < record.config.launch.node_range[0]:
         return None
-    if len(pods) < record.config.launch.node_range[0] or not all(pod.is_running for pod in pods):
+    if all(pod.final_code is not None for pod in pods):
+        return worst_code(pod.final_code for pod in pods)
+    # Images of the first version never exit: their log says that they wait.
+    if progress is None or progress.idle_code is None or not all(pod.is_running for pod in pods):
         return None
 
     def code(pod: PodStatus) -> int | None:
@@ -286,7 +290,7 @@ def _tail(
     unseen: list[str] | None = None,
 ) -> Iterable[str] | None:
     try:
-        return list(cluster.log(pod, record.namespace, record.kind.container, tail=count, previous=previous))
+        return list(cluster.log(pod, record.namespace, record.workload.container, tail=count, previous=previous))
     except LlmtrainError as problem:  # no right to it, or its machine does not answer
         if unseen is not None:
             unseen.append(problem.what)
@@ -297,21 +301,21 @@ def _all_jobs(
     cluster: Cluster, namespace: str | None, records: list[Record], unseen: dict[str, str]
 ) -> dict[tuple[str, str], Object]:
     """Jobs by run. Kinds that we may not look at are put into `unseen`, with the reason."""
-    kinds = {(record.kind.api_version, record.kind.kind) for record in records}
+    kinds = {(record.workload.api_version, record.workload.kind) for record in records}
     found = {}
     for api_version, kind in sorted(kinds):
         try:
             jobs = cluster.find(api_version, kind, namespace, _ALL_RUNS)
-        except Missing:  # its operator was removed, and its jobs with it
+        except KindNotFound:  # its operator was removed, and its jobs with it
             continue
         except UsageError as refused:  # of the others something can be said all the same
             unseen[kind] = refused.what
             continue
         for job in jobs:
             meta = job["metadata"]
-            if meta["name"] == meta["labels"][RUN_LABEL]:  # Jobs inside a JobSet carry the label too
+            if meta["name"] == run_id_of(job):  # Jobs inside a JobSet carry the label too
                 found[kind, meta["namespace"], meta["name"]] = job
-    return {_key(r): found[k] for r in records if (k := (r.kind.kind, *_key(r))) in found}
+    return {_key(r): found[k] for r in records if (k := (r.workload.kind, *_key(r))) in found}
 
 
 def _is_going(record: Record, seen: Seen) -> bool:

@@ -1,7 +1,7 @@
 """Launches that will not start by themselves: what is wrong, and what to do, in one message."""
 
 from llmtrain.errors import UsageError
-from llmtrain.kubernetes.api_errors import QUOTA_REMEDY, one_line, quota, security_remedy
+from llmtrain.kubernetes.api_errors import admission_error, one_line
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import find_events, refusal
@@ -64,19 +64,10 @@ def _refused(cluster: Cluster, record: Record) -> UsageError | None:
     said = refusal(record, job, find_events(cluster, record.namespace, only_warnings=True))
     if said is None:
         return None
-    where = f"namespace {record.namespace}"
-    if "exceeded quota" in said:
-        error = UsageError(
-            f"The pods of {record.run_id} would exceed a quota of {where}: {quota(said)}",
-            remedy=QUOTA_REMEDY,
-        )
-    elif "violates PodSecurity" in said:
-        remedy = f"{security_remedy(record.config.launch)}."
-        error = UsageError(f"The security rules of {where} refuse the pods: {one_line(said)}", remedy=remedy)
-    else:
-        error = UsageError(
-            f"The cluster refuses to make the pods of {record.run_id}: {one_line(said)}",
-            remedy="Correct the launch section, then launch again.",
-        )
+    pods = f"pods of run {record.run_id}"
+    error = admission_error(pods, record.namespace, said, record.config.launch) or UsageError(
+        f"The cluster refuses to create {pods}: {one_line(said)}",
+        remedy="Correct the launch section, then launch again.",
+    )
     error.details["reason"] = "FailedCreate"
     return error

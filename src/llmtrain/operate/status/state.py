@@ -97,7 +97,7 @@ def _nodes_text(record: Record) -> str:
 def job_state(job: Object, record: Record) -> str:
     """`finished`, `failed`, `suspended` or `active`, by the job's own conditions."""
     true = {row["type"] for row in job.get("status", {}).get("conditions") or [] if row.get("status") == "True"}
-    states = [state for condition, state in record.kind.states.items() if condition in true]
+    states = [state for condition, state in record.workload.states.items() if condition in true]
     return next((state for state in ("failed", "finished", "suspended") if state in states), "active")
 
 
@@ -107,8 +107,13 @@ def age_sec(record: Record | UnreadableRecord) -> float:
 
 def _active_state(record: Record, pods: list[PodStatus], progress: RunProgress | None) -> str:
     """`pending`, `starting`, `running` or `restarting`."""
-    there = sum(pod.is_running or pod.exit_code == 0 for pod in pods)  # at the end nodes leave one by one
-    has_restarted = any(pod.restarts or pod.last_exit_code is not None or pod.phase == "Failed" for pod in pods)
+    there = sum(
+        pod.is_running or pod.exit_code == 0 or pod.final_code is not None for pod in pods
+    )  # at the end nodes leave one by one
+    has_restarted = any(
+        pod.restarts or (pod.last_exit_code is not None and pod.final_code is None) or pod.phase == "Failed"
+        for pod in pods
+    )
     has_stepped = progress is not None and progress.step is not None
     if not there:
         return "restarting" if has_restarted or has_stepped else "pending"
@@ -155,7 +160,11 @@ def _explain_waiting(record: Record, seen: Seen) -> str | None:
     silent = [pod for pod in seen.pods if pod.silent_sec is not None]
     if silent:
         return _explain_silent(f"{record.run_id}{seen.place}", silent)
-    stuck = [pod for pod in seen.pods if pod.reason and pod.phase not in ("Succeeded", "Terminating")]
+    stuck = [
+        pod
+        for pod in seen.pods
+        if pod.reason and pod.final_code is None and pod.phase not in ("Succeeded", "Terminating")
+    ]
     if stuck:
         others = len(stuck) < record.config.launch.node_range[1]
         return reason_text(stuck[0]) + (f" (node {', '.join(str(pod.index) for pod in stuck[:8])})" if others else "")
@@ -166,7 +175,7 @@ def _explain_waiting(record: Record, seen: Seen) -> str | None:
     leaving = next((pod for pod in seen.pods if pod.phase == "Terminating"), None)
     if leaving:
         return f"{leaving.name} is being removed" + (f" from {leaving.node}" if leaving.node else "")
-    ended = next((pod for pod in seen.pods if pod.last_exit_code), None)
+    ended = next((pod for pod in seen.pods if pod.last_exit_code and pod.final_code is None), None)
     return f"node {ended.index} ended with {code_text(ended.last_exit_code)}, and was started again" if ended else None
 
 
@@ -183,7 +192,7 @@ def _explain_silent(run: str, silent: list[PodStatus]) -> str:
 def _explain_failure(record: Record, seen: Seen) -> str | None:
     code = find_exit_code("failed", seen)
     conditions = (seen.job or {}).get("status", {}).get("conditions") or []
-    failed: Object = next((row for row in conditions if record.kind.states.get(row["type"]) == "failed"), {})
+    failed: Object = next((row for row in conditions if record.workload.states.get(row["type"]) == "failed"), {})
     limits = {"DeadlineExceeded": "launch.active_deadline_sec is over", "BackoffLimitExceeded": "no restarts are left"}
     said = limits.get(failed.get("reason", ""))
     by_memory = next((pod.name for pod in seen.pods if pod.reason == "OOMKilled"), None)

@@ -117,7 +117,7 @@ class _Follower:
         self._logs.update(pods)
         pods = self._with_replaced(pods)
         if now >= self._next_usage:
-            self._usage, self._next_usage = cluster.usage(record.namespace, record.labels), now + USAGE_SEC
+            self._usage, self._next_usage = cluster.usage(record.namespace, record.selector), now + USAGE_SEC
         statuses = pod_statuses(record, pods, self._usage)
         if not wants_events(record, job, statuses):
             self._events = []

@@ -1,7 +1,7 @@
 """Why containers ended: by their exit codes, the cluster's word for it, and what they said last."""
 
 from llmtrain.kubernetes.api_errors import one_line
-from llmtrain.operate.status.container_exits import Ending, age_of
+from llmtrain.operate.status.container_exits import ContainerExit, age_of
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.lost_nodes import find_condition
 from llmtrain.operate.status.pods import PodStatus, container_state
@@ -12,8 +12,8 @@ from llmtrain.operate.why.diagnosis import (
     code_only,
     evidence_of,
     go_on,
+    message_of,
     others,
-    said_by,
     with_code,
 )
 from llmtrain.operate.why.log_patterns import last_words, traceback_end
@@ -35,7 +35,7 @@ _BY_THE_CLUSTER = {
 
 
 def oom_killed(snapshot: Snapshot) -> Diagnosis | None:
-    killed = [end for end in snapshot.endings if end.reason == "OOMKilled"]
+    killed = [end for end in snapshot.exits if end.reason == "OOMKilled"]
     if not killed:
         return None
     first, ask = killed[0], snapshot.record.config.launch.resources
@@ -68,7 +68,7 @@ def _disrupted(snapshot: Snapshot, is_preempted: bool) -> Diagnosis | None:
     """Told by pods that have ended, by pods that are about to, or, where they are gone, by events."""
     if snapshot.status.state not in ("failed", "restarting", "pending", "starting"):
         return None
-    for end in snapshot.endings:
+    for end in snapshot.exits:
         reason = end.disruption or end.pod_reason
         if reason and (reason in _PREEMPTED) == is_preempted:
             said = end.pod_message or end.disruption_message
@@ -82,7 +82,7 @@ def _disrupted(snapshot: Snapshot, is_preempted: bool) -> Diagnosis | None:
 
 
 def _disrupted_by_events(snapshot: Snapshot, is_preempted: bool) -> Diagnosis | None:
-    if any(end.code not in (75, 143) for end in snapshot.endings):  # then it is not for that
+    if any(end.code not in (75, 143) for end in snapshot.exits):  # then it is not for that
         return None
     for event in snapshot.about(*(("Preempted",) if is_preempted else ("Evicted", "TaintManagerEviction"))):
         said, about = str(event.get("message", "")), event["involvedObject"]
@@ -112,7 +112,7 @@ def killed(snapshot: Snapshot) -> Diagnosis | None:
     """137 without the cluster's word for it. A rank that hung is killed too, after the others have named it."""
     end = with_code(snapshot, 137)
     named = [
-        e for e in snapshot.endings if e.error and e.error.silent_ranks and e.at and e.at <= (end.at if end else "")
+        e for e in snapshot.exits if e.report and e.report.silent_ranks and e.at and e.at <= (end.at if end else "")
     ]
     if end is None or named:
         return None
@@ -132,10 +132,10 @@ def killed(snapshot: Snapshot) -> Diagnosis | None:
 
 
 def crash(snapshot: Snapshot) -> Diagnosis | None:
-    end = next((end for end in snapshot.endings if end.code not in _EXPLAINED), None)
+    end = next((end for end in snapshot.exits if end.code not in _EXPLAINED), None)
     if end is None:
         return None
-    said = traceback_end(end.lines) or said_by(end) or one_line(end.message) or last_words(end.lines)
+    said = traceback_end(end.lines) or message_of(end) or one_line(end.message) or last_words(end.lines)
     words = f"{end.pod} (node {end.index}) crashed with exit code {end.code}"
     return Diagnosis(
         f"{words}: {said}" if said else f"{words}.",
@@ -146,13 +146,13 @@ def crash(snapshot: Snapshot) -> Diagnosis | None:
 
 
 def master_unreachable(snapshot: Snapshot) -> Diagnosis | None:
-    missed = [end for end in snapshot.endings if end.code == UNREACHABLE and _reason(end) == "master_unreachable"]
+    missed = [end for end in snapshot.exits if end.code == UNREACHABLE and _reason(end) == "master_unreachable"]
     end = next(iter(missed), None) or with_code(snapshot, UNREACHABLE)  # whoever looked for the master knows most
     if end is None:
         return None
     if snapshot.has_service is False:
         return _no_service(snapshot, end)
-    said = said_by(end)
+    said = message_of(end)
     first = next((pod for pod, _ in snapshot.pods if pod.index == 0), None)
     what = "The processes did not find each other in time"
     if _reason(end) == "master_unreachable":
@@ -160,9 +160,9 @@ def master_unreachable(snapshot: Snapshot) -> Diagnosis | None:
         what = "The master (node 0) runs, but is not reached" if is_there else "The master (node 0) never came up"
     elif _reason(end) == "processes_missing":
         what = "The run never became whole"
-    elif end.error and end.error.type != "JoinError":
+    elif end.report and end.report.error != "JoinError":
         what = "Something that it needs could not be reached"
-    own = f"{end.error.remedy} " if end.error and end.error.remedy else ""
+    own = f"{end.report.remedy} " if end.report and end.report.remedy else ""
     about_first = f"Node 0: {f'{first.name}, {first.phase}' if first else 'there is no pod'}."
     return Diagnosis(
         f"{what}{f': {said}' if said else '.'}",
@@ -171,12 +171,12 @@ def master_unreachable(snapshot: Snapshot) -> Diagnosis | None:
     )
 
 
-def _reason(end: Ending) -> str | None:
-    return end.error.reason if end.error else None
+def _reason(end: ContainerExit) -> str | None:
+    return end.report.reason if end.report else None
 
 
-def _no_service(snapshot: Snapshot, end: Ending) -> Diagnosis:
-    name, said = snapshot.record.plan.service, said_by(end)
+def _no_service(snapshot: Snapshot, end: ContainerExit) -> Diagnosis:
+    name, said = snapshot.record.plan.service, message_of(end)
     return Diagnosis(
         f"The Service {name} is gone, and without it no pod finds the master (node 0): somebody deleted it.",
         [f"Service {name}: not there.", *evidence_of(snapshot, end, said)],
@@ -186,10 +186,10 @@ def _no_service(snapshot: Snapshot, end: Ending) -> Diagnosis:
 
 def rank_hung(snapshot: Snapshot) -> Diagnosis | None:
     """What the watchdog of the survivors said."""
-    end = next((end for end in snapshot.endings if _reason(end) == "no_progress"), None)
-    if end is None or end.error is None:
+    end = next((end for end in snapshot.exits if _reason(end) == "no_progress"), None)
+    if end is None or end.report is None:
         return None
-    ranks, said = list(end.error.silent_ranks), end.error.what
+    ranks, said = list(end.report.silent_ranks), end.report.message
     what = f"Rank {', '.join(map(str, ranks))} hung" if ranks else "The ranks wait for each other, and none moves"
     each = snapshot.status.processes_per_node
     where = [f"Rank {rank} is of node {rank // each}: {_pod_of(snapshot, rank // each)}." for rank in ranks[:4]]
@@ -204,12 +204,12 @@ def rank_hung(snapshot: Snapshot) -> Diagnosis | None:
     return Diagnosis(f"{what}: {said}", evidence, f"{look} {after}", tuple(pod.name for pod in hanging))
 
 
-def _still_hanging(snapshot: Snapshot, end: Ending, indexes: list[int]) -> list[PodStatus]:
+def _still_hanging(snapshot: Snapshot, end: ContainerExit, indexes: list[int]) -> list[PodStatus]:
     """Pods that run since before the others gave up on them. A process that is frozen notices nothing, and no platform
     ends it."""
     found = []
     for pod, raw in snapshot.pods:
-        running = container_state(raw, snapshot.record.kind.container)[0].get("running") or {}
+        running = container_state(raw, snapshot.record.workload.container)[0].get("running") or {}
         if snapshot.is_active and pod.index in indexes and pod.is_running and running.get("startedAt", "9") < end.at:
             found.append(pod)
     return found
@@ -217,9 +217,9 @@ def _still_hanging(snapshot: Snapshot, end: Ending, indexes: list[int]) -> list[
 
 def interrupted(snapshot: Snapshot) -> Diagnosis | None:
     """Told to stop by somebody who is none of ours: a deleted pod, say."""
-    end = next((end for end in snapshot.endings if end.code == 143 or (end.code == 75 and _was_told(end))), None)
+    end = next((end for end in snapshot.exits if end.code == 143 or (end.code == 75 and _was_told(end))), None)
     if end is not None:
-        said = said_by(end)
+        said = message_of(end)
         what = f"{end.pod} (node {end.index}) was told to stop, and did{f': {said}' if said else '.'}"
         return Diagnosis(what, evidence_of(snapshot, end, said), again(snapshot))
     leaving = next((pod for pod, _ in snapshot.pods if pod.phase == "Terminating" and snapshot.is_active), None)
@@ -233,9 +233,9 @@ def interrupted(snapshot: Snapshot) -> Diagnosis | None:
     )
 
 
-def _was_told(end: Ending) -> bool:
-    if end.error and end.error.type:
-        return end.error.type == "Interrupted"
+def _was_told(end: ContainerExit) -> bool:
+    if end.report and end.report.error:
+        return end.report.error == "Interrupted"
     return any("SIGTERM" in line for line in end.lines[-3:])
 
 
@@ -244,7 +244,7 @@ def peer_lost(snapshot: Snapshot) -> Diagnosis | None:
     end = with_code(snapshot, 75)
     if end is None:
         return None
-    said = said_by(end)
+    said = message_of(end)
     return Diagnosis(
         f"A process of the run went away, and left nothing that says why: {said}" if said else code_only(end),
         evidence_of(snapshot, end, said),

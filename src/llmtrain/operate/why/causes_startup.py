@@ -3,7 +3,8 @@
 import re
 from collections import Counter
 
-from llmtrain.kubernetes.api_errors import QUOTA_REMEDY, one_line, quota, security_remedy
+from llmtrain.errors import UsageError
+from llmtrain.kubernetes.api_errors import QUOTA_REMEDY, admission_error, one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.operate.status.events import event_time, refusal
 from llmtrain.operate.status.lost_nodes import find_condition, node_is_not_ready
@@ -185,10 +186,10 @@ def _name(event: Object) -> str:
 
 def quota_exceeded(snapshot: Snapshot) -> Diagnosis | None:
     said = _refusal(snapshot)
-    if not said or "exceeded quota" not in said:
+    if not said or "exceeded quota" not in said or (error := _admission_error(snapshot, said)) is None:
         return None
     return Diagnosis(
-        f"A quota of namespace {snapshot.record.namespace} is exceeded: {quota(said)}",
+        error.what,
         [_made(snapshot), one_line(said)],
         f"{QUOTA_REMEDY} Pods are made as soon as there is room; to change the run: {go_on(snapshot, 'FIELD=VALUE')}.",
     )
@@ -199,14 +200,17 @@ def admission_refused(snapshot: Snapshot) -> Diagnosis | None:
     said = _refusal(snapshot)
     if not said:
         return None
-    what = f"The cluster refuses to make the pods: {one_line(said)}"
-    remedy = "Correct the launch section"
-    if "violates PodSecurity" in said:
-        what = f"The security rules of namespace {snapshot.record.namespace} refuse the pods: {one_line(said)}"
-        remedy = security_remedy(snapshot.record.config.launch)
-    elif "serviceaccount" in said:
-        remedy = "Make that service account"
-    return Diagnosis(what, [_made(snapshot), one_line(said)], f"{remedy}. Then: {go_on(snapshot)}.")
+    error = _admission_error(snapshot, said)
+    what = error.what if error else f"The cluster refuses to create the pods: {one_line(said)}"
+    remedy = error.remedy if error else "Correct the launch section."
+    if "serviceaccount" in said:
+        remedy = "Create that service account."
+    return Diagnosis(what, [_made(snapshot), one_line(said)], f"{remedy} Then: {go_on(snapshot)}.")
+
+
+def _admission_error(snapshot: Snapshot, said: str) -> UsageError | None:
+    record = snapshot.record
+    return admission_error(f"pods of run {record.run_id}", record.namespace, said, record.config.launch)
 
 
 def _refusal(snapshot: Snapshot) -> str | None:

@@ -44,7 +44,7 @@ def removed(snapshot: Snapshot) -> Diagnosis | None:
         return None
     ttl = snapshot.record.config.launch.ttl_sec
     return Diagnosis(
-        f"The {snapshot.record.kind.kind} {snapshot.record.run_id} is gone, and not by llmtrain stop: deleted by "
+        f"The {snapshot.record.workload.kind} {snapshot.record.run_id} is gone, and not by llmtrain stop: deleted by "
         "somebody" + (f", or launch.ttl_sec ({ttl} s) is over." if ttl is not None else "."),
         ["There is neither a job nor a pod, and the record of the run is not marked as stopped."],
         f"llmtrain resume {snapshot.run} goes on with it; llmtrain logs {snapshot.run} reads what it said.",
@@ -67,7 +67,7 @@ def queue_not_found(snapshot: Snapshot) -> Diagnosis | None:
         return None
     return Diagnosis(
         f"Namespace {record.namespace} has no LocalQueue {queue} (launch.queue): the run waits until there is one.",
-        [f"The {record.kind.kind} is suspended.", *snapshot.queue.conditions],
+        [f"The {record.workload.kind} is suspended.", *snapshot.queue.conditions],
         f"kubectl get localqueues{snapshot.place} lists the queues. Name one: {go_on(snapshot, 'launch.queue=NAME')}. "
         f"Or create {queue}: the run then starts by itself.",
     )
@@ -83,7 +83,7 @@ def queued(snapshot: Snapshot) -> Diagnosis | None:
     return Diagnosis(
         f"The run waits in Kueue's queue {queue} (launch.queue){waits_for}.",
         [
-            f"The {snapshot.record.kind.kind} is suspended.",
+            f"The {snapshot.record.workload.kind} is suspended.",
             *_condition_lines(snapshot),
             *(snapshot.queue.conditions or said[:2]),
         ],
@@ -95,7 +95,7 @@ def queued(snapshot: Snapshot) -> Diagnosis | None:
 def suspended(snapshot: Snapshot) -> Diagnosis | None:
     if snapshot.status.state != "suspended":
         return None
-    kind, record = snapshot.record.kind.kind, snapshot.record
+    kind, record = snapshot.record.workload.kind, snapshot.record
     return Diagnosis(
         f"Somebody has suspended the {kind}: launch.queue names no queue that would.",
         [f"The {kind} is suspended.", *_condition_lines(snapshot)],
@@ -151,7 +151,7 @@ def job_failed(snapshot: Snapshot) -> Diagnosis | None:
         return None
     said = _condition_lines(snapshot)
     return Diagnosis(
-        f"The {snapshot.record.kind.kind} has failed"
+        f"The {snapshot.record.workload.kind} has failed"
         + (f": {said[-1]}" if said else ", and nothing is left that says why."),
         said or [f"Pods: {phase_counts([pod for pod, _ in snapshot.pods]) or 'none'}."],
         f"llmtrain logs {snapshot.run} reads what the run said. Go on: {go_on(snapshot)}.",
@@ -222,7 +222,7 @@ def no_pods_made(snapshot: Snapshot) -> Diagnosis | None:
     """A job that nobody has looked at: the operator of its kind is not running."""
     if snapshot.status.state != "pending" or snapshot.pods or snapshot.status.age_sec < NO_PODS_SEC or snapshot.events:
         return None
-    kind = snapshot.record.kind.kind
+    kind = snapshot.record.workload.kind
     if snapshot.hidden:  # its events could tell otherwise
         return None
     return Diagnosis(
@@ -248,7 +248,7 @@ def starting(snapshot: Snapshot) -> Diagnosis | None:
 
 def _doing(snapshot: Snapshot, index: int) -> str:
     pod, raw = next(row for row in snapshot.pods if row[0].index == index)
-    state = current_container(raw, snapshot.record.kind.container).get("state") or {}
+    state = current_container(raw, snapshot.record.workload.container).get("state") or {}
     return (
         f"{pod.phase}, {(state.get('waiting') or {}).get('reason') or 'on its way'}" if not pod.is_running else "runs"
     )

@@ -4,19 +4,22 @@ from collections.abc import Callable
 
 from llmtrain.errors import Reason
 from llmtrain.launch.pod import USER_ID
-from llmtrain.operate.status.container_exits import PREFETCH, Ending
-from llmtrain.operate.why.diagnosis import Diagnosis, code_only, evidence_of, go_on, remedy_of, said_by, with_code
-from llmtrain.operate.why.log_patterns import Said, error_in, last_words, traceback_end
+from llmtrain.operate.status.container_exits import PREFETCH
+from llmtrain.operate.why.diagnosis import Diagnosis, code_only, evidence_of, go_on, message_of, remedy_of, with_code
+from llmtrain.operate.why.log_patterns import last_words, traceback_end
 from llmtrain.operate.why.snapshot import Snapshot
+from llmtrain.runs.exit_report import ExitReport
 
 
 def prefetch_failed(snapshot: Snapshot) -> Diagnosis | None:
     """The init container: what it takes for a mistake it leaves to the trainer to end with, other codes are its own."""
-    own = next((end for end in snapshot.endings if end.container == PREFETCH and end.reason != "OOMKilled"), None)
-    end = own or next((end for end in snapshot.endings if end.code in (64, 65) and _is_passed_on(end)), None)
+    own = next((end for end in snapshot.exits if end.container == PREFETCH and end.reason != "OOMKilled"), None)
+    end = own or next(
+        (end for end in snapshot.exits if end.code in (64, 65) and end.report and end.report.reason == "prefetch"), None
+    )
     if end is None:
         return None
-    said = said_by(end) or traceback_end(end.lines) or last_words(end.lines)
+    said = message_of(end) or traceback_end(end.lines) or last_words(end.lines)
     return Diagnosis(
         f"What the config takes from the hub could not be fetched{f': {said}' if said else '.'}",
         evidence_of(snapshot, end, said),
@@ -35,19 +38,14 @@ def _token_remedy(snapshot: Snapshot) -> str:
     )
 
 
-def _is_passed_on(end: Ending) -> bool:
-    before = error_in(end.prefetch_lines)
-    return before is not None and end.error is not None and before.what == end.error.what
-
-
 def bad_config(snapshot: Snapshot) -> Diagnosis | None:
     end = with_code(snapshot, 64)
     if end is None:
         return None
-    said = said_by(end)
+    said = message_of(end)
     what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
     usual = f"Correct it; llmtrain logs {snapshot.run} shows all that it said."
-    if end.error and end.error.reason == "not_writable":  # its own remedy is for a run by hand
+    if end.report and end.report.reason == "not_writable":  # its own remedy is for a run by hand
         is_ours = snapshot.record.config.launch.security == "restricted"
         who = f"user or group {USER_ID}, as whom pods run" if is_ours else f"the image's own user, or group {USER_ID}"
         volume = f"The volume {snapshot.record.runs_claim} must be writable for {who}."
@@ -81,20 +79,20 @@ def given_up(snapshot: Snapshot) -> Diagnosis | None:
 
 def bad_checkpoint(snapshot: Snapshot) -> Diagnosis | None:
     usual = "Restore a checkpoint from a backup, or start a new run."
-    return _stopped(snapshot, lambda error: error.type == "CheckpointError", "No checkpoint can be used", usual)
+    return _stopped(snapshot, lambda report: report.error == "CheckpointError", "No checkpoint can be used", usual)
 
 
 def bad_data(snapshot: Snapshot) -> Diagnosis | None:
     end = with_code(snapshot, 65)
-    if end is not None and end.error is None:
+    if end is not None and end.report is None:
         usual = f"llmtrain logs {snapshot.run} shows what it said."
         return Diagnosis(code_only(end), evidence_of(snapshot, end, None), remedy_of(snapshot, end, usual))
     usual = "Correct the data, or the data section of the config."
     return _stopped(snapshot, bool, "The data cannot be used", usual, may_change=True)
 
 
-def _has_reason(reason: Reason) -> Callable[[Said], bool]:
-    return lambda error: error.reason == reason
+def _has_reason(reason: Reason) -> Callable[[ExitReport], bool]:
+    return lambda report: report.reason == reason
 
 
 def _of_the_run(snapshot: Snapshot, reason: Reason, what: str, change: str) -> Diagnosis | None:
@@ -108,11 +106,11 @@ def _of_the_run(snapshot: Snapshot, reason: Reason, what: str, change: str) -> D
 
 
 def _stopped(
-    snapshot: Snapshot, is_it: Callable[[Said], object], what: str, usual: str, may_change: bool = False
+    snapshot: Snapshot, is_it: Callable[[ExitReport], object], what: str, usual: str, may_change: bool = False
 ) -> Diagnosis | None:
     """Of code 65, by the type or reason of the error."""
-    end = next((e for e in snapshot.endings if e.code == 65 and e.error and is_it(e.error)), None)
-    if end is None or end.error is None:
+    end = next((e for e in snapshot.exits if e.code == 65 and e.report and is_it(e.report)), None)
+    if end is None or end.report is None:
         return None
-    said = end.error.what
+    said = end.report.message
     return Diagnosis(f"{what}: {said}", evidence_of(snapshot, end, said), remedy_of(snapshot, end, usual, may_change))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from llmtrain.operate.status.container_exits import Ending
+from llmtrain.operate.status.container_exits import ContainerExit
 from llmtrain.operate.status.state import MEANING
 from llmtrain.operate.why.snapshot import Snapshot
 
@@ -31,36 +31,36 @@ def go_on(snapshot: Snapshot, *changes: str) -> str:
     return again if snapshot.status.has_ended else f"llmtrain stop {snapshot.run}, then {again}"
 
 
-def with_code(snapshot: Snapshot, *codes: int) -> Ending | None:
+def with_code(snapshot: Snapshot, *codes: int) -> ContainerExit | None:
     """Of node 0 before others: it says most."""
-    found = [end for end in snapshot.endings if end.code in codes]
-    return min(found, key=lambda end: (end.error is None, end.index), default=None)
+    found = [end for end in snapshot.exits if end.code in codes]
+    return min(found, key=lambda end: (end.report is None, end.index), default=None)
 
 
-def said_by(end: Ending) -> str | None:
-    return end.error.what if end.error else None
+def message_of(end: ContainerExit) -> str | None:
+    return end.report.message if end.report else None
 
 
-def code_only(end: Ending) -> str:
+def code_only(end: ContainerExit) -> str:
     return f"{end.pod} (node {end.index}) ended with exit code {end.code}: {MEANING.get(end.code, 'a crash')}."
 
 
-def evidence_of(snapshot: Snapshot, end: Ending, said: str | None) -> list[str]:
+def evidence_of(snapshot: Snapshot, end: ContainerExit, said: str | None) -> list[str]:
     return [end.text, *([f"It said: {said}"] if said else []), *others(snapshot, [end])]
 
 
-def others(snapshot: Snapshot, told: list[Ending]) -> list[str]:
+def others(snapshot: Snapshot, told: list[ContainerExit]) -> list[str]:
     """In one line: with many nodes they all say the same. And that llmtrain gave up, where nobody else says so."""
-    rest = [end for end in snapshot.endings if end not in told]
+    rest = [end for end in snapshot.exits if end not in told]
     codes = [f"node {end.index}: {end.code}" for end in rest[:8]]
     lines = [f"The others ended with: {', '.join(codes)}{', ...' if len(rest) > 8 else ''}."] if rest else []
-    is_new = snapshot.gave_up and all(said_by(end) != snapshot.gave_up for end in told)
+    is_new = snapshot.gave_up and all(message_of(end) != snapshot.gave_up for end in told)
     return [*lines, f"Then llmtrain gave up: {snapshot.gave_up}"] if is_new else lines
 
 
-def remedy_of(snapshot: Snapshot, end: Ending, usual: str, may_change: bool = False) -> str:
+def remedy_of(snapshot: Snapshot, end: ContainerExit, usual: str, may_change: bool = False) -> str:
     """The error's own, where it has one. `may_change`: it may take another config."""
-    own = (end.error.remedy if end.error else None) or usual
+    own = (end.report.remedy if end.report else None) or usual
     changed = ", with --set FIELD=VALUE for what changes in the config" if may_change else ""
     return own if f"resume {snapshot.record.run_id}" in own else f"{own} Then: {go_on(snapshot)}{changed}."
 

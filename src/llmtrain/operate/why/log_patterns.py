@@ -6,7 +6,6 @@ the log) and Python; tests hold what is read here against what those write.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.operate.status.progress import split_line
@@ -36,42 +35,30 @@ _TYPES = {
 }
 
 
-@dataclass(frozen=True)
-class Said:
-    """The error that a process ended with."""
-
-    what: str
-    remedy: str | None = None
-    type: str | None = None
-    reason: str | None = None
-    silent_ranks: tuple[int, ...] = ()
-    """Ranks that the watchdog names."""
-
-    @classmethod
-    def from_report(cls, report: ExitReport) -> "Said":
-        what = _RANK.sub("", one_line(report.message))
-        remedy = one_line(report.remedy) if report.remedy else None
-        return cls(what, remedy, report.error, report.reason, report.silent_ranks)
-
-    @classmethod
-    def from_words(cls, what: str, remedy: str | None) -> "Said":
-        reason = next((name for name, words in _REASONS.items() if words.search(what)), None)
-        kind = next((name for name, words in _TYPES.items() if words.search(what)), None)
-        return cls(what, remedy, kind, reason, tuple(sorted({int(rank) for rank in _SILENT.findall(what)})))
+def report_from_text(message: str, remedy: str | None = None) -> ExitReport:
+    """The report that an image of the first version would have written."""
+    reason = next((name for name, pattern in _REASONS.items() if pattern.search(message)), None)
+    error = next((name for name, pattern in _TYPES.items() if pattern.search(message)), "")
+    silent = tuple(sorted({int(rank) for rank in _SILENT.findall(message)}))
+    return ExitReport(None, error, reason, message, remedy, silent_ranks=silent)
 
 
-def error_in(lines: Sequence[str]) -> Said | None:
+def without_rank(message: str) -> str:
+    return _RANK.sub("", message)
+
+
+def error_in(lines: Sequence[str]) -> ExitReport | None:
     """The last error of a log; with several processes, without the rank before it."""
     for number in range(len(lines) - 1, -1, -1):
         if found := _ERROR.match(lines[number]):
             return _with_remedy(found[1], lines[number + 1 :])
         text = _RANK.sub("", split_line(lines[number])[1])
         if found := _WATCHDOG.search(text):
-            return Said.from_words(one_line(found[1]), (found[2] or "").strip() or None)
+            return report_from_text(one_line(found[1]), (found[2] or "").strip() or None)
     return None
 
 
-def _with_remedy(what: str, after: Sequence[str]) -> Said:
+def _with_remedy(what: str, after: Sequence[str]) -> ExitReport:
     """The problems of a config are listed below it, each behind a dash; a remedy has none."""
     problems: list[str] = []
     remedy: list[str] = []
@@ -80,7 +67,7 @@ def _with_remedy(what: str, after: Sequence[str]) -> Said:
             break
         (problems if line.startswith("  - ") else remedy).append(line.strip().removeprefix("- "))
     whole = f"{what}: {'; '.join(problems)}" if problems else what
-    return Said.from_words(one_line(_RANK.sub("", whole)), one_line(" ".join(remedy)) or None)
+    return report_from_text(one_line(_RANK.sub("", whole)), one_line(" ".join(remedy)) or None)
 
 
 def traceback_end(lines: Sequence[str]) -> str | None:

@@ -5,12 +5,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from llmtrain.distributed.worker_exit import NO_RESTART_CODES
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.record import Record
 from llmtrain.launch.workloads.job_set import JOB_NAME
-from llmtrain.operate.status.container_exits import Ending, exits_from_events, histories, in_time, with_lines
+from llmtrain.operate.status.container_exits import ContainerExit, exits_from_events, histories, in_time, with_lines
 from llmtrain.operate.status.events import event_time, is_about
 from llmtrain.operate.status.pods import PodStatus, by_index, pod_statuses, strange_pods
 from llmtrain.operate.status.progress import read_progress
@@ -26,9 +25,10 @@ from llmtrain.operate.status.run_status import (
     rank_zero_progress,
 )
 from llmtrain.operate.status.state import ENDED, Seen
+from llmtrain.operate.why.run_reports import add_run_reports, needs_run_reports
 
 TAIL_LINES = 200  # of a container that has ended: an error, and a traceback before it
-LOGS_READ = 16  # of the worst endings: what one says, the others of its kind say too
+LOGS_READ = 16  # of the worst exits: what one says, the others of its kind say too
 UNREACHABLE = 69  # the code of processes that did not find each other
 _OWN_SERVICE = ("indexed_job", "stateful_set")  # the operators of other kinds make their own
 _ENDS_DO_NOT_MATTER = ("running", "finished", "stopped", "removed", "incomplete")
@@ -57,7 +57,7 @@ class Snapshot:
     """Of the job, and of the Job inside it where there is one, that are true."""
     pods: list[tuple[PodStatus, Object]] = field(default_factory=list)
     """The newest of each node."""
-    endings: list[Ending] = field(default_factory=list)
+    exits: list[ContainerExit] = field(default_factory=list)
     """How each node ended last, first one first, where that belongs together."""
     gave_up: str | None = None
     """llmtrain's own word that it does not try again."""
@@ -107,7 +107,7 @@ def look(cluster: Cluster, record: Record) -> Snapshot:
     """Everything but heartbeats, which cost a pod."""
     hidden: list[str] = []
     job, raw = find_job(cluster, record), find_pods(cluster, record)
-    statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.labels) if raw else None)
+    statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.selector) if raw else None)
     progress = rank_zero_progress(cluster, record, statuses)
     events = _events(cluster, record, hidden)
     queue = look_at_queue(cluster, record, job, statuses)
@@ -116,13 +116,15 @@ def look(cluster: Cluster, record: Record) -> Snapshot:
     seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue, place)
     status = replace(make_status(record, seen), unseen=strange_pods(record, raw))
     nodes, claims = by_index(record, raw), claim_names(record)
-    endings: list[Ending] = []
+    exits: list[ContainerExit] = []
     gave_up = None
     if status.state not in _ENDS_DO_NOT_MATTER:
-        endings, gave_up = _endings(cluster, record, nodes, hidden)
-        if record.config.launch.kind == "pytorch_job" and not endings:
-            endings = exits_from_events(record, job, (event for event in events if is_about(record, event)))
-    if progress is None and not endings:
+        exits, gave_up = _exits(cluster, record, nodes, hidden)
+        if record.config.launch.kind == "pytorch_job" and not exits:
+            exits = exits_from_events(record, job, (event for event in events if is_about(record, event)))
+        if needs_run_reports(record, job, exits):
+            exits = add_run_reports(cluster, record, job, exits)
+    if progress is None and not exits:
         hidden.append("Its log cannot be read.")
     return Snapshot(
         record=record,
@@ -130,11 +132,11 @@ def look(cluster: Cluster, record: Record) -> Snapshot:
         job=job,
         conditions=_conditions(cluster, record, job, any(pod.phase == "Terminating" for pod in statuses)),
         pods=[(pod, nodes[pod.index][-1]) for pod in statuses],
-        endings=endings,
+        exits=exits,
         gave_up=gave_up,
         events=[event for event in events if _is_ours(record, event, claims)],
         claims=_claim_phases(cluster, record, claims) if _some_wait(record, job, statuses) else {},
-        has_service=_has_service(cluster, record) if any(end.code == UNREACHABLE for end in endings) else None,
+        has_service=_has_service(cluster, record) if any(end.code == UNREACHABLE for end in exits) else None,
         usage={pod.name: pod.memory for pod in statuses if pod.memory},
         hidden=hidden,
         queue=queue,
@@ -168,7 +170,7 @@ def _is_ours(record: Record, event: Object, claims: dict[str, str]) -> bool:
     return (
         is_about(record, event)
         or (about.get("kind") == "PersistentVolumeClaim" and name in claims.values())
-        or (about.get("kind") == "Workload" and name.startswith(f"{record.kind.kind.lower()}-{record.run_id}-"))
+        or (about.get("kind") == "Workload" and name.startswith(f"{record.workload.kind.lower()}-{record.run_id}-"))
     )
 
 
@@ -210,26 +212,26 @@ def _has_service(cluster: Cluster, record: Record) -> bool | None:
         return None
 
 
-def _endings(
+def _exits(
     cluster: Cluster, record: Record, nodes: dict[int, list[Object]], hidden: list[str]
-) -> tuple[list[Ending], str | None]:
+) -> tuple[list[ContainerExit], str | None]:
     """How each node ended last. Where llmtrain has given up after some crashes, those are what it was for."""
     nodes_ends = histories(record, nodes)
     if record.config.launch.kind == "stateful_set":
         _add_idle(cluster, record, nodes_ends)
     heads = _read(cluster, record, in_time(record, [own[0] for own in nodes_ends if own]), hidden)
-    given_up = next((end.error for end in heads if end.error and end.error.reason == "gave_up"), None)
+    given_up = next((end.report for end in heads if end.report and end.report.reason == "gave_up"), None)
     if given_up is None:
         return heads, None
     earlier = [next((end for end in own if end.code != 65), None) for own in nodes_ends]
     before = _read(cluster, record, in_time(record, [end for end in earlier if end]), hidden)
-    return before or heads, given_up.what
+    return before or heads, given_up.message
 
 
-def _add_idle(cluster: Cluster, record: Record, nodes_ends: list[list[Ending]]) -> None:
+def _add_idle(cluster: Cluster, record: Record, nodes_ends: list[list[ContainerExit]]) -> None:
     """Pods of a StatefulSet do not end: they say that they have, and wait."""
 
-    def look_at(own: list[Ending]) -> None:
+    def look_at(own: list[ContainerExit]) -> None:
         if not own or not own[0].is_going:
             return
         going = own.pop(0)
@@ -242,15 +244,12 @@ def _add_idle(cluster: Cluster, record: Record, nodes_ends: list[list[Ending]]) 
         list(threads.map(look_at, nodes_ends))
 
 
-def _read(cluster: Cluster, record: Record, endings: Iterable[Ending], hidden: list[str]) -> list[Ending]:
+def _read(cluster: Cluster, record: Record, exits: Iterable[ContainerExit], hidden: list[str]) -> list[ContainerExit]:
     """With the logs of the worst of them."""
-    ordered = sorted(endings, key=lambda end: end.severity)
-    has_prefetch = bool(ordered) and record.plan.is_fetching
+    ordered = sorted(exits, key=lambda end: end.severity)
 
-    def read(end: Ending) -> Ending:
-        lines = end.lines or _lines(cluster, record, end)
-        is_mistake = has_prefetch and end.code in NO_RESTART_CODES
-        return with_lines(end, lines, _lines(cluster, record, end.of_prefetch()) if is_mistake else None)
+    def read(end: ContainerExit) -> ContainerExit:
+        return end if end.report and end.report.error else with_lines(end, end.lines or _lines(cluster, record, end))
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         done = [*threads.map(read, ordered[:LOGS_READ]), *ordered[LOGS_READ:]]
@@ -259,7 +258,7 @@ def _read(cluster: Cluster, record: Record, endings: Iterable[Ending], hidden: l
     return sorted(done, key=lambda end: (end.at or "9", end.index))
 
 
-def _lines(cluster: Cluster, record: Record, end: Ending) -> tuple[str, ...] | None:
+def _lines(cluster: Cluster, record: Record, end: ContainerExit) -> tuple[str, ...] | None:
     try:
         return tuple(cluster.log(end.pod, record.namespace, end.container, tail=TAIL_LINES, previous=end.is_previous))
     except LlmtrainError:  # no right to it, or its machine does not answer

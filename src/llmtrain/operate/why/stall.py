@@ -24,7 +24,7 @@ def quiet_sec(cluster: Cluster, snapshot: Snapshot) -> float:
         return 0.0
     record = snapshot.record
     try:
-        lines = list(cluster.log(first.name, record.namespace, record.kind.container, tail=1, timestamps=True))
+        lines = list(cluster.log(first.name, record.namespace, record.workload.container, tail=1, timestamps=True))
     except LlmtrainError:
         return 0.0
     stamp = split_time(lines[-1])[0] if lines else ""

@@ -1,5 +1,5 @@
-"""What a run leaves besides its checkpoints: directories named after epochs, the best adapter, answers, MLflow's share;
-and the manifest that covers an adapter's files."""
+"""Artifacts of a run besides its checkpoints: epoch directories, the best adapter, answers, MLflow artifacts; and the
+manifest entries of adapter files."""
 
 import errno
 import json
@@ -26,17 +26,19 @@ from test_fine_tune_faults import (
     val_losses,
 )
 
-from llmtrain.checkpoint.store import Checkpoint, CheckpointStore
+from llmtrain.checkpoint import artifacts
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.store import CheckpointRequest, CheckpointStore
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError
 from llmtrain.runs.manifest import manifest_text
-from llmtrain.training import artifacts as outputs_module
+from llmtrain.training import eval_prompts
 from llmtrain.training.step import Stepper
 
 pytestmark = pytest.mark.hf
 MakeConfig = Callable[..., Config]
 EPOCHS: dict[str, Any] = {"output__layout": "epochs", "trainer__eval_prompts": []}
-SELDOM: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
+ONLY_AT_EPOCH_ENDS: dict[str, Any] = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None}
 FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors", "llmtrain.json"}
 
 
@@ -55,8 +57,8 @@ def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Materi
 
 
 @pytest.fixture(scope="module")
-def laid_out(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
-    """A run with directories of epochs, undisturbed, with all its checkpoints."""
+def epoch_run(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+    """An uninterrupted run with epoch directories and all its checkpoints."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     return config, trained(config)
 
@@ -70,15 +72,15 @@ def best_dir(config: Config) -> Path:
     return run_dir(config) / "checkpoints" / name
 
 
-def put_together(epoch: Path, to: Path, step: int) -> Checkpoint:
-    """The files of all ranks in one directory again."""
+def join_ranks(epoch: Path, to: Path, step: int) -> Checkpoint:
+    """The files of all ranks in one directory."""
     for rank in epoch.iterdir():
         shutil.copytree(rank, to / f"step_{step}", dirs_exist_ok=True)
     return Checkpoint(to / f"step_{step}")
 
 
-def litter(config: Config) -> list[str]:
-    """What a half-done exchange of directories would leave."""
+def leftovers(config: Config) -> list[str]:
+    """Temporary directories of an incomplete replacement."""
     return sorted(path.name for path in run_dir(config).iterdir() if path.name.startswith(".llmtrain-"))
 
 
@@ -86,16 +88,16 @@ def litter(config: Config) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_directories_of_epochs(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
+def test_epoch_directories_have_the_files_of_their_ranks(
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
 ) -> None:
-    config = laid_out[0] if size == 1 else make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = epoch_run[0] if size == 1 else make(**EPOCHS, trainer__keep_checkpoints=9)
     if size == 2:
         trained(config, 2)
     for epoch, step in ((1, 4), (2, 8)):
         folder = run_dir(config) / f"epoch-{epoch}"
         assert sorted(path.name for path in folder.iterdir()) == [f"rank-{rank}" for rank in range(size)]
-        together = put_together(folder, tmp_path / str(epoch), step)
+        together = join_ranks(folder, tmp_path / str(epoch), step)
         assert harness.tree(together.path) == harness.tree(step_dir(config, step))
         together.verify()
         names = {path.name for path in (folder / f"rank-{size - 1}").iterdir()}
@@ -106,12 +108,12 @@ def test_directories_of_epochs(
     assert not (run_dir(config) / "epoch-0").exists()
     assert harness.tree(run_dir(config) / "best") == harness.tree(best_dir(config))
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
-    assert litter(config) == []
+    assert leftovers(config) == []
 
 
-def test_links_and_copies(laid_out: tuple[Config, dict[str, Any]]) -> None:
-    """epoch-N/ and best/ cost no space; adapter/ is a copy, which people may change without harm."""
-    config = laid_out[0]
+def test_epochs_and_best_are_hard_links_and_adapter_is_a_copy(epoch_run: tuple[Config, dict[str, Any]]) -> None:
+    """epoch-N/ and best/ take no space; adapter/ is a copy that people may edit."""
+    config = epoch_run[0]
     weights = step_dir(config, 4) / "model.safetensors"
     assert (run_dir(config) / "epoch-1" / "rank-0" / "model.safetensors").samefile(weights)
     of_best = best_dir(config)
@@ -121,29 +123,29 @@ def test_links_and_copies(laid_out: tuple[Config, dict[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_without_hard_links(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
-    """Some network storage knows none."""
+def test_storage_without_hard_links(make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
+    """Some network storage does not support them."""
 
     def no_links() -> None:
         def link(*_: object, **__: object) -> None:
             raise OSError(errno.EPERM, "Operation not permitted")
 
-        outputs_module.os.link = link  # type: ignore[assignment]
+        artifacts.os.link = link  # type: ignore[assignment]
 
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_links)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     copied = run_dir(config) / "epoch-1" / "rank-0"
     assert harness.tree(copied) == harness.tree(step_dir(config, 4))
     assert not (copied / "model.safetensors").samefile(step_dir(config, 4) / "model.safetensors")
 
 
-def test_they_outlive_the_checkpoint(make: MakeConfig, tmp_path: Path) -> None:
-    """Of the first epoch's checkpoint nothing is left, nor of a best that another one took the place of."""
+def test_epoch_directories_survive_pruned_checkpoints(make: MakeConfig, tmp_path: Path) -> None:
+    """The checkpoint of the first epoch is pruned, and so is a best one that was replaced."""
     config = make(**EPOCHS, trainer__keep_checkpoints=2, trainer__save_every_steps=1, trainer__eval_every_steps=1)
     result = trained(config)
     assert not step_dir(config, 4).exists()
-    together = put_together(run_dir(config) / "epoch-1", tmp_path, 4)
+    together = join_ranks(run_dir(config) / "epoch-1", tmp_path, 4)
     together.verify()
     assert together.state()["progress"]["step"] == 4
     assert {"model", "optimizer"} == {name for name in ("model", "optimizer") if together.tensors(name)}
@@ -152,7 +154,7 @@ def test_they_outlive_the_checkpoint(make: MakeConfig, tmp_path: Path) -> None:
     assert Checkpoint(best).state()["progress"]["best_val_loss"] == result["best_val_loss"]
 
 
-def test_by_steps_there_are_none(make: MakeConfig) -> None:
+def test_layout_steps_creates_no_epoch_directories(make: MakeConfig) -> None:
     config = make(trainer__eval_prompts=[], trainer__max_epochs=1)
     trained(config)
     names = {path.name for path in run_dir(config).iterdir()}
@@ -160,7 +162,7 @@ def test_by_steps_there_are_none(make: MakeConfig) -> None:
     assert "adapter" in names
 
 
-def test_the_adapter_is_the_best_one_not_the_last(make: MakeConfig) -> None:
+def test_adapter_is_the_best_not_the_last(make: MakeConfig) -> None:
     config = make(**EPOCHS, trainer__eval_every_steps=1, trainer__keep_checkpoints=20)
     assert trained(config, before=val_losses(5.0, 4.0, 3.0, 3.5))["best_step"] == 3
     best, last = step_dir(config, 3), step_dir(config, 8)
@@ -169,8 +171,8 @@ def test_the_adapter_is_the_best_one_not_the_last(make: MakeConfig) -> None:
     assert harness.tree(last / "adapter") != harness.tree(best / "adapter")
 
 
-def test_going_back_shows_the_adapter_of_that_course(make: MakeConfig) -> None:
-    """Resumed from an earlier checkpoint with a rate that spoils everything: what was better then is set aside."""
+def test_resume_from_an_older_checkpoint_updates_the_adapter(make: MakeConfig) -> None:
+    """Resumed from an earlier checkpoint with a bad learning rate: later, better checkpoints are set aside."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     trained(config)
     worse = config.with_values("trainer", lr=3.0, schedule="constant")
@@ -181,18 +183,18 @@ def test_going_back_shows_the_adapter_of_that_course(make: MakeConfig) -> None:
 
 
 def late_saves(killed_after: int | None = None) -> Callable[[], None]:
-    """A background save begins to write only when training is a step further. `killed_after` is a step after which
-    the process waits for the save and is killed."""
+    """Delay each background save until training is one step further. After step `killed_after` the process waits for
+    its save and is killed."""
 
     def before() -> None:
         save, step_of, done = CheckpointStore.save, Stepper.train_step, [0]
 
-        def late(self: CheckpointStore, step: int, *arguments: Any, **options: Any) -> None:
-            deadline = time.monotonic() + 1.0  # nothing comes after the last save
-            while done[0] <= step and time.monotonic() < deadline:
+        def late(self: CheckpointStore, request: CheckpointRequest, *arguments: Any) -> None:
+            deadline = time.monotonic() + 1.0  # no step follows the last save
+            while done[0] <= request.step and time.monotonic() < deadline:
                 time.sleep(0.005)
             time.sleep(0.05)
-            save(self, step, *arguments, **options)
+            save(self, request, *arguments)
 
         def stepping(self: Stepper, step: int, *arguments: Any) -> Any:
             if step == killed_after:
@@ -209,9 +211,9 @@ def late_saves(killed_after: int | None = None) -> Callable[[], None]:
     return before
 
 
-def test_a_background_save_is_laid_out_as_what_it_is(make: MakeConfig) -> None:
-    """Training goes on meanwhile: what is laid out is the step that was saved, not the one training has reached."""
-    config = make(**EPOCHS, **SELDOM, trainer__async_save=True, trainer__keep_checkpoints=9)
+def test_background_save_publishes_the_saved_step(make: MakeConfig) -> None:
+    """Training continues meanwhile: the saved step is published, not the current one."""
+    config = make(**EPOCHS, **ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__keep_checkpoints=9)
     assert trained(config, before=late_saves())["epochs"] == 2
     for epoch, step in ((1, 4), (2, 8)):
         found = harness.tree(run_dir(config) / f"epoch-{epoch}" / "rank-0")
@@ -219,9 +221,9 @@ def test_a_background_save_is_laid_out_as_what_it_is(make: MakeConfig) -> None:
         assert found == harness.tree(step_dir(config, step))
 
 
-def test_the_best_adapter_of_a_background_save_is_shown_at_once(make: MakeConfig) -> None:
-    """Not only when the run ends: it may be killed before."""
-    config = make(**SELDOM, trainer__async_save=True, trainer__eval_prompts=[])
+def test_background_save_publishes_the_best_adapter_immediately(make: MakeConfig) -> None:
+    """Not only at the end of the run, which may be killed before."""
+    config = make(**ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__eval_prompts=[])
     (ended,) = train(config, before=late_saves(killed_after=6))
     assert ended.code == -signal.SIGKILL, ended.output
     step_4 = step_dir(config, 4)
@@ -229,30 +231,30 @@ def test_the_best_adapter_of_a_background_save_is_shown_at_once(make: MakeConfig
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(step_4 / "adapter")
 
 
-# Killed in between.
+# SIGKILL in between
 
 
 @pytest.mark.parametrize("point", ["save_after_rename", pytest.param("save_before_prune", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [4, 8])
-def test_killed_between_publishing_and_laying_out(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], point: str, step: int
+def test_sigkill_between_checkpoint_and_artifacts(
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], point: str, step: int
 ) -> None:
-    """The checkpoint is complete and is not saved again: its directories are made up for."""
+    """The checkpoint is complete and is not saved again: the resumed run creates its directories."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault=f"{point}:{step}:0:kill")[0].code == -signal.SIGKILL
     result = trained(config, resume=RUN_ID)
     assert result["resumed_from"] == step
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert harness.tree(run_dir(config) / "best") == harness.tree(best_dir(config))
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
     for epoch, end in ((1, 4), (2, 8)):
         folder = run_dir(config) / f"epoch-{epoch}"
-        assert folder.is_dir(), f"epoch-{epoch}/ was never made"
+        assert folder.is_dir(), f"epoch-{epoch}/ was never created"
         assert harness.tree(folder / "rank-0") == harness.tree(step_dir(config, end))
 
 
 def killed_between_renames(name: str) -> Callable[[], None]:
-    """SIGKILL when the old directory of this name is out of the way and the new one not yet in its place."""
+    """SIGKILL when the old directory of this name is renamed and the new one is not yet in its place."""
 
     def before() -> None:
         real = Path.rename
@@ -269,29 +271,29 @@ def killed_between_renames(name: str) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("name", ["adapter", "best", "epoch-1"])
-def test_killed_while_a_directory_is_exchanged(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], name: str
+def test_sigkill_while_a_directory_is_replaced(
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], name: str
 ) -> None:
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     (ended,) = train(config, before=killed_between_renames(name))
     assert ended.code == -signal.SIGKILL, ended.output
     assert not (run_dir(config) / name).exists()
     result = trained(config, resume=RUN_ID)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
-    wanted = {"adapter": best_dir(config) / "adapter", "best": best_dir(config), "epoch-1": step_dir(config, 4)}[name]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
+    expected = {"adapter": best_dir(config) / "adapter", "best": best_dir(config), "epoch-1": step_dir(config, 4)}[name]
     found = run_dir(config) / name
-    assert found.is_dir(), f"{name}/ was never made"
-    assert harness.tree(found / "rank-0" if name == "epoch-1" else found) == harness.tree(wanted)
-    assert litter(config) == []
+    assert found.is_dir(), f"{name}/ was never created"
+    assert harness.tree(found / "rank-0" if name == "epoch-1" else found) == harness.tree(expected)
+    assert leftovers(config) == []
 
 
-# What is the user's.
+# Directories of the user
 
 
-def test_directories_of_the_user_are_left_alone(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], tmp_path: Path
+def test_directories_of_the_user_are_not_replaced(
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Whatever they are called: those that the run would make itself, later epochs, and what is no epoch at all."""
+    """Whatever their names: those that the run would create, later epochs, and names that are not epochs."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="forward:6:0:kill")[0].code == -signal.SIGKILL
     run = run_dir(config)
@@ -307,15 +309,15 @@ def test_directories_of_the_user_are_left_alone(
     (run / "adapter").symlink_to(tmp_path)
     before = {name: harness.tree(run / name) for name in (*own, "best")}
     result = trained(config, resume=RUN_ID)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert {name: harness.tree(run / name) for name in before} == before
     assert (run / "adapter").is_symlink()
     assert list(tmp_path.iterdir()) == []
     assert harness.tree(run / "epoch-1" / "rank-0") == harness.tree(step_dir(config, 4))
-    assert litter(config) == []
+    assert leftovers(config) == []
 
 
-def test_going_back_removes_only_what_the_run_made(make: MakeConfig) -> None:
+def test_resume_from_an_older_checkpoint_removes_only_own_directories(make: MakeConfig) -> None:
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     trained(config)
     run = run_dir(config)
@@ -328,8 +330,8 @@ def test_going_back_removes_only_what_the_run_made(make: MakeConfig) -> None:
 
 
 @pytest.mark.parametrize("record", ["{}", "[1, null]", "not JSON"])
-def test_damaged_record_of_what_was_made(make: MakeConfig, record: str) -> None:
-    """Then all of it counts as the user's."""
+def test_damaged_artifacts_json(make: MakeConfig, record: str) -> None:
+    """Then all directories belong to the user."""
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="forward:6:0:kill")[0].code == -signal.SIGKILL
     (run_dir(config) / "artifacts.json").write_text(record)
@@ -339,7 +341,7 @@ def test_damaged_record_of_what_was_made(make: MakeConfig, record: str) -> None:
     assert json.loads((run_dir(config) / "artifacts.json").read_text()) == ["epoch-2"]
 
 
-# No space, or no permission, for what is extra.
+# No space or no permission for artifacts
 
 
 def fails_with(number: int, what: str) -> Callable[[], None]:
@@ -350,29 +352,29 @@ def fails_with(number: int, what: str) -> Callable[[], None]:
             raise problem
 
         if what == "folders":
-            outputs_module.replace_folder = fail  # type: ignore[assignment]
+            artifacts.write_directory = fail  # type: ignore[assignment]
         else:
-            outputs_module.write_json = fail  # type: ignore[assignment]
+            eval_prompts.write_json = fail  # type: ignore[assignment]
 
     return before
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["folders", "answers"])
-def test_what_is_extra_never_ends_training(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]], what: str, number: int
+def test_failing_artifacts_do_not_end_training(
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], what: str, number: int
 ) -> None:
     config = make(**{**EPOCHS, "trainer__eval_prompts": ["say red"], "trainer__save_every_steps": 1})
     (ended,) = train(config, before=fails_with(number, what))
     assert ended.code == 0, ended.output
     assert ended.result is not None
-    assert ended.result["state_sha256"] == laid_out[1]["state_sha256"]
-    assert os.strerror(number) in ended.output, "and that is said"
+    assert ended.result["state_sha256"] == epoch_run[1]["state_sha256"]
+    assert os.strerror(number) in ended.output, "there is a warning"
     harness.verify_all(run_dir(config).parent)
 
 
-def test_old_checkpoints_are_removed_although_what_is_extra_fails(make: MakeConfig) -> None:
-    """Else a full disk stays full. Every save here is one of a new best."""
+def test_checkpoints_are_pruned_even_if_artifacts_fail(make: MakeConfig) -> None:
+    """Otherwise a full disk would stay full. Every save here is a new best."""
     every = {"trainer__eval_every_steps": 1, "trainer__save_every_steps": 1, "trainer__lr": 1e-2}
     config = make(**{**EPOCHS, **every, "trainer__keep_checkpoints": 2})
     (ended,) = train(config, before=fails_with(errno.ENOSPC, "folders"))
@@ -382,22 +384,22 @@ def test_old_checkpoints_are_removed_although_what_is_extra_fails(make: MakeConf
     assert harness.steps_saved(run_dir(config).parent) == [7, 8]
 
 
-def test_a_later_save_makes_up_for_it(make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]) -> None:
-    """No space while the first epoch ends, space again afterwards."""
+def test_later_save_publishes_what_failed(make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
+    """No space at the end of the first epoch, space again afterwards."""
 
     def no_space_for_a_while() -> None:
-        real = outputs_module.replace_folder
+        real = artifacts.write_directory
 
         def replace(target: Path, fill: Any) -> None:
             if not (target.parent / "checkpoints" / "step_6").exists():
                 raise OSError(errno.ENOSPC, "No space left on device")
             real(target, fill)
 
-        outputs_module.replace_folder = replace
+        artifacts.write_directory = replace
 
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_space_for_a_while)
-    assert result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
     assert harness.tree(run_dir(config) / "epoch-2" / "rank-0") == harness.tree(step_dir(config, 8))
 
@@ -406,20 +408,20 @@ def test_a_later_save_makes_up_for_it(make: MakeConfig, laid_out: tuple[Config, 
 
 
 @pytest.fixture
-def copied(laid_out: tuple[Config, dict[str, Any]], tmp_path: Path) -> Checkpoint:
-    copy = Checkpoint(shutil.copytree(step_dir(laid_out[0], 8), tmp_path / "step_8"))
+def copied(epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path) -> Checkpoint:
+    copy = Checkpoint(shutil.copytree(step_dir(epoch_run[0], 8), tmp_path / "step_8"))
     copy.verify()
     return copy
 
 
-def test_every_file_of_the_adapter_is_in_the_manifest(copied: Checkpoint) -> None:
+def test_manifest_has_every_file_of_the_adapter(copied: Checkpoint) -> None:
     listed = json.loads((copied.path / "manifest.json").read_text())["files"]
     assert {name for name in listed if "/" in name} == {f"adapter/{name}" for name in FILES}
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
 @pytest.mark.parametrize("how", ["first", "last", "shorter", "longer", "gone", "link"])
-def test_damage_to_a_file_of_the_adapter(copied: Checkpoint, tmp_path: Path, name: str, how: str) -> None:
+def test_damaged_adapter_file_is_detected(copied: Checkpoint, tmp_path: Path, name: str, how: str) -> None:
     path = copied.path / "adapter" / name
     data = bytearray(path.read_bytes())
     if how in ("first", "last"):
@@ -434,8 +436,8 @@ def test_damage_to_a_file_of_the_adapter(copied: Checkpoint, tmp_path: Path, nam
         copied.verify()
 
 
-def test_a_damaged_adapter_is_named_and_the_checkpoint_before_used(
-    make: MakeConfig, laid_out: tuple[Config, dict[str, Any]]
+def test_resume_skips_a_checkpoint_with_a_damaged_adapter(
+    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]
 ) -> None:
     config = make(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="after_optimizer:7:0:kill")[0].code == -signal.SIGKILL
@@ -448,7 +450,7 @@ def test_a_damaged_adapter_is_named_and_the_checkpoint_before_used(
     assert f"{path} is damaged" in ended.output
     assert ended.result is not None
     assert ended.result["resumed_from"] == 4
-    assert ended.result["state_sha256"] == laid_out[1]["state_sha256"]
+    assert ended.result["state_sha256"] == epoch_run[1]["state_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -465,8 +467,8 @@ def test_a_damaged_adapter_is_named_and_the_checkpoint_before_used(
         ".",
     ],
 )
-def test_a_manifest_that_points_elsewhere(copied: Checkpoint, name: str) -> None:
-    """Right in every other way: the file is there, the hashes fit."""
+def test_manifest_with_a_path_outside_is_refused(copied: Checkpoint, name: str) -> None:
+    """Valid in every other way: the file exists and the hashes match."""
     target = copied.path / name
     if name != "/etc/passwd" and not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -479,8 +481,8 @@ def test_a_manifest_that_points_elsewhere(copied: Checkpoint, name: str) -> None
         copied.verify()
 
 
-def test_a_good_name_is_taken(copied: Checkpoint) -> None:
-    """Else the test above would pass for another reason."""
+def test_manifest_with_a_valid_name_is_accepted(copied: Checkpoint) -> None:
+    """Otherwise the test above could pass for another reason."""
     (copied.path / "adapter" / "more.txt").write_bytes(b"x")
     manifest = copied.path / "manifest.json"
     files = json.loads(manifest.read_text())["files"]
@@ -518,7 +520,7 @@ def test_mlflow_gets_parameters_answers_and_epochs(make: MakeConfig, is_stopped:
     assert {m.step for m in client.get_metric_history(run.info.run_id, "epoch/train_loss")} == {4, 8}
 
 
-def test_answers_are_kept_in_the_order_of_the_prompts(make: MakeConfig) -> None:
+def test_answers_are_saved_in_the_order_of_the_prompts(make: MakeConfig) -> None:
     config = make(trainer__max_epochs=1, trainer__eval_every_steps=None, trainer__eval_prompt_tokens=3)
     trained(config)
     (path,) = (run_dir(config) / "samples").iterdir()

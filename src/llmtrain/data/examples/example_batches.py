@@ -1,7 +1,7 @@
-"""Batches of rows: several in a sequence (packed), or one in each, padded to the longest.
+"""Batches of examples: several per sequence (packed), or one per sequence, padded to the longest.
 
-An epoch is a whole number of steps. What its last step lacks is filled with samples that carry no loss, so every row
-is seen exactly once an epoch, and which rows number n holds depends on nothing but n and the seed.
+An epoch is a whole number of steps. Its last step is filled up with samples without loss, so every example occurs
+exactly once per epoch, and the examples of micro-batch n depend on nothing but n and the seed.
 """
 
 from dataclasses import dataclass, field
@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from llmtrain.data.batches import IGNORE, Batch, EvalBatches, TrainBatches, check_vocabulary, spread
-from llmtrain.data.examples.packing import Bins, Indexes, one_each, pack
+from llmtrain.data.batches import IGNORE_INDEX, Batch, EvalBatches, TrainBatches, check_vocabulary, evenly_spaced
+from llmtrain.data.examples.packing import Bins, Indexes, one_per_bin, pack
 from llmtrain.data.examples.selection import Selection
 from llmtrain.data.sampler import derive_seed, permute
 from llmtrain.data.store.example_store import ExampleStore
 
-POOL = 64
-"""Micro-batches whose rows are sorted by length together: long enough for little padding, short enough to mix."""
-MULTIPLE = 16
-"""Unpacked sequences have one of few lengths: kernels like it, and few shapes are compiled."""
+SORT_POOL = 64
+"""Micro-batches whose examples are sorted by length together: enough for little padding, few enough to mix well."""
+LENGTH_MULTIPLE = 16
+"""Unpacked sequences are padded to a multiple: fast kernels, and few shapes to compile."""
 NO_SAMPLE = -1
 
 
 @dataclass(frozen=True)
 class Samples:
-    """What both kinds of batches are made of: a sample is a bin of rows."""
+    """The samples of a split; a sample is one sequence: one example, or several packed ones."""
 
     store: ExampleStore
     selection: Selection
@@ -35,46 +35,46 @@ class Samples:
     bins: Bins = field(init=False)
 
     def __post_init__(self) -> None:
-        bins = pack(self.selection.lengths, self.block_size) if self.packed else one_each(len(self.selection))
+        bins = pack(self.selection.lengths, self.block_size) if self.packed else one_per_bin(len(self.selection))
         object.__setattr__(self, "bins", bins)
 
     def __len__(self) -> int:
         return len(self.bins)
 
-    def rows(self, samples: Indexes) -> list[int]:
-        """Example numbers in the store."""
-        return [int(self.selection.rows[i]) for sample in samples if sample != NO_SAMPLE for i in self.bins[sample]]
+    def examples(self, samples: Indexes) -> list[int]:
+        """Indexes in the store of the examples of these samples."""
+        return [int(self.selection.examples[i]) for sample in samples if sample != NO_SAMPLE for i in self.bins[sample]]
 
     def batch(self, samples: Indexes, first_sample: int) -> Batch:
-        """These samples; NO_SAMPLE is one without loss."""
+        """A batch of these samples; NO_SAMPLE becomes a sequence without loss."""
         width = self._width(samples)
         inputs = np.zeros((len(samples), width), dtype=np.int64)
-        targets = np.full((len(samples), width), IGNORE, dtype=np.int64)
+        targets = np.full((len(samples), width), IGNORE_INDEX, dtype=np.int64)
         positions = np.zeros((len(samples), width), dtype=np.int64) if self.packed else None
-        token_count = highest = 0
+        token_count = max_id = 0
         for index, sample in enumerate(samples):
-            at = 0
+            position = 0
             for item in self.bins[sample] if sample != NO_SAMPLE else ():
                 length = int(self.selection.lengths[item])
-                start = int(self.store.spans[self.selection.rows[item], 0])
+                start = int(self.store.spans[self.selection.examples[item], 0])
                 ids = self.store.tokens[start : start + length + 1]
-                highest = max(highest, int(ids.max()))
-                inputs[index, at : at + length] = ids[:-1]
+                max_id = max(max_id, int(ids.max()))
+                inputs[index, position : position + length] = ids[:-1]
                 is_target = self.store.answers[start + 1 : start + length + 1] != 0
-                targets[index, at : at + length] = (
-                    ids[1:] if self.train_on_prompt else np.where(is_target, ids[1:].astype(np.int64), IGNORE)
+                targets[index, position : position + length] = (
+                    ids[1:] if self.train_on_prompt else np.where(is_target, ids[1:].astype(np.int64), IGNORE_INDEX)
                 )
                 if positions is not None:
-                    positions[index, at : at + length] = np.arange(length)
-                at += length
-            token_count += at
+                    positions[index, position : position + length] = np.arange(length)
+                position += length
+            token_count += position
             if positions is not None:
-                positions[index, at:] = np.arange(width - at)
-        check_vocabulary(highest, self.vocab_size, self.store.path)
+                positions[index, position:] = np.arange(width - position)
+        check_vocabulary(max_id, self.vocab_size, self.store.path)
         return Batch(
             torch.from_numpy(inputs),
             torch.from_numpy(targets),
-            int((targets != IGNORE).sum()),
+            int((targets != IGNORE_INDEX).sum()),
             first_sample,
             token_count,
             None if positions is None else torch.from_numpy(positions),
@@ -83,16 +83,16 @@ class Samples:
     def _width(self, samples: Indexes) -> int:
         if self.packed:
             return self.block_size
-        real = samples[samples != NO_SAMPLE]  # unpacked, a sample has the number of its row in the selection
+        real = samples[samples != NO_SAMPLE]  # unpacked: sample i is example i of the selection
         longest = int(self.selection.lengths[real].max()) if len(real) else 1
-        return min(-(-longest // MULTIPLE) * MULTIPLE, self.block_size)
+        return min(-(-longest // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, self.block_size)
 
 
 class ExampleBatches(TrainBatches):
     def __init__(self, samples: Samples, micro_batch_size: int, micro_batches: int, seed: int) -> None:
         super().__init__(micro_batch_size, micro_batches)
         self.samples, self.seed = samples, seed
-        self._order: tuple[int, Indexes] | None = None  # of the epoch asked for last: a cache, nothing depends on it
+        self._order: tuple[int, Indexes] | None = None  # (epoch, order) of the last epoch: a cache
 
     @property
     def steps_in_epoch(self) -> int:
@@ -105,16 +105,16 @@ class ExampleBatches(TrainBatches):
         return step // self.steps_in_epoch
 
     @property
-    def tokens_in_step(self) -> float:
+    def tokens_per_step(self) -> float:
         return float(self.samples.selection.lengths.sum() / self.steps_in_epoch)
 
     def __getitem__(self, number: int) -> Batch:
         return self.samples.batch(self._samples_of(number), number * self.size)
 
-    def samples_of_step(self, step: int) -> str:
+    def describe_samples(self, step: int) -> str:
         numbers = range((step - 1) * self.micro_batches, step * self.micro_batches)
-        rows = self.samples.rows(np.concatenate([self._samples_of(number) for number in numbers]))
-        return f"{super().samples_of_step(step)} ({_places(self.samples.store, rows)})"
+        examples = self.samples.examples(np.concatenate([self._samples_of(number) for number in numbers]))
+        return f"{super().describe_samples(step)} ({_locations(self.samples.store, examples)})"
 
     def _samples_of(self, number: int) -> Indexes:
         epoch, index = divmod(number, self.steps_in_epoch * self.micro_batches)
@@ -123,28 +123,28 @@ class ExampleBatches(TrainBatches):
         return self._order[1][index * self.size : (index + 1) * self.size]
 
     def _order_of(self, epoch: int) -> Indexes:
-        """All samples of an epoch in order, with NO_SAMPLE where there is none left."""
+        """All samples of an epoch in order, followed by NO_SAMPLE up to a whole number of steps."""
         count = len(self.samples)
         order = permute(np.arange(count), count, derive_seed(self.seed, "rows", epoch))
         filled = np.full(self.steps_in_epoch * self.micro_batches * self.size, NO_SAMPLE, dtype=np.int64)
         filled[:count] = order
         if self.samples.packed:
             return filled
-        pool = POOL * self.size
+        pool = SORT_POOL * self.size
         lengths = self.samples.selection.lengths
         for first in range(0, count, pool):
             part = order[first : first + pool]
             filled[first : first + len(part)] = part[np.argsort(lengths[part], kind="stable")]
-        # Only micro-batches that hold rows change places: the empty ones stay in the last step.
+        # Shuffle only micro-batches with examples: the empty ones stay in the last step.
         real = -(-count // self.size)
-        moved = permute(np.arange(real), real, derive_seed(self.seed, "micro-batches", epoch))
+        shuffled = permute(np.arange(real), real, derive_seed(self.seed, "micro-batches", epoch))
         by_micro_batch = filled.reshape(-1, self.size)
-        by_micro_batch[:real] = by_micro_batch[moved]
+        by_micro_batch[:real] = by_micro_batch[shuffled]
         return by_micro_batch.reshape(-1)
 
 
 class ExampleEvalBatches(EvalBatches):
-    """All rows in a fixed order, packed or by length; with a limit, evenly spread batches, always the same."""
+    """All examples in a fixed order, packed or sorted by length; with a limit, evenly spaced batches of it."""
 
     def __init__(self, samples: Samples, micro_batch_size: int, limit: int | None = None) -> None:
         self.samples, self.size = samples, micro_batch_size
@@ -154,7 +154,7 @@ class ExampleEvalBatches(EvalBatches):
         self._order[:count] = (
             np.arange(count) if samples.packed else np.argsort(samples.selection.lengths, kind="stable")
         )
-        self._chosen = spread(batches, limit)
+        self._chosen = evenly_spaced(batches, limit)
 
     def __len__(self) -> int:
         return len(self._chosen)
@@ -164,10 +164,10 @@ class ExampleEvalBatches(EvalBatches):
         return self.samples.batch(self._order[first : first + self.size], first)
 
 
-def _places(store: ExampleStore, rows: list[int], most: int = 3) -> str:
+def _locations(store: ExampleStore, examples: list[int], limit: int = 3) -> str:
     """`train.jsonl lines 4, 17, 230, ...`"""
     lines: dict[str, list[str]] = {}
-    for file, line in map(store.place, rows[:most]):
+    for file, line in map(store.location, examples[:limit]):
         lines.setdefault(file, []).append(str(line))
-    named = "; ".join(f"{file} line{'s' * (len(some) > 1)} {', '.join(some)}" for file, some in lines.items())
-    return f"{named}, ..." if len(rows) > most else named
+    text = "; ".join(f"{file} line{'s' * (len(some) > 1)} {', '.join(some)}" for file, some in lines.items())
+    return f"{text}, ..." if len(examples) > limit else text

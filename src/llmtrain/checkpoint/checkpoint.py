@@ -1,0 +1,125 @@
+"""One checkpoint on disk: verified before use, read without pickle.
+
+    checkpoints/step_20/   model.safetensors  optimizer.safetensors  index.json  state.json  manifest.json
+                           adapter/  (LoRA runs: the same weights in peft's format)
+
+With several processes each writes its own files (model-00001-of-00002.safetensors); index.json says which tensor is in
+which file. manifest.json is written last and holds the SHA-256 of every other file and of itself. Nothing is pickled,
+so loading a checkpoint from an untrusted source cannot run code.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrain.checkpoint.shards import Index, check_index, read_full, read_into
+from llmtrain.checkpoint.state import Tensors, TrainState
+from llmtrain.errors import CheckpointError
+from llmtrain.files import file_sha256
+from llmtrain.runs.manifest import MANIFEST, is_entry, is_whole, step_of
+
+FORMAT_VERSION = 2
+STATE = "state.json"
+INDEX = "index.json"
+GROUPS = ("model", "optimizer")
+_REQUIRED_FILES = {INDEX, STATE}
+_UNREADABLE = (OSError, ValueError, TypeError, RecursionError)
+_STATE_FIELDS = {"progress": dict, "config": dict, "data_fingerprint": str, "vocab_size": int}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+
+    @property
+    def step(self) -> int:
+        return step_of(self.path.name) or 0
+
+    @property
+    def val_loss(self) -> float | None:
+        """Validation loss of these weights; None if they were saved before they were evaluated."""
+        progress = self.progress()
+        return progress.last_val_loss if progress.evaluated_step == self.step else None
+
+    def verify(self) -> None:
+        """Raise CheckpointError, naming the file, unless every byte is as written."""
+        for name, entry in self._manifest().items():
+            file = self.path / name
+            if file.is_symlink() or not file.is_file():
+                raise CheckpointError(f"{file} is missing.")
+            try:
+                is_intact = file.stat().st_size == entry["bytes"] and file_sha256(file) == entry["sha256"]
+            except OSError as problem:
+                raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}.") from None
+            if not is_intact:
+                raise CheckpointError(f"{file} is damaged: its SHA-256 does not match {MANIFEST}.")
+        # Matching hashes do not prove that the content is consistent.
+        index = self._index()
+        for group in GROUPS:
+            check_index(self.path, index[group])
+        if self.progress().step != self.step:
+            raise CheckpointError(f"{self.path} contains step {self.progress().step}, expected step {self.step}.")
+
+    def progress(self) -> TrainState:
+        try:
+            return TrainState.from_dict(self.state()["progress"])
+        except ValueError as problem:
+            raise CheckpointError(f"{self.path / STATE} has an invalid field in progress: {problem}.") from None
+
+    def state(self) -> dict[str, Any]:
+        """The content of state.json."""
+        path = self.path / STATE
+        try:
+            state = dict(json.loads(path.read_text(encoding="utf-8")))
+        except _UNREADABLE:
+            raise CheckpointError(f"{path} cannot be read.") from None
+        if state.get("format") != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path} has format {state.get('format')}; this version of llmtrain reads {FORMAT_VERSION}."
+            )
+        if not all(isinstance(state.get(name), kind) for name, kind in _STATE_FIELDS.items()):
+            raise CheckpointError(f"{path} must contain {', '.join(_STATE_FIELDS)}.")
+        return state
+
+    def tensors(self, group: str) -> Tensors:
+        """All tensors of `model` or `optimizer`, unsharded, on the CPU."""
+        return read_full(self.path, self._index()[group])
+
+    def read_into(self, group: str, targets: Tensors) -> None:
+        """Fill existing tensors in place; of a sharded tensor only this rank's slice is read."""
+        read_into(self.path, self._index()[group], targets)
+
+    def _index(self) -> Index:
+        path = self.path / INDEX
+        try:
+            index = dict(json.loads(path.read_text(encoding="utf-8")))
+        except _UNREADABLE:
+            raise CheckpointError(f"{path} cannot be read.") from None
+        try:
+            files = {piece["file"] for group in GROUPS for entry in index[group].values() for piece in entry["pieces"]}
+        except (KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{path} must list the tensors of {' and '.join(GROUPS)}.") from None
+        unlisted = files - self._manifest().keys()  # includes paths that lead outside the checkpoint
+        if unlisted:
+            raise CheckpointError(
+                f"{path} refers to files that are not in {MANIFEST}: {', '.join(sorted(map(str, unlisted)))[:200]}."
+            )
+        return index
+
+    def _manifest(self) -> dict[str, Any]:
+        path = self.path / MANIFEST
+        if self.path.is_symlink() or path.is_symlink():
+            raise CheckpointError(f"{self.path} is a symbolic link; a checkpoint must be a plain directory.")
+        try:
+            text = path.read_text(encoding="utf-8")
+            files = dict(json.loads(text)["files"])
+        except FileNotFoundError:
+            raise CheckpointError(f"{self.path} is not a checkpoint: it has no {MANIFEST}.") from None
+        except (*_UNREADABLE, KeyError):
+            raise CheckpointError(f"{path} is damaged: it cannot be read.") from None
+        if not is_whole(text, files):
+            raise CheckpointError(f"{path} is damaged: its own SHA-256 does not match.")
+        if not files.keys() >= _REQUIRED_FILES or not all(is_entry(entry) for entry in files.values()):
+            raise CheckpointError(f"{path} must list {', '.join(sorted(_REQUIRED_FILES))}.")
+        return files

@@ -1,0 +1,66 @@
+"""What every tokenizer has: encode, decode, save and a hash of its vocabulary."""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmtrain.files import write_json
+
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+DESCRIPTION = "llmtrain_tokenizer.json"
+
+
+class Tokenizer(ABC):
+    """Text to token ids and back.
+
+    A tokenizer saves itself into a directory with everything needed to load it again, so that a run can be sampled
+    and evaluated without its training text.
+    """
+
+    kind: str
+    vocab_size: int
+    end_of_text: int | None
+    """Token id between documents; None if the tokenizer has none."""
+
+    @abstractmethod
+    def encode(self, text: str) -> Ids: ...
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def encode_many(self, texts: Sequence[str], threads: int) -> Iterable[Ids]:  # noqa: ARG002
+        """Encode several texts, on several threads where the implementation supports it."""
+        return map(self.encode, texts)
+
+    def prefix_ids(self) -> list[int]:
+        """Ids that the tokenizer puts before a text for its model (BOS); often none."""
+        return []
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / DESCRIPTION, {"kind": self.kind, "sha256": self.sha256(), **self._description()})
+
+    def sha256(self) -> str:
+        """Hash of what the ids mean: equal hashes decode equal ids to equal text."""
+        return self._sha256
+
+    @cached_property
+    def _sha256(self) -> str:
+        # Covers the whole vocabulary, so compute it once.
+        facts = [self.kind, self.vocab_size, self.end_of_text, self._description(), self._vocabulary()]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def _description(self) -> dict[str, Any]:
+        """Fields saved beside the kind that are needed to load the tokenizer again."""
+        return {}
+
+    def _vocabulary(self) -> dict[str, int]:
+        """The id of every token, unless the kind and the description already determine it."""
+        return {}

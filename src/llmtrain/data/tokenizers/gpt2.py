@@ -1,0 +1,39 @@
+"""`gpt2`: GPT-2's byte-pair encoding, by tiktoken."""
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from llmtrain.config.schema import VOCABULARIES
+from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.errors import DataError
+
+
+class GPT2Tokenizer(Tokenizer):
+    kind = "gpt2"
+    vocab_size = VOCABULARIES[kind]
+    end_of_text = 50256
+
+    def __init__(self) -> None:
+        import tiktoken
+
+        try:
+            self._encoding = tiktoken.get_encoding("gpt2")
+        except Exception as problem:  # tiktoken does not wrap the exceptions of its downloader
+            raise DataError(
+                f"The gpt2 tokenizer files are not cached and cannot be downloaded: {type(problem).__name__}.",
+                remedy='On a machine with network access, run `python -c "import tiktoken; '
+                "tiktoken.get_encoding('gpt2')\"` with TIKTOKEN_CACHE_DIR set to a directory. Copy that "
+                "directory to this machine and set TIKTOKEN_CACHE_DIR to it.",
+            ) from None
+
+    def encode(self, text: str) -> Ids:
+        return np.asarray(self._encoding.encode_to_numpy(text, disallowed_special=()))
+
+    def encode_many(self, texts: Sequence[str], threads: int) -> Iterable[Ids]:
+        with ThreadPoolExecutor(threads) as pool:  # tiktoken releases the GIL
+            return list(pool.map(self.encode, texts))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._encoding.decode(list(ids)))

@@ -1,0 +1,43 @@
+"""Text generation with a trained model."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llmtrain.config.schema import EXAMPLE_DATA
+from llmtrain.data.examples.prompts import has_chat_template, prompt_prefix, prompt_text
+from llmtrain.errors import UsageError
+from llmtrain.inference.load import LoadedModel
+from llmtrain.training.sample import Sampling, sample_text
+
+MIN_TEMPERATURE = 0.01
+Messages = list[dict[str, Any]]
+
+
+def answers_questions(loaded: LoadedModel) -> bool:
+    """Whether a prompt is a question, formatted like the training examples, rather than text to continue."""
+    return loaded.config.data.name in EXAMPLE_DATA and (loaded.is_run or has_chat_template(loaded.tokenizer_dir))
+
+
+def generate_text(
+    loaded: LoadedModel, prompt: str | Messages, sampling: Sampling, stop: Callable[[], bool] = lambda: False
+) -> str:
+    """The continuation of a text, or the answer to a conversation."""
+    temperature = sampling.temperature
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature < float("inf"):
+        raise UsageError(f"--temperature must be 0 or at least {MIN_TEMPERATURE}, got {temperature}.")
+    data, tokenizer_dir = loaded.config.data, loaded.tokenizer_dir
+    if isinstance(prompt, str):
+        text, prefix = prompt, [] if loaded.is_run else loaded.tokenizer.prefix_ids()
+    else:
+        text, prefix = prompt_text(data, tokenizer_dir, prompt), prompt_prefix(data, tokenizer_dir, loaded.tokenizer)
+    with loaded.autocast():
+        return sample_text(
+            loaded.adapter,
+            loaded.module,
+            loaded.tokenizer,
+            text,
+            sampling,
+            loaded.adapter.context_length(),
+            prefix=prefix,
+            stop=stop,
+        )

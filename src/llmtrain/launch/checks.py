@@ -1,0 +1,128 @@
+"""Configs that cannot run on a cluster, refused before anything is created."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from llmtrain.config.launch import NAME_LIMIT, mount_problems
+from llmtrain.config.schema import Config
+from llmtrain.distributed.batch_split import micro_batches_in_step
+from llmtrain.distributed.env import NAMES
+from llmtrain.env import EXIT_CODES, LAUNCH
+from llmtrain.errors import UsageError
+from llmtrain.launch.work import WORK_DIR, Work, master_port
+from llmtrain.redact import has_secret, secrets_in
+
+MIN_PORT = 1024  # a pod without capabilities cannot bind lower ones
+
+
+def check_config(config: Config, work: Work, master_addr: str) -> None:
+    launch = config.launch
+    _check_training(config, work)
+    _check_hold(config, work)
+    _check_rendezvous(config, work, master_addr)
+    if launch.kind == "stateful_set" and work.launcher == "torchrun":
+        raise UsageError(
+            "A StatefulSet restarts containers that exit, so a run that torchrun has finished would start over.",
+            remedy="Use another --kind, or --launcher llmtrain.",
+        )
+    for _, problem in mount_problems(launch.mounts(config.output.mount_path)):
+        raise UsageError(problem)
+    if master_port(config) < MIN_PORT:
+        raise UsageError(
+            f"distributed.master_port must be at least {MIN_PORT} on a cluster, got {master_port(config)}."
+        )
+    longest_name = f"{master_addr.partition('.')[0].removesuffix('0')}{launch.node_range[1] - 1}"
+    if len(longest_name) > NAME_LIMIT:
+        raise UsageError(
+            f"The pod name {longest_name} exceeds {NAME_LIMIT} characters.", remedy="Set a shorter output.run_id."
+        )
+    reserved = {name for names in NAMES.values() for name in names} | {"HF_TOKEN", EXIT_CODES, LAUNCH}
+    conflicts = sorted(reserved.intersection(launch.env))
+    if conflicts:
+        raise UsageError(
+            f"launch.env sets {', '.join(conflicts)}, which the launcher or the platform sets.",
+            remedy="Remove it. launch.nodes, launch.processes_per_node and distributed.rendezvous apply to all pods.",
+        )
+
+
+def check_secrets(config: Config, work: Work) -> None:
+    """Everyone who may read the namespace can read the manifests, and the config in the ConfigMap."""
+    secrets = secrets_in(work.command)
+    if secrets:
+        raise UsageError(
+            f"The command contains what looks like a secret, which the manifests would show: {', '.join(secrets)}.",
+            remedy="Store it in a Secret and list that in launch.env_secrets.",
+        )
+    fields = list(_secret_fields(config.as_dict(), ""))
+    if fields:
+        raise UsageError(
+            f"{', '.join(fields)} contains what looks like credentials, which the ConfigMap of the run would show.",
+            remedy="Remove it. Store the login of a tracking server in a Secret listed in launch.env_secrets "
+            "(MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD), a Hugging Face token in launch.hf_token_secret.",
+        )
+
+
+def _check_training(config: Config, work: Work) -> None:
+    if work.mode != "train":
+        return
+    launch = config.launch
+    min_nodes, max_nodes = launch.node_range
+    for count in range(min_nodes, max_nodes + 1):  # every size that an elastic run may have
+        micro_batches_in_step(config, count * launch.processes_per_node)
+    if max_nodes > 1 and config.distributed.strategy == "none":
+        raise UsageError(
+            f"distributed.strategy is none, but launch.nodes is {launch.nodes}.",
+            remedy="Use ddp or fsdp, or launch.nodes: 1.",
+        )
+
+
+def _check_hold(config: Config, work: Work) -> None:
+    if work.mode != "hold":
+        return
+    launch = config.launch
+    min_nodes, max_nodes = launch.node_range
+    if min_nodes < max_nodes:
+        raise UsageError(
+            f"launch.nodes is {launch.nodes}, but --hold needs a fixed number of pods.",
+            remedy="Set launch.nodes to one number.",
+        )
+    for name, path in launch.mounts(config.output.mount_path).items():
+        if f"{path}/".startswith(f"{WORK_DIR}/"):
+            raise UsageError(
+                f"The {name} volume is mounted at {path}, but held pods use {WORK_DIR}.",
+                remedy="Mount the volume elsewhere (output.root_dir, or the mount_path of the volume).",
+            )
+
+
+def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:
+    launch, rendezvous = config.launch, config.distributed.rendezvous
+    if rendezvous.backend == "etcd-v2" and work.launcher == "torchrun":
+        raise UsageError(
+            "distributed.rendezvous.backend etcd-v2 does not work with --launcher torchrun: when a process fails, "
+            "torchrun closes the rendezvous in etcd for two hours, and replacement pods cannot join.",
+            remedy="Use --launcher llmtrain, or the backend c10d.",
+        )
+    min_nodes, max_nodes = launch.node_range
+    if rendezvous.backend == "static" and min_nodes < max_nodes:
+        raise UsageError(
+            f"launch.nodes is {launch.nodes}, but distributed.rendezvous.backend static needs a fixed number.",
+            remedy="Use the backend c10d or etcd-v2, or set launch.nodes to one number.",
+        )
+    master = f"{master_addr}:{master_port(config)}"
+    if rendezvous.backend in ("static", "c10d") and rendezvous.endpoint not in (None, master):
+        raise UsageError(
+            f"distributed.rendezvous.endpoint is {rendezvous.endpoint}, but the endpoint of {rendezvous.backend} is "
+            f"pod 0, {master}.",
+            remedy="Remove it (distributed.master_port sets the port), or use etcd-v2 for a separate server.",
+        )
+
+
+def _secret_fields(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _secret_fields(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        if any(True for item in value for _ in _secret_fields(item, path)):
+            yield path
+    elif isinstance(value, str) and has_secret(value):
+        yield path

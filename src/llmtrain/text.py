@@ -1,0 +1,21 @@
+"""Values as text for people: one line of an error, a count with its noun, a number of bytes."""
+
+
+def one_line(value: object, limit: int | None = None) -> str:
+    """The text with each run of whitespace as one space, cut to `limit` characters."""
+    return " ".join(str(value).split())[:limit]
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 thread`, `2 threads`, `2 processes`"""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count} {noun}{ending}"
+
+
+def format_bytes(count: float) -> str:
+    """1540 -> `1.54 kB`, in powers of 1000 as disks and networks are sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"

@@ -1,0 +1,31 @@
+"""What the steps of one training run share."""
+
+from dataclasses import dataclass
+
+from llmtrain.config.schema import Config
+from llmtrain.distributed.world import World
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.lock import Lock
+from llmtrain.training.resume import Resumption
+from llmtrain.training.shutdown import StopFlag
+
+
+@dataclass(frozen=True)
+class RunContext:
+    config: Config
+    """With the numbers of threads and steps resolved."""
+    requested_config: Config
+    """As given, with the number of threads resolved: what config.yaml and checkpoints record."""
+    world: World
+    run: RunDirectory
+    lock: Lock
+    generation: int
+    """Number of this start of the run."""
+    resumption: Resumption | None
+    """None for a new run."""
+    stop: StopFlag
+
+    @property
+    def resumed_step(self) -> int | None:
+        """Step of the checkpoint the run was resumed from."""
+        return self.resumption.checkpoint.step if self.resumption and self.resumption.checkpoint else None

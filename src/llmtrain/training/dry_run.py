@@ -1,0 +1,47 @@
+"""`llmtrain train --dry-run`: does the model fit, and how large is it?"""
+
+from typing import Any
+
+from llmtrain.config.schema import Config
+from llmtrain.distributed.batch_split import micro_batches_in_step
+from llmtrain.distributed.world import World, pick_device, process_info_here
+from llmtrain.logs import setup_logging
+from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.training.build import autocast_for, build_components, resolve_steps, resolve_threads, set_up_torch
+from llmtrain.training.throughput import peak_memory_bytes
+
+
+def dry_run(config: Config) -> dict[str, Any]:
+    """Run one forward pass and report sizes; writes nothing but the token cache."""
+    setup_logging(config.logging)
+    world = World(device=pick_device(config.run.device))
+    micro_batches_in_step(config, process_info_here(config.distributed).world_size)
+    config, _ = resolve_threads(config, None, world)
+    set_up_torch(config)
+    components = build_components(config, world)
+    module = components.module
+    batch = components.train_batches[0].to(world.device)
+    with autocast_for(config, world)():  # with gradients: the activations that a training step keeps count too
+        total = components.adapter.loss(module, batch.inputs, batch.targets, batch.positions)
+        loss = total.item() / max(1, batch.target_count)
+    config = resolve_steps(config, components.train_batches)
+    trainable = trainable_count(module)
+    weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    return {
+        "dry_run": True,
+        "model": config.model.name,
+        "device": str(world.device),
+        "parameters": parameter_count(module),
+        "trainable_parameters": trainable,
+        "vocab_size": components.adapter.vocab_size,
+        "train_tokens": len(components.prepared.train),
+        "val_tokens": len(components.prepared.val),
+        "eval_batches": len(components.eval_batches),
+        "tokens_per_step": round(components.train_batches.tokens_per_step),
+        "steps": config.trainer.steps,
+        "epochs": round(config.trainer.steps / components.train_batches.steps_in(1), 3),
+        "loss": loss,
+        # Weights; for trainable ones a gradient, and AdamW's two moments (Adafactor's are negligible).
+        "state_bytes": weight_bytes + (12 if config.trainer.optimizer == "adamw" else 4) * trainable,
+        "peak_memory_bytes": peak_memory_bytes(world.device),
+    }

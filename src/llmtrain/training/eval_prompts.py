@@ -1,0 +1,100 @@
+"""Text the model generates during training: answers to trainer.eval_prompts, and a sample at the end of the run."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmtrain.config.schema import Config
+from llmtrain.data.base import PreparedData
+from llmtrain.data.examples.prompts import prompt_prefix, prompt_text
+from llmtrain.data.store.example_store import ExampleStore
+from llmtrain.distributed.world import World
+from llmtrain.errors import DataError
+from llmtrain.files import write_json
+from llmtrain.redact import redact_values
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.training.model import ModelHandle
+from llmtrain.training.sample import Sampling, sample_text
+
+SAMPLE_TOKENS = 300
+SAMPLE_SEC = 10.0
+
+
+@dataclass(frozen=True)
+class EvalPrompts:
+    """Every rank calls the same methods: a sharded model needs all of them in every forward pass."""
+
+    config: Config
+    run: RunDirectory
+    model: ModelHandle
+    prepared: PreparedData
+    world: World
+
+    def answer(self, stop: Callable[[], bool]) -> list[dict[str, str]] | None:
+        """The model's answer to each of trainer.eval_prompts, decoded greedily; None if interrupted."""
+        is_stopped = False
+
+        def stop_once() -> bool:
+            nonlocal is_stopped
+            is_stopped = is_stopped or stop()
+            return is_stopped
+
+        trainer = self.config.trainer
+        sampling = Sampling(trainer.eval_prompt_tokens, temperature=0, seed=self.config.run.seed)
+        answers = []
+        for prompt in trainer.eval_prompts:
+            text = self._generate(prompt, sampling, stop_once)
+            if is_stopped:
+                return None
+            answers.append({"prompt": prompt, "answer": text})
+        return answers
+
+    def save(self, step: int, answers: list[dict[str, str]]) -> Path:
+        self.run.samples.mkdir(exist_ok=True)
+        path = self.run.samples / f"step_{step}.json"
+        write_json(path, redact_values(answers))
+        return path
+
+    def sample(self, is_interrupted: Callable[[], bool]) -> str:
+        """A short text that shows what the model has learned. `is_interrupted` tells about this rank only."""
+        prompts = self.config.trainer.eval_prompts
+        if self._has_examples() and not prompts:
+            return ""
+        deadline = time.monotonic() + SAMPLE_SEC
+        sampling = Sampling(SAMPLE_TOKENS, temperature=0.8, top_k=50, seed=self.config.run.seed)
+        try:
+            return self._generate(
+                prompts[0] if prompts else "",
+                sampling,
+                lambda: self.world.control.any(is_interrupted() or time.monotonic() > deadline),
+            )
+        except DataError:  # a char tokenizer whose training text has no line break
+            return ""
+
+    def _generate(self, prompt: str, sampling: Sampling, stop: Callable[[], bool]) -> str:
+        prefix: list[int] = []
+        if self._has_examples():
+            tokenizer_dir = self.run.tokenizer
+            prefix = prompt_prefix(self.config.data, tokenizer_dir, self.prepared.tokenizer)
+            prompt = prompt_text(self.config.data, tokenizer_dir, [{"role": "user", "content": prompt}])
+        with self.model.autocast():
+            return sample_text(
+                self.model.adapter,
+                self.model.module,
+                self.prepared.tokenizer,
+                prompt,
+                sampling,
+                self.config.model.block_size,
+                prefix=prefix,
+                stop=stop,
+                agree=self._broadcast_token,
+            )
+
+    def _has_examples(self) -> bool:
+        return isinstance(self.prepared.train, ExampleStore)
+
+    def _broadcast_token(self, token: int) -> int:
+        """Rank 0's choice. Logits may differ between ranks in the last bit; without this the ranks would generate
+        texts of different lengths and deadlock."""
+        return self.world.control.sum(token if self.world.is_first else 0)

@@ -1,0 +1,44 @@
+"""Storage errors of a run, as errors with a remedy."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmtrain.config.schema import Config
+from llmtrain.errors import LlmtrainError, TrainingFailed
+from llmtrain.files import disk_full, is_full
+
+_TRANSIENT = (errno.EIO, errno.ESTALE)  # such as an NFS server that is down
+_PERMANENT = (
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.ENOTEMPTY,
+    errno.EPERM,
+    errno.EROFS,
+)
+
+
+@contextmanager
+def explain_storage_errors(config: Config) -> Iterator[None]:
+    """Turn an OSError of the storage into TrainingFailed (65), which a restart does not fix, or for a transient error
+    into a crash, after which platforms restart. Other errors, such as those of the network, pass through."""
+    try:
+        yield
+    except OSError as problem:
+        path = problem.filename2 or problem.filename
+        why = problem.strerror or str(problem)
+        if is_full(problem):
+            root = Path(config.output.root_dir).expanduser()
+            raise disk_full(root, f"{why} ({path})" if path else why) from None
+        if problem.errno not in (*_TRANSIENT, *_PERMANENT):
+            raise
+        raise (LlmtrainError if problem.errno in _TRANSIENT else TrainingFailed)(
+            f"{path or config.output.root_dir} cannot be read or written: {why}.",
+            remedy="Check the storage, and that no other file or directory has this name. Then resume the run with "
+            "--resume.",
+        ) from None
