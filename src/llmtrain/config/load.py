@@ -83,7 +83,7 @@ def build_config(
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
         problems += [text for _, text in launch.secret_problems()]
-    config = None if problems else Config.model_validate(sections)
+    config = None if problems else Config.model_construct(**sections)
     problems += [text for _, text in config.problems()] if config else []
     if config is None or problems:
         raise ConfigError(document.source, problems)
@@ -149,7 +149,7 @@ def _has_fields(kind: type[Section], field: str) -> bool:
 
 def _build_sections(
     values: dict[str, Any], document: Document, problems: list[str], overridden: set[str]
-) -> dict[str, Section]:
+) -> dict[str, Any]:
     """The valid sections; what is wrong is added to problems."""
     for name in values:
         if name not in SECTIONS and name != "schema_version":
@@ -209,7 +209,9 @@ def _describe(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -
         inner = subsection(kind, path[1]) if len(path) > 2 else None
         return _unknown(path, "", (inner or kind).model_fields, None if inner else kind)
     if error["type"] == "missing":
-        return f"{dotted} is required. {' '.join((kind.model_fields[path[1]].description or '').split())}"
+        from llmtrain.config.reference import field_descriptions
+
+        return f"{dotted} is required. {field_descriptions(kind).get(path[-1], '')}"
     message = error["msg"]
     if path[-1] == "run_id":
         message = "must be 2 to 40 lowercase letters, digits and hyphens, starting with a letter"

@@ -1,11 +1,15 @@
 """docs/config.md and the JSON Schema, generated from the config schema. Tests keep both up to date."""
 
+import ast
+import inspect
 import json
+from functools import cache
+from itertools import pairwise
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import KINDS, SECTIONS, Config, subsection
+from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, subsection
 from llmtrain.config.section import ResumeMarker, Section
 from llmtrain.env import VARIABLES
 
@@ -22,7 +26,10 @@ TABLE_HEAD = "| field | type | default | resume | description |\n|---|---|---|--
 
 def reference_markdown() -> str:
     version = Config.model_fields["schema_version"]
-    parts = [HEADER, f"`schema_version` (default `{version.default}`): {_one_line(version.description)}\n"]
+    parts = [
+        HEADER,
+        f"`schema_version` (default `{version.default}`): {field_descriptions(Config)['schema_version']}\n",
+    ]
     for name, section in SECTIONS.items():
         if name in KINDS:
             kinds = ", ".join(f"`{kind}`" for kind in KINDS[name])
@@ -38,9 +45,13 @@ def reference_markdown() -> str:
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a config document, for editors."""
     schema = Config.model_json_schema()
+    for name, kind in _all_sections().items():
+        fields = schema["properties"] if kind is Config else schema["$defs"][name]["properties"]
+        for field, text in field_descriptions(kind).items():
+            fields[field]["description"] = text
     for section, kinds in KINDS.items():
-        for kind, each in kinds.items():
-            if kind != Config.model_fields[section].default.name:  # else a document without `name` matches several
+        for name, each in kinds.items():
+            if name != Config.model_fields[section].default.name:  # else a document without `name` matches several
                 schema["$defs"][each.__name__].setdefault("required", []).append("name")
     for section in SECTIONS:
         del schema["properties"][section]["default"]  # long, and repeated in the section
@@ -54,13 +65,34 @@ def _without_titles(value: Any) -> Any:
     return [_without_titles(item) for item in value] if isinstance(value, list) else value
 
 
+@cache
+def field_descriptions(kind: type[Section]) -> dict[str, str]:
+    """The docstrings under the fields of a section and of its base classes, by field."""
+    found = {}
+    for each in reversed(kind.__mro__[: kind.__mro__.index(Section)]):
+        (definition,) = ast.parse(inspect.getsource(each)).body
+        assert isinstance(definition, ast.ClassDef)
+        for field, text in pairwise(definition.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                found[ast.unparse(field.target)] = _one_line(str(text.value.value))
+    return found
+
+
+def _all_sections() -> dict[str, type[Section]]:
+    """Every class of a document, by the name that it has in the JSON Schema."""
+    kinds: list[type[Section]] = [Config, *(kind for section in SECTIONS for kind in classes_of(section))]
+    inner = [subsection(kind, field) for kind in kinds[1:] for field in kind.model_fields]
+    return {kind.__name__: kind for kind in (*kinds, *inner) if kind}
+
+
 def _table(section: type[Section], may_change: bool) -> list[str]:
     lines = [f"{_one_line(section.__doc__)}\n", TABLE_HEAD]
     for name, info in section.model_fields.items():
         marked = may_change or _is_marked(info)
-        lines.append(_row(name, info, marked))
+        lines.append(_row(name, info, marked, field_descriptions(section)[name]))
         inner = subsection(section, name)
-        lines += [_row(f"{name}.{each}", below, marked) for each, below in inner.model_fields.items()] if inner else []
+        for each, below in inner.model_fields.items() if inner else ():
+            lines.append(_row(f"{name}.{each}", below, marked, field_descriptions(inner)[each]))
     return [*lines, ""]
 
 
@@ -77,19 +109,19 @@ def _environment() -> list[str]:
     return lines
 
 
-def _row(name: str, info: FieldInfo, may_change: bool) -> str:
+def _row(name: str, info: FieldInfo, may_change: bool, description: str) -> str:
     cells = (
         f"`{name}`",
         f"`{_type_name(info.annotation)}`".replace("|", "\\|"),
         _default(info),
         "yes" if may_change else "",
-        _one_line(info.description),
+        description.replace("|", "\\|"),
     )
     return f"| {' | '.join(cells)} |"
 
 
 def _one_line(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("|", "\\|")
+    return " ".join((text or "").split())
 
 
 def _default(info: FieldInfo) -> str:

@@ -58,7 +58,9 @@ Problem = tuple[tuple[str, ...], str]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    # Validators are built on use, and the docstrings under the fields are read by reference.py: both are slow, and most
+    # commands need few of them.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     def problems(self) -> Iterator[Problem]:
         """Problems that concern several fields; a field's own are found by its type."""
