@@ -96,7 +96,7 @@ def command(
         _print_manifests(plan_job(loaded, work), output, json_)
         return
 
-    from llmtrain.commands.stop import PodCount, warn_of_lost
+    from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
     from llmtrain.commands.watch import check_ended, check_watching, follow_run
     from llmtrain.kubernetes.api_errors import AlreadyThere
     from llmtrain.launch import lifecycle as apply
@@ -119,7 +119,7 @@ def command(
             raise
         record = find_record(cluster, plan.run_id, plan.namespace)
         check_ended(cluster, record)
-        warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
+        warn_of_stuck_pods(apply.resume(cluster, record, plan, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
 
 
