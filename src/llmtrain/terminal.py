@@ -5,6 +5,7 @@ import io
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 # Removed: mostly colors of a log.
@@ -40,3 +41,12 @@ def discard(stream: TextIO) -> None:
 def say(text: object, file: TextIO | None = None) -> None:
     """Print text for people, without escape sequences."""
     print(printable(str(text)), file=sys.stdout if file is None else file, flush=True)
+
+
+def format_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as left-aligned columns, two spaces apart."""
+    cells = [[printable_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+    )

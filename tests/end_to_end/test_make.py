@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kube import ROOT, SMALL, Done, Kube, environment
 
-from llmtrain.local_cluster.kind_cluster import open_folder, volume_manifests
+from llmtrain.local_cluster.kind_cluster import open_directory, volume_manifests
 
 CLAIM = "as-up-makes-it"
 
@@ -18,7 +18,7 @@ CLAIM = "as-up-makes-it"
 @pytest.fixture
 def folder(kube: Kube, tmp_path: Path) -> Iterator[Path]:
     """Where the claim's files lie on this machine."""
-    folder = open_folder(tmp_path / "runs")
+    folder = open_directory(tmp_path / "runs")
     volume, claim = volume_manifests(str(folder), kube.namespace, CLAIM)
     kube.apply(volume)
     kube.apply(claim)

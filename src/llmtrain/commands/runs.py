@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, show
+from llmtrain.terminal import format_columns
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True)
 
@@ -84,11 +85,7 @@ def _then(values: list[Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
-    cells = [columns, *(tuple(_cell(row.get(column)) for column in columns) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return format_columns([columns, *([_cell(row.get(column)) for column in columns] for row in rows)])
 
 
 def _cell(value: Any) -> str:

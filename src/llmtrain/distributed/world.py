@@ -28,6 +28,7 @@ from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
 from llmtrain.runs.exit_report import exit_now
 from llmtrain.runs.metadata import versions
+from llmtrain.terminal import format_columns
 from llmtrain.text import one_line, plural
 
 JOIN_ATTEMPTS = 3
@@ -256,11 +257,10 @@ def log_processes(world: World) -> None:
     )
     log("DDP", f"{plural(world.world_size, 'process')}, backend {dist.get_backend()}")
     columns = ("rank", "node", "local_rank", "device", "host", "pid")
-    widths = [max(len(c), *(len(str(row[c])) for row in rows)) for c in columns]
-    log("DDP", "  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
-    for row in rows:
-        cells = (str(row[c]).ljust(w) for c, w in zip(columns, widths, strict=True))
-        log("DDP", "  ".join(cells).rstrip(), fields={c: row[c] for c in columns})
+    head, *lines = format_columns([columns, *([str(row[c]) for c in columns] for row in rows)]).splitlines()
+    log("DDP", head)
+    for row, line in zip(rows, lines, strict=True):
+        log("DDP", line, fields={c: row[c] for c in columns})
     for row in rows:
         if world.is_first and row["versions"] != rows[0]["versions"]:
             warn("DDP", f"versions differ: rank {row['rank']} has {row['versions']}, rank 0 has {rows[0]['versions']}")
