@@ -324,11 +324,12 @@ class TestAnotherModel:
         assert done.code == 65
 
 
-def test_files_that_nobody_reads(cli) -> None:
+def test_files_without_a_data_name_that_reads_them_are_refused(cli) -> None:
     """Forgetting data.name must not train on something else."""
     done = cli("validate", "--set", "data.files=[corpus/*.txt]")
     assert done.code == 64
-    assert "data.name python_stdlib reads no files" in done.err
+    assert "data.files" in done.err
+    assert "text_files" in done.err
 
 
 def test_going_back_with_max_steps_is_refused(train) -> None:
