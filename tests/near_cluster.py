@@ -1,6 +1,6 @@
-"""A stand-in for a cluster, for what reads the runs volume: its pods do not exist. A command in a pod runs here as a
-process of its own, with the variables the pod would have and the volume's directory in place of its mount path. What it
-says comes in odd pieces, and the connection breaks where a test wants it to."""
+"""A fake cluster for code that reads the runs volume. A command in a pod runs as a local process, with the variables of
+the pod and the volume's directory in place of its mount path. Its output arrives in chunks of an odd size, and the
+connection breaks where a test asks for it."""
 
 # ruff: noqa: ARG002 (the signatures are those of Cluster)
 
@@ -19,7 +19,7 @@ from llmtrain.launch.record import Record
 from llmtrain.launch.work import Work
 from llmtrain.operate.fetch.reader_pod import COMMAND
 
-PIECE = 7919
+CHUNK = 7919
 
 
 class NearCluster:
@@ -56,25 +56,25 @@ class NearCluster:
     def run(self, pod: str, namespace: str, container: str, command: list[str]) -> Iterator[bytes]:
         if pod not in self.pods:
             raise ClusterError(f"There is no pod {pod} any more.")
-        (box,) = self.pods[pod]["spec"]["containers"]
-        mount = box["volumeMounts"][0]["mountPath"]
+        (reader,) = self.pods[pod]["spec"]["containers"]
+        mount = reader["volumeMounts"][0]["mountPath"]
         words = [word.replace(mount, str(self.volume), 1) if word.startswith(mount) else word for word in command]
         self.commands.append(words[len(COMMAND) :])
         self.before(words[len(COMMAND) :])
         limit = self.breaks.pop(0) if self.breaks else None
         process = subprocess.Popen(
             [sys.executable, *words[1:]],
-            env={**os.environ, **{row["name"]: row["value"] for row in box["env"]}},
+            env={**os.environ, **{row["name"]: row["value"] for row in reader["env"]}},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
         assert process.stdout
         assert process.stderr
         try:
-            while piece := process.stdout.read(PIECE if limit is None else min(PIECE, limit)):
-                yield piece
+            while chunk := process.stdout.read(CHUNK if limit is None else min(CHUNK, limit)):
+                yield chunk
                 time.sleep(self.pause_sec)
-                limit = None if limit is None else limit - len(piece)
+                limit = None if limit is None else limit - len(chunk)
                 if limit == 0:
                     raise ClusterError("The connection broke off.")
             if process.wait():

@@ -171,7 +171,7 @@ def test_bad_input(train, unchanged, overrides: list[str], code: int, words: lis
 
 
 @pytest.mark.parametrize(("overrides", "code", "words"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
-def test_a_dry_run_finds_it_too(train, unchanged, overrides: list[str], code: int, words: list[str]) -> None:
+def test_dry_run_reports_bad_input_too(train, unchanged, overrides: list[str], code: int, words: list[str]) -> None:
     if "output.root_dir" in " ".join(overrides):
         pytest.skip("a dry run writes no output")
     done = train(*overrides, more=["--dry-run", "--json"])
@@ -181,7 +181,7 @@ def test_a_dry_run_finds_it_too(train, unchanged, overrides: list[str], code: in
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_cuda_without_a_device(train, unchanged) -> None:
+def test_cuda_without_gpu_is_refused(train, unchanged) -> None:
     assert_refused(train("run.device=cuda"), 64, ["cuda", "run.device"])
     assert unchanged()
 
@@ -220,7 +220,7 @@ def test_missing_config_files(cli, unchanged, name: str) -> None:
 
 @pytest.mark.parametrize("run", RUN_IDS)
 @pytest.mark.parametrize("verb", [["generate", "--run"], ["runs", "show"], ["train", "--resume"]], ids=" ".join)
-def test_a_run_outside_the_root(cli, unchanged, verb: list[str], run: str) -> None:
+def test_run_outside_the_root_is_refused(cli, unchanged, verb: list[str], run: str) -> None:
     done = cli(*verb, run)
     assert_refused(done, 64, [])
     assert "run" in done.err.lower() or "option" in done.err
@@ -230,7 +230,7 @@ def test_a_run_outside_the_root(cli, unchanged, verb: list[str], run: str) -> No
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write anything")
 @pytest.mark.parametrize("mode", [0o000, 0o500])
 @pytest.mark.parametrize("field", ["data.cache_dir", "output.root_dir"])
-def test_no_permission(train, inputs: Path, field: str, mode: int) -> None:
+def test_missing_permission_is_refused(train, inputs: Path, field: str, mode: int) -> None:
     locked = inputs / "locked"
     locked.mkdir(mode=mode)
     try:
@@ -283,40 +283,40 @@ class TestAnotherModel:
             ("data.tokenizer=char", ["data_fingerprint", "vocab_size: 256", "data.tokenizer: None -> 'char'"]),
         ],
     )
-    def test_a_changed_config_is_refused(self, train, same, override: str, words: list[str]) -> None:
+    def test_changed_config_is_refused(self, train, same, override: str, words: list[str]) -> None:
         more = ["--resume", "mine"]
         done = train(override, "trainer.max_steps=6", more=more)
         assert_refused(done, 64, [*words, "--allow-config-change"])
         assert same()
 
-    def test_tensors_that_do_not_fit(self, train, same) -> None:
+    def test_mismatched_tensors_are_refused(self, train, same) -> None:
         more = ["--resume", "mine", "--allow-config-change"]
         assert_refused(train("model.d_model=32", "trainer.max_steps=6", more=more), 65, ["another model"])
         assert same()
 
-    def test_a_run_that_exists(self, train, same) -> None:
-        assert_refused(train("output.run_id=mine"), 64, ["'mine' exists already", "--resume mine"])
+    def test_existing_run_is_refused(self, train, same) -> None:
+        assert_refused(train("output.run_id=mine"), 64, ["'mine' already exists", "--resume mine"])
         assert same()
 
     @pytest.mark.parametrize("name", ["step_99", "step_99.pt", "nonsense", "", "../../../etc/step_2"])
-    def test_no_such_checkpoint(self, cli, run: Path, same, name: str) -> None:
+    def test_missing_checkpoint_is_refused(self, cli, run: Path, same, name: str) -> None:
         done = cli("train", "--resume", f"{run}/checkpoints/{name}", "--set", "trainer.max_steps=6")
         assert "Traceback" not in done.err
         assert done.code in (64, 65)
         assert same()
 
-    def test_a_pickle(self, train, run: Path) -> None:
+    def test_pickle_is_refused(self, train, run: Path) -> None:
         shutil.rmtree(run / "checkpoints" / "step_2")
         (run / "checkpoints" / "step_2.pt").write_bytes(b"cos\nsystem\n(S'touch evil'\ntR.")
         done = train("trainer.max_steps=6", more=["--resume", str(run / "checkpoints" / "step_2.pt")])
         assert_refused(done, 65, ["pickle"])
         assert not Path("evil").exists()
 
-    def test_a_run_without_its_tokenizer(self, cli, run: Path) -> None:
+    def test_run_without_tokenizer_is_refused(self, cli, run: Path) -> None:
         shutil.rmtree(run / "tokenizer")
         assert_refused(cli("generate", "--run", "mine"), 65, ["tokenizer"])
 
-    def test_a_run_whose_tokenizer_is_another(self, cli, run: Path) -> None:
+    def test_changed_tokenizer_is_refused(self, cli, run: Path) -> None:
         characters = json.dumps({"kind": "char", "characters": "".join(map(chr, range(40, 400)))})
         (run / "tokenizer" / "llmtrain_tokenizer.json").write_text(characters)
         done = cli("generate", "--run", "mine")
@@ -332,7 +332,7 @@ def test_files_without_a_data_name_that_reads_them_are_refused(cli) -> None:
     assert "text_files" in done.err
 
 
-def test_going_back_with_max_steps_is_refused(train) -> None:
+def test_lower_max_steps_is_refused(train) -> None:
     assert train("output.run_id=mine").code == 0
     done = train("trainer.max_steps=1", more=["--resume", "mine"])
     assert done.code == 64

@@ -154,13 +154,13 @@ def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[s
 
 class TestEveryVerb:
     @pytest.mark.parametrize("name", VERBS)
-    def test_json_is_one_object_and_nothing_else(self, cli, verb, name: str) -> None:
+    def test_json_output_is_one_object(self, cli, verb, name: str) -> None:
         done = cli(*verb(name), "--json")
         assert done.code == 0, done.err
         assert done.json
 
     @pytest.mark.parametrize("name", VERBS)
-    def test_without_json_it_is_for_people(self, cli, verb, name: str) -> None:
+    def test_output_without_json_is_text(self, cli, verb, name: str) -> None:
         done = cli(*verb(name))
         assert done.code == 0, done.err
         assert done.out.strip()
@@ -168,7 +168,7 @@ class TestEveryVerb:
             json.loads(done.out)
 
     @pytest.mark.parametrize("name", VERBS)
-    def test_a_wrong_option_is_64_and_a_json_error(self, cli, verb, name: str) -> None:
+    def test_unknown_option_exits_64_with_json_error(self, cli, verb, name: str) -> None:
         done = cli(*verb(name), "--json", "--no-such-option")
         assert done.code == 64
         assert done.json["exit_code"] == 64
@@ -184,7 +184,7 @@ class TestEveryVerb:
         assert "--json" in done.out
         assert len(verb(name)) > 0
 
-    def test_they_are_all_the_verbs_there_are(self, cli) -> None:
+    def test_all_commands_are_covered(self, cli) -> None:
         listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
         # They need a person, the hub or kind: tests of their own.
         elsewhere = {"chat", "fetch-model", "fetch-data", "lint", "cluster"}
@@ -199,7 +199,7 @@ class TestEveryVerb:
         assert [name for name, options in found.items() if "--json" not in options] == []
 
     @pytest.mark.parametrize("words", ELSEWHERE, ids=" ".join)
-    def test_those_with_tests_of_their_own(self, cli, words: tuple[str, ...]) -> None:
+    def test_commands_with_separate_tests(self, cli, words: tuple[str, ...]) -> None:
         path = words[:2] if words[0] in ("secret", "guard") else words[:1]
         shown = cli(*path, "--help")
         assert shown.code == 0
@@ -210,7 +210,7 @@ class TestEveryVerb:
         assert "Traceback" not in done.err
 
     @pytest.mark.parametrize("words", [words for words in ELSEWHERE if words[0] in IN_A_CLUSTER], ids=" ".join)
-    def test_without_a_cluster(self, cli, words: tuple[str, ...], workdir: Path) -> None:
+    def test_commands_without_cluster(self, cli, words: tuple[str, ...], workdir: Path) -> None:
         (workdir / ".env").write_text("HF_TOKEN=hf_canaryOfTheCommandLine\n")
         (workdir / ".env").chmod(0o600)
         done = cli(*words, "--kubeconfig", "missing", "--json")
@@ -260,26 +260,26 @@ class TestUsageErrors:
         assert as_json.json.keys() >= {"error", "what", "known", "remedy", "exit_code"}
         assert list(workdir.iterdir()) == []
 
-    def test_a_config_error_lists_its_problems(self, cli) -> None:
+    def test_config_error_lists_its_problems(self, cli) -> None:
         done = cli("validate", "--json", "--set", "trainer.max_steps=0", "--set", "model.nlayers=2")
         assert done.code == 64
         assert done.json["error"] == "ConfigError"
         assert len(done.json["problems"]) == 2
 
-    def test_no_verb_shows_the_help_without_an_empty_error(self, cli) -> None:
+    def test_no_command_shows_help_without_error(self, cli) -> None:
         done = cli()
         assert "train" in done.out + done.err
         assert "error: \n" not in done.err
 
     @pytest.mark.parametrize("group", ["runs", "tokenizer"])
-    def test_a_group_without_a_verb(self, cli, group: str) -> None:
+    def test_group_without_subcommand(self, cli, group: str) -> None:
         done = cli(group)
         assert "train" in done.out + done.err or "list" in done.out + done.err
         assert "error: \n" not in done.err
 
 
 class TestTrain:
-    def test_the_result(self, train, workdir: Path) -> None:
+    def test_result_fields(self, train, workdir: Path) -> None:
         done = train("output.run_id=mine", more=["--json"])
         assert done.code == 0, done.err
         result = done.json
@@ -292,7 +292,7 @@ class TestTrain:
         assert re.fullmatch(r"[0-9a-f]{64}", result["state_sha256"])
         assert json.loads((workdir / "runs/mine/finished.json").read_text()) == result
 
-    def test_the_run_directory(self, train, workdir: Path) -> None:
+    def test_run_directory_files(self, train, workdir: Path) -> None:
         assert train("output.run_id=mine", "run.notes=remember").code == 0
         run = workdir / "runs" / "mine"
         names = {path.name for path in run.iterdir() if not path.name.startswith(".")}
@@ -307,7 +307,7 @@ class TestTrain:
         meta = json.loads((run / "meta.json").read_text())
         assert meta.keys() >= {"git", "argv", "versions", "machine", "environment"}
 
-    def test_what_is_switched_off_is_not_written(self, train, workdir: Path) -> None:
+    def test_disabled_files_are_not_written(self, train, workdir: Path) -> None:
         off = ["output.save_config_copy=false", "output.save_meta_json=false", "logging.log_to_file=false"]
         assert train("output.run_id=mine", *off).code == 0
         run = workdir / "runs" / "mine"
@@ -325,12 +325,12 @@ class TestTrain:
         assert {line["tag"] for line in lines} >= {"TRAIN", "EVAL", "DONE"}
         assert [line["step"] for line in lines if "train/loss" in line] == [1, 2, 3, 4]
 
-    def test_it_ends_with_losses_a_sample_and_the_place(self, train) -> None:
+    def test_text_output_has_losses_sample_and_path(self, train) -> None:
         done = train("output.run_id=mine")
         for word in ("A sample the model wrote", "train loss", "val loss", "runs/mine"):
             assert word in done.out
 
-    def test_a_dry_run_reports_and_leaves_no_run(self, train, workdir: Path) -> None:
+    def test_dry_run_creates_no_run(self, train, workdir: Path) -> None:
         done = train("trainer.grad_accum_steps=3", more=["--dry-run", "--json"])
         assert done.code == 0, done.err
         report = done.json
@@ -340,12 +340,12 @@ class TestTrain:
         assert 5 < report["loss"] < 7
         assert list(workdir.iterdir()) == []
 
-    def test_the_same_config_gives_the_same_state(self, train) -> None:
+    def test_same_config_gives_same_state(self, train) -> None:
         hashes = [train(f"run.seed={seed}", more=["--json"]).json["state_sha256"] for seed in (1, 1, 2)]
         assert hashes[0] == hashes[1] != hashes[2]
 
     @pytest.mark.parametrize("how", ["copied", "renamed", "moved", "linked", "linked by path"])
-    def test_resume_of_a_run_that_is_elsewhere_now(self, train, cli, workdir: Path, how: str) -> None:
+    def test_resume_of_moved_run(self, train, cli, workdir: Path, how: str) -> None:
         """config.yaml has the id and the root where it began; nobody gave them this time."""
         assert train("output.run_id=mine").code == 0
         old, words = workdir / "runs" / "mine", ["other"]
@@ -376,11 +376,11 @@ class TestTrain:
         assert longer.code == 0, longer.err
         assert (longer.json["steps"], longer.json["resumed_from"]) == (6, 4)
 
-    def test_a_finished_run_is_left_alone(self, train, cli) -> None:
+    def test_finished_run_is_not_changed(self, train, cli) -> None:
         first = train("output.run_id=mine", more=["--json"]).json
         assert cli("train", "--resume", "mine", "--json").json == first
 
-    def test_a_seed_of_any_size(self, train) -> None:
+    def test_large_seed(self, train) -> None:
         """Refused at the start or good to the end; not lost after the last step."""
         done = train(f"run.seed={2**64}", more=["--json"])
         assert "Traceback" not in done.err
@@ -409,24 +409,24 @@ class TestConfigVerbs:
         assert done.json["valid"] is True
         assert done.json["config"].endswith("gpt_smoke.yaml")
 
-    def test_print_config_is_a_config(self, cli, workdir: Path) -> None:
+    def test_print_config_is_a_valid_config(self, cli, workdir: Path) -> None:
         printed = cli("print-config", "--config", "example", "--set", "trainer.lr=1e-3").out
         (workdir / "mine.yaml").write_text(printed)
         expected = load_config("example", ["trainer.lr=1e-3"])
         assert load_config("mine.yaml") == expected
         assert cli("print-config", "--config", "mine.yaml", "--json").json == expected.as_dict()
 
-    def test_the_reference_is_the_one_in_the_docs(self, cli, repo: Path) -> None:
+    def test_config_reference_matches_docs(self, cli, repo: Path) -> None:
         assert cli("print-config", "--reference").out == (repo / "docs" / "config.md").read_text()
 
-    def test_presets_are_the_files(self, cli, repo: Path) -> None:
+    def test_presets_match_the_files(self, cli, repo: Path) -> None:
         rows = cli("presets", "--json").json["presets"]
         assert {row["name"] for row in rows} == {path.stem for path in (repo / "configs/presets").glob("*.yaml")}
         assert all(row["about"] for row in rows)
 
 
 class TestGenerate:
-    def test_the_seed_decides_the_text(self, cli, verb) -> None:
+    def test_seed_decides_the_text(self, cli, verb) -> None:
         texts = [cli(*verb("generate"), "--seed", seed, "--json").json["text"] for seed in (1, 1, 2)]
         assert texts[0] == texts[1] != texts[2]
 
@@ -434,10 +434,10 @@ class TestGenerate:
         call = [*verb("generate"), "--temperature", "0", "--json"]
         assert cli(*call, "--seed", "1").json == cli(*call, "--seed", "2").json
 
-    def test_the_prompt_is_printed_before_the_text(self, cli, verb) -> None:
+    def test_prompt_is_printed_before_the_text(self, cli, verb) -> None:
         assert cli(*verb("generate")).out.startswith("the ")
 
-    def test_no_prompt_is_the_start_of_a_document(self, cli, root: Path) -> None:
+    def test_empty_prompt_starts_a_document(self, cli, root: Path) -> None:
         assert cli("generate", "--run", "one", "--root", root, "--max-new-tokens", 5).code == 0
 
     @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ class TestGenerate:
         assert cli(*verb("generate"), "--checkpoint", checkpoint, "--json").json["step"] == step
 
     @pytest.mark.parametrize("checkpoint", ["step_99", "nonsense", "", "..", "../.."])
-    def test_an_unknown_checkpoint_brings_the_known(self, cli, verb, checkpoint: str) -> None:
+    def test_unknown_checkpoint_lists_known_ones(self, cli, verb, checkpoint: str) -> None:
         done = cli(*verb("generate"), "--checkpoint", checkpoint, "--json")
         assert done.code == 65
         assert {"best", "latest", "step_2", "step_4"} <= set(done.json["known"])
@@ -465,17 +465,17 @@ class TestGenerate:
         ],
         ids=lambda options: " ".join(map(str, options))[:30].encode("ascii", "replace").decode(),
     )
-    def test_odd_numbers_and_prompts_do_not_crash(self, cli, verb, options: list[object]) -> None:
+    def test_unusual_numbers_and_prompts(self, cli, verb, options: list[object]) -> None:
         done = cli(*verb("generate"), *options)
         assert "Traceback" not in done.err
         assert done.code in (0, 64, 65)
 
-    def test_a_run_by_its_path(self, cli, root: Path) -> None:
+    def test_run_by_path(self, cli, root: Path) -> None:
         assert cli("generate", "--run", root / "one", "--max-new-tokens", 3, "--json").json["run"] == "one"
 
 
 class TestEval:
-    def test_text_like_the_training_text_is_likelier(self, cli, root: Path, workdir: Path) -> None:
+    def test_training_text_has_lower_loss(self, cli, root: Path, workdir: Path) -> None:
         losses = {}
         for name, content in (("like", "the pod waits for the master.\n"), ("unlike", "ÄÖÜ 0123456789 ßß\n")):
             (workdir / name).write_text(content * 40)
@@ -484,13 +484,13 @@ class TestEval:
             losses[name] = done.json["loss"]
         assert losses["like"] < losses["unlike"]
 
-    def test_the_batch_size_does_not_matter(self, cli, verb) -> None:
+    def test_batch_size_does_not_change_the_loss(self, cli, verb) -> None:
         results = [cli(*verb("eval"), "--batch-size", size, "--json").json for size in (1, 7, 100)]
         assert len({result["tokens"] for result in results}) == 1
         assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-5)
         assert results[0]["loss"] == pytest.approx(results[2]["loss"], rel=1e-5)
 
-    def test_it_finds_the_loss_of_the_training_run(self, cli, root: Path, workdir: Path) -> None:
+    def test_loss_matches_the_training_run(self, cli, root: Path, workdir: Path) -> None:
         """The validation text of the run, evaluated whole, by the other path."""
         from llmtrain.data.text.dummy_text import DummyText
 
@@ -510,24 +510,24 @@ class TestEval:
 
 
 class TestExport:
-    def test_it_writes_what_transformers_wants(self, cli, verb, workdir: Path) -> None:
+    def test_export_has_files_for_transformers(self, cli, verb, workdir: Path) -> None:
         done = cli(*verb("export"), "--json")
         assert {"config.json", "model.safetensors"} <= set(done.json["files"])
         assert set(done.json["files"]) == {path.name for path in (workdir / "exported").iterdir()}
         assert json.loads((workdir / "exported/config.json").read_text())["model_type"] == "gpt2"
 
-    def test_it_overwrites_nothing(self, cli, verb, workdir: Path) -> None:
+    def test_existing_files_are_not_overwritten(self, cli, verb, workdir: Path) -> None:
         (workdir / "exported").mkdir()
         (workdir / "exported/mine.txt").write_text("x")
         assert cli(*verb("export")).code == 64
         assert [path.name for path in (workdir / "exported").iterdir()] == ["mine.txt"]
 
-    def test_a_place_that_cannot_be_written(self, cli, root: Path, text: Path) -> None:
+    def test_unwritable_target_is_refused(self, cli, root: Path, text: Path) -> None:
         done = cli("export", "--run", "one", "--root", root, "--to", text / "below")
         assert done.code == 64
         assert "Cannot write" in done.err
 
-    def test_export_leaves_neighbors_alone(self, cli, verb, workdir: Path) -> None:
+    def test_export_keeps_other_files(self, cli, verb, workdir: Path) -> None:
         for name in (".old-exported", ".new-exported"):
             (workdir / name).mkdir()
             (workdir / name / "mine.txt").write_text("x")
@@ -536,7 +536,7 @@ class TestExport:
         assert all((workdir / name / "mine.txt").is_file() for name in (".old-exported", ".new-exported"))
 
     @pytest.mark.parametrize("kind", ["here", "link", "link to nothing", "empty"])
-    def test_export_into_what_is_there(
+    def test_export_into_existing_directory(
         self, cli, verb, workdir: Path, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
         """The directory itself stays: it may be a mount, or somebody's current directory."""
@@ -559,7 +559,7 @@ class TestExport:
         assert "Traceback" not in again.err
 
     @pytest.mark.parametrize("kind", ["loop", "file", "link to a file", "below a file", "too long"])
-    def test_export_to_where_nothing_can_be_written(self, cli, verb, workdir: Path, kind: str) -> None:
+    def test_export_to_unwritable_directory(self, cli, verb, workdir: Path, kind: str) -> None:
         (workdir / "file").write_text("mine")
         (workdir / "loop").symlink_to("loop")
         (workdir / "link").symlink_to("file")
@@ -570,14 +570,14 @@ class TestExport:
         assert (workdir / "file").read_text() == "mine"
         assert not list(workdir.glob(".llmtrain-*"))
 
-    def test_an_export_can_be_trained_on(self, cli, verb, train, workdir: Path) -> None:
+    def test_export_can_be_trained(self, cli, verb, train, workdir: Path) -> None:
         assert cli(*verb("export")).code == 0
         gpt = ["model.name=gpt", "model.n_layers=1", "model.n_heads=2", f"model.init={workdir / 'exported'}"]
         done = train(*gpt, more=["--json"])
         assert done.code == 0, done.err
         assert done.json["first_train_loss"] < 5.4
 
-    def test_a_model_without_a_format(self, cli, train) -> None:
+    def test_model_without_export_format(self, cli, train) -> None:
         train("output.run_id=dummy")
         done = cli("export", "--run", "dummy", "--to", "there")
         assert done.code == 64
@@ -616,11 +616,11 @@ class TestRuns:
         assert (others["same_state"], others["first_different_step"]) == (False, 1)
         assert others["config_differences"] == [{"field": "run.seed", "first": 1, "second": 2}]
 
-    def test_compare_for_people(self, cli, root: Path) -> None:
+    def test_compare_text(self, cli, root: Path) -> None:
         assert "identical" in cli("runs", "compare", "one", "twin", "--root", root).out
         assert "run.seed: 1 -> 2" in cli("runs", "compare", "one", "other", "--root", root).out
 
-    def test_a_damaged_run_does_not_hide_the_others(self, cli, train, workdir: Path) -> None:
+    def test_damaged_run_does_not_hide_others(self, cli, train, workdir: Path) -> None:
         for run_id in ("whole", "broken"):
             train(f"output.run_id={run_id}")
         broken = workdir / "runs" / "broken"
@@ -635,14 +635,14 @@ class TestRuns:
 
 
 class TestTokenizerTrain:
-    def test_a_run_can_use_it(self, cli, verb, train, workdir: Path) -> None:
+    def test_run_can_use_trained_tokenizer(self, cli, verb, train, workdir: Path) -> None:
         made = cli(*verb("tokenizer train"), "--json").json
         assert 257 < made["vocab_size"] <= 300
         done = train(f"data.tokenizer={workdir / 'tok'}", "output.run_id=mine", more=["--json"])
         assert done.code == 0, done.err
         assert cli("generate", "--run", "mine", "--prompt", "the pod", "--max-new-tokens", "3").code == 0
 
-    def test_it_overwrites_nothing(self, cli, verb, workdir: Path) -> None:
+    def test_existing_files_are_not_overwritten(self, cli, verb, workdir: Path) -> None:
         assert cli(*verb("tokenizer train")).code == 0
         before = (workdir / "tok/tokenizer.json").read_bytes()
         done = cli(*verb("tokenizer train"))

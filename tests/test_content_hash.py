@@ -33,18 +33,18 @@ def copied(files: list[Path], to: Path) -> list[Path]:
     return [to / path.name for path in files]
 
 
-def test_it_is_a_hash_over_names_and_contents(files: list[Path], hashes: Path) -> None:
+def test_hash_covers_names_and_contents(files: list[Path], hashes: Path) -> None:
     """Written out here: a changed recipe would refuse every run that was begun before."""
     lines = "".join(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
     assert files_sha256(files, hashes) == hashlib.sha256(lines.encode()).hexdigest()
 
 
-def test_the_place_does_not_matter(files: list[Path], hashes: Path, tmp_path: Path) -> None:
+def test_hash_does_not_depend_on_directory(files: list[Path], hashes: Path, tmp_path: Path) -> None:
     elsewhere = copied(files, tmp_path / "moved")
     assert files_sha256(elsewhere, hashes) == files_sha256(files, hashes)
 
 
-def test_name_content_and_borders_matter(files: list[Path], hashes: Path, tmp_path: Path) -> None:
+def test_hash_depends_on_names_contents_and_boundaries(files: list[Path], hashes: Path, tmp_path: Path) -> None:
     found = {files_sha256(files, hashes), files_sha256(files[:1], hashes)}
     other = copied(files, tmp_path / "changed")
     other[1].write_bytes(b"weighty" * 100)
@@ -59,13 +59,13 @@ def test_name_content_and_borders_matter(files: list[Path], hashes: Path, tmp_pa
     assert len(found) == 5
 
 
-def test_files_are_read_once(files: list[Path], hashes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hash_is_cached(files: list[Path], hashes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = files_sha256(files, hashes)
     monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
     assert files_sha256(files, hashes) == first
 
 
-def test_other_weights_of_the_same_size_and_time_are_read(files: list[Path], hashes: Path) -> None:
+def test_file_of_same_size_and_mtime_is_hashed_again(files: list[Path], hashes: Path) -> None:
     """As image layers, archives and copying tools leave them."""
     first, before = files_sha256(files, hashes), files[1].stat()
     files[1].write_bytes(b"weighty" * 100)
@@ -80,7 +80,7 @@ def test_other_weights_of_the_same_size_and_time_are_read(files: list[Path], has
 
 
 @pytest.mark.parametrize("change", ["content", "time"])
-def test_a_changed_file_is_read_again(files: list[Path], hashes: Path, change: str) -> None:
+def test_changed_file_is_hashed_again(files: list[Path], hashes: Path, change: str) -> None:
     first = files_sha256(files, hashes)
     stat = files[1].stat()
     files[1].write_bytes(b"weighty" * 100 + (b"!" if change == "content" else b""))
@@ -91,7 +91,7 @@ def test_a_changed_file_is_read_again(files: list[Path], hashes: Path, change: s
     assert files_sha256(files, hashes) != first
 
 
-def test_another_file_does_not_take_a_note_for_its_own(files: list[Path], hashes: Path) -> None:
+def test_cache_entry_of_another_file_is_not_used(files: list[Path], hashes: Path) -> None:
     """A note says which files it is of: a collision of its name, or an edited note, is not believed."""
     first = files_sha256(files, hashes)
     (note,) = (hashes / "hashes").iterdir()
@@ -100,7 +100,7 @@ def test_another_file_does_not_take_a_note_for_its_own(files: list[Path], hashes
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
-def test_a_damaged_note_only_costs_time(files: list[Path], hashes: Path, damage: bytes) -> None:
+def test_damaged_cache_entry_is_ignored(files: list[Path], hashes: Path, damage: bytes) -> None:
     first = files_sha256(files, hashes)
     (note,) = (hashes / "hashes").iterdir()
     note.write_bytes(damage)
@@ -108,7 +108,7 @@ def test_a_damaged_note_only_costs_time(files: list[Path], hashes: Path, damage:
     assert json.loads(note.read_text())["sha256"] == first
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(files: list[Path], tmp_path: Path) -> None:
+def test_unwritable_cache_is_ignored(files: list[Path], tmp_path: Path) -> None:
     in_the_way = tmp_path / "file"
     in_the_way.write_text("")
     assert files_sha256(files, in_the_way) == files_sha256(files, tmp_path / "cache")

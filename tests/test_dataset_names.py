@@ -98,7 +98,7 @@ def test_preset_gpt_wikitext_trains(place: Place) -> None:
     assert json.loads(done.stdout)["status"] == "finished"
 
 
-def test_other_names_follow_the_redirect_and_work_offline_later(place: Place) -> None:
+def test_redirect_is_followed_and_cached(place: Place) -> None:
     place.hub.repos["somebody/old_text"] = wikitext()
     place.hub.moved["old_text"] = "somebody/old_text"
     (place.folder / "train.yaml").write_text(DOCUMENT.replace("NAME", "old_text"))
@@ -111,7 +111,7 @@ def test_other_names_follow_the_redirect_and_work_offline_later(place: Place) ->
     assert place.hub.requests == []
 
 
-def test_a_name_that_the_hub_does_not_know(place: Place) -> None:
+def test_unknown_name(place: Place) -> None:
     done = place.train("nosuchtext")
     assert done.returncode == 64
     assert "nosuchtext" in json.loads(done.stdout)["what"]
@@ -126,7 +126,7 @@ def test_fetch_data_follows_the_redirect(place: Place) -> None:
     assert (place.folder / "here/wikitext-2-raw-v1/train-00000-of-00001.parquet").is_file()
 
 
-def test_a_directory_of_that_name_is_a_directory(place: Place) -> None:
+def test_directory_takes_precedence(place: Place) -> None:
     folder = place.folder / "wikitext" / "wikitext-2-raw-v1"
     folder.mkdir(parents=True)
     for name, data in wikitext().files.items():

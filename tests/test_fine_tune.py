@@ -1083,6 +1083,7 @@ def test_gated_model_without_token_is_refused(workspace: Workspace, hub: FakeHub
     assert "somebody/gated" in error["what"]
     assert "gated" in error["what"]
     assert "HF_TOKEN" in error["remedy"]
+    assert "license" in error["remedy"]
     assert "Traceback" not in ended.stderr
     assert not (tmp_path / "runs").exists()
 

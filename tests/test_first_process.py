@@ -54,7 +54,7 @@ def child_of(pid: int) -> int:
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize(("platform", "code"), [(None, 75), ("statefulset", 75), ("pytorchjob", 203)])
-def test_a_signal_before_there_is_a_handler(tmp_path: Path, platform: str | None, code: int) -> None:
+def test_sigterm_before_handler_as_pid_1(tmp_path: Path, platform: str | None, code: int) -> None:
     if os.geteuid():
         pytest.skip("only root may make a pid namespace")
     env = {"LLMTRAIN_EXIT_CODES": platform} if platform else {}
@@ -64,7 +64,7 @@ def test_a_signal_before_there_is_a_handler(tmp_path: Path, platform: str | None
         assert one.wait(5) == code
 
 
-def test_any_other_process_ends_as_usual(tmp_path: Path) -> None:
+def test_other_process_ends_by_signal(tmp_path: Path) -> None:
     with starting(tmp_path, LLMTRAIN_EXIT_CODES="pytorchjob") as one:
         assert int((tmp_path / "there").read_text()) == one.pid
         one.send_signal(signal.SIGTERM)

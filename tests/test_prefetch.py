@@ -64,7 +64,7 @@ def pod(tmp_path: Path) -> Iterator[Pod]:
         yield Pod(hub, tmp_path / "home")
 
 
-def test_model_and_tokenizer_once_and_then_without_a_network(pod: Pod) -> None:
+def test_prefetched_model_and_tokenizer_need_no_network(pod: Pod) -> None:
     first = pod.run(*MODEL, *TOKENIZER, "--json", HF_TOKEN=TOKEN)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout) == {"fetched": ["model somebody/tiny", "tokenizer somebody/words"]}
@@ -80,7 +80,7 @@ def test_model_and_tokenizer_once_and_then_without_a_network(pod: Pod) -> None:
     assert pod.hub.requests == []
 
 
-def test_the_snapshot_lies_where_the_cache_is_said_to_be(pod: Pod, tmp_path: Path) -> None:
+def test_snapshot_is_in_configured_cache(pod: Pod, tmp_path: Path) -> None:
     """launch.env.HF_HUB_CACHE: scripts that are given DIR/models--OWNER--NAME/snapshots/COMMIT find it there."""
     done = pod.run(*MODEL, HF_TOKEN=TOKEN, HF_HUB_CACHE=str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
@@ -88,7 +88,7 @@ def test_the_snapshot_lies_where_the_cache_is_said_to_be(pod: Pod, tmp_path: Pat
     assert (snapshot / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
-def test_the_hub_says_no(pod: Pod) -> None:
+def test_hub_error_is_reported(pod: Pod) -> None:
     """Ends with 64, which no platform starts again."""
     refused = pod.run(*MODEL, "--json")
     assert refused.returncode == 64, refused.stderr
@@ -96,7 +96,7 @@ def test_the_hub_says_no(pod: Pod) -> None:
     assert pod.fetched == set()
 
 
-def test_code_only_where_it_is_trusted(pod: Pod) -> None:
+def test_code_is_fetched_only_if_trusted(pod: Pod) -> None:
     done = pod.run(*MODEL, "--set", "model.trust_remote_code=true", HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr
     assert "somebody/tiny/modeling_tiny.py" in pod.fetched
@@ -114,11 +114,11 @@ def test_code_only_where_it_is_trusted(pod: Pod) -> None:
 )
 def test_nothing_to_fetch(cli: Cli, words: tuple[str, ...]) -> None:
     done = cli("prefetch", "--config", "ddp_smoke", *words)
-    assert (done.code, done.out) == (0, "Nothing to fetch: all is local.\n"), done.err
+    assert (done.code, done.out) == (0, "Nothing to download: all files are local.\n"), done.err
     assert cli("prefetch", "--config", "ddp_smoke", *words, "--json").json == {"fetched": []}
 
 
-def test_a_dataset_and_the_tokenizer_gpt2(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_and_gpt2_tokenizer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both splits, as training will ask for them."""
     from llmtrain.data import hf_datasets
     from llmtrain.data.tokenizers import gpt2
@@ -133,7 +133,7 @@ def test_a_dataset_and_the_tokenizer_gpt2(cli: Cli, monkeypatch: pytest.MonkeyPa
     assert asked == ["somebody/rows train", "somebody/rows val", "gpt2"]
 
 
-def test_a_dataset_that_cannot_be_had(cli: Cli) -> None:
+def test_missing_dataset(cli: Cli) -> None:
     """The tests are offline."""
     sets = ("--set", "data.name=hf_text", "--set", "data.dataset_name=somebody/rows")
     done = cli("prefetch", "--config", "gpt_smoke", *sets, "--json")
@@ -141,7 +141,7 @@ def test_a_dataset_that_cannot_be_had(cli: Cli) -> None:
     assert "somebody/rows" in done.json["what"]
 
 
-def test_mistakes_of_the_config_are_64(cli: Cli) -> None:
+def test_config_error_exits_64(cli: Cli) -> None:
     assert cli("prefetch", "--config", "gpt_smoke", "--set", "model.nlayers=2", "--json").code == 64
     assert cli("prefetch", "--config", "missing.yaml").code == 64
 
@@ -149,7 +149,7 @@ def test_mistakes_of_the_config_are_64(cli: Cli) -> None:
 class TestReport:
     """--report: mistakes are left for `llmtrain node` to end with; what may pass is for the platform to try again."""
 
-    def test_a_refusal_of_the_hub(self, pod: Pod) -> None:
+    def test_report_of_hub_error(self, pod: Pod) -> None:
         report = pod.home / "prefetch.json"
         done = pod.run(*MODEL, "--report", str(report))
         assert done.returncode == 0, done.stderr
@@ -158,19 +158,19 @@ class TestReport:
         assert "somebody/tiny" in said["what"]
         assert said["what"] in done.stdout, "the container's log says it too"
 
-    def test_data_that_cannot_be_had(self, cli: Cli, tmp_path: Path) -> None:
+    def test_report_of_data_error(self, cli: Cli, tmp_path: Path) -> None:
         report = tmp_path / "prefetch.json"
         sets = ("--set", "data.name=hf_text", "--set", "data.dataset_name=somebody/rows")
         assert cli("prefetch", "--config", "gpt_smoke", *sets, "--report", report).code == 0
         assert json.loads(report.read_text())["exit_code"] == 65
 
-    def test_a_config_that_is_wrong(self, cli: Cli, tmp_path: Path) -> None:
+    def test_report_of_config_error(self, cli: Cli, tmp_path: Path) -> None:
         report = tmp_path / "prefetch.json"
         assert cli("prefetch", "--set", "model.nlayers=2", "--report", report).code == 0
         assert "model.nlayers" in json.loads(report.read_text())["what"]
 
     @pytest.mark.parametrize("kind", ["LlmtrainError", "ClusterError", "Interrupted", "OSError"])
-    def test_what_may_pass_is_raised(
+    def test_temporary_error_is_raised(
         self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
         from llmtrain import errors
@@ -189,6 +189,6 @@ class TestReport:
         assert "no disk, no hub" in done.err
         assert not report.exists()
 
-    def test_none_where_all_is_well(self, cli: Cli, tmp_path: Path) -> None:
+    def test_no_report_without_error(self, cli: Cli, tmp_path: Path) -> None:
         assert cli("prefetch", "--config", "ddp_smoke", "--report", tmp_path / "prefetch.json").code == 0
         assert not (tmp_path / "prefetch.json").exists()

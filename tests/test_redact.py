@@ -178,23 +178,23 @@ PLAIN_TEXTS = [
 
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
-def test_names_of_secrets(name: str) -> None:
+def test_secret_names(name: str) -> None:
     assert is_secret_name(name)
     assert is_secret_setting(name, "hunter2")
 
 
 @pytest.mark.parametrize("name", PLAIN_NAMES)
-def test_names_of_other_things(name: str) -> None:
+def test_plain_names(name: str) -> None:
     assert not is_secret_name(name)
 
 
 @pytest.mark.parametrize("value", ["", "true", "0", "none", "$(OTHER)", "${OTHER}", "/run/secrets/token", "***", "[a]"])
-def test_values_that_give_nothing_away(value: str) -> None:
+def test_plain_values(value: str) -> None:
     assert not is_secret_setting("HF_TOKEN", value)
 
 
 @pytest.mark.parametrize("token", TOKENS)
-def test_tokens_are_known_by_their_looks(token: str) -> None:
+def test_tokens_are_detected_by_format(token: str) -> None:
     assert has_token(token)
     assert redact(f"my token is {token}\n").startswith("my token is ***")
     assert secrets_in(["train.py", f"x={token}"])
@@ -207,7 +207,7 @@ def test_webhook_urls_are_secrets(url: str) -> None:
 
 
 @pytest.mark.parametrize("text", PLAIN_TEXTS)
-def test_innocent_texts(text: str) -> None:
+def test_plain_texts_are_unchanged(text: str) -> None:
     assert not has_secret(text)
     assert not secrets_in(shlex.split(text))
 
@@ -288,7 +288,7 @@ def test_no_part_of_a_variable_survives(
     assert redact(f"got {text} here") == "got *** here"
 
 
-def test_other_variables_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_variables_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDITOR", "some-editor-name")
     monkeypatch.setenv("SHORT_TOKEN", "cpu")  # too short to be one, and it would hide ordinary words
     assert redact("some-editor-name on cpu") == "some-editor-name on cpu"
@@ -312,7 +312,7 @@ def test_logins_in_urls_are_hidden(text: str, hidden: str) -> None:
     assert redact(text) == hidden
 
 
-def test_only_named_variables_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_allowed_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("HF_TOKEN", CANARY)
     monkeypatch.setenv("SOMETHING_ELSE", "x")
@@ -321,7 +321,7 @@ def test_only_named_variables_are_written_down(monkeypatch: pytest.MonkeyPatch) 
     assert set(found) <= set(ENVIRONMENT_ALLOWED)
 
 
-def test_metadata_is_complete_and_clean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metadata_is_complete_and_redacted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", CANARY)
     monkeypatch.setenv("HOSTNAME", f"pod-{CANARY}")
     monkeypatch.setattr("sys.argv", ["llmtrain", "train", "--set", f"run.notes={CANARY}"])
@@ -331,7 +331,7 @@ def test_metadata_is_complete_and_clean(monkeypatch: pytest.MonkeyPatch) -> None
     assert CANARY not in json.dumps(meta)
 
 
-def test_the_config_copy_of_a_run_still_loads(
+def test_redacted_config_still_loads(
     train: Callable[..., object], workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What stands in for a secret must be a value that YAML can read, or the run cannot be resumed by its id."""
@@ -346,6 +346,6 @@ def test_the_config_copy_of_a_run_still_loads(
     assert load_config(workdir / "runs" / "one" / "config.yaml").run.name == "gpt-smoke"
 
 
-def test_no_secret_no_change() -> None:
+def test_text_without_secret_is_unchanged() -> None:
     text = dump_config(Config())
     assert redact(text) == text

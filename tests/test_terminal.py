@@ -16,7 +16,7 @@ import pytest
         {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
     ],
 )
-def test_text_that_the_encoding_lacks_is_printed_all_the_same(env: dict[str, str], tmp_path: Path) -> None:
+def test_characters_outside_the_encoding_are_escaped(env: dict[str, str], tmp_path: Path) -> None:
     """U+2603 is in the config, and print-config --json would escape it: so it comes as an error, and as text."""
     (tmp_path / "snow.yaml").write_text("run: {name: \N{SNOWMAN}, unknown\N{SNOWMAN}: 1}\n", encoding="utf-8")
     command = [sys.executable, "-m", "llmtrain", "runs", "list", "--root", "no-\N{SNOWMAN}"]

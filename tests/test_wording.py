@@ -48,26 +48,16 @@ FENCED = re.compile(r"^( *)```[^\n]*\n.*?^ *```$", re.S | re.M)
 INDENTED_CODE = re.compile(r"^    .*$", re.M)
 INLINE_CODE = re.compile(r"`[^`\n]+`")
 
-# Packages whose messages are not rewritten yet, and the pages that are generated from them (config.md, lint.md). Remove
-# each entry when it passes; the list is to become empty.
+# Packages whose messages are not rewritten yet, and the page that is generated from them (lint.md). Remove each entry
+# when it passes; the list is to become empty.
 REMAINING = (
     "docs/lint.md",
-    "src/llmtrain/checkpoint/",
     "src/llmtrain/commands/",
-    "src/llmtrain/data/",
-    "src/llmtrain/distributed/",
-    "src/llmtrain/doctor/",
     "src/llmtrain/hub/",
-    "src/llmtrain/inference/",
-    "src/llmtrain/kubernetes/",
     "src/llmtrain/launch/",
     "src/llmtrain/lint/",
     "src/llmtrain/local_cluster/",
-    "src/llmtrain/models/",
     "src/llmtrain/operate/",
-    "src/llmtrain/runs/",
-    "src/llmtrain/tracking/",
-    "src/llmtrain/training/",
 )
 # Regular expressions that match messages of the first version stay as they are.
 FIRST_VERSION_PATTERNS = ("src/llmtrain/operate/status/progress.py", "src/llmtrain/operate/why/log_patterns.py")

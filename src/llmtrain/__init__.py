@@ -1,3 +1,3 @@
-"""llmtrain: one typed config trains a GPT, and every step of it can be trusted."""
+"""llmtrain: trains GPTs and fine-tunes Hugging Face models from one typed config."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The command table. Only the module of the command that is called is imported, so that --help answers at once."""
+"""The command table and exit codes. Only the module of the requested command is imported, so that --help is fast."""
 
 import importlib
 import json
@@ -18,13 +18,13 @@ from llmtrain.files import is_full
 from llmtrain.runs.exit_report import report_for_pod, write_exit_report
 from llmtrain.terminal import discard, print_in_any_encoding, say
 
-# An option with or without a value is more than the parser knows.
+# The parser does not support options with an optional value.
 _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
-# The parser's own error, wherever this version of typer has it from.
+# The base class of the parser's errors, whose module depends on the version of typer.
 _ParserError: Any = typer.BadParameter.__mro__[1]
 
-# What `llmtrain --help` shows, by what people want to do. A command is `command` of the module with its name in
-# llmtrain.commands; one with verbs of its own is `app`.
+# Shown by `llmtrain --help`. Each command is the function `command` of the module with its name in llmtrain.commands; a
+# command with subcommands is `app` of its module.
 COMMANDS = {
     "Train": {
         "train": "Train a model, or resume a run.",
@@ -53,7 +53,7 @@ COMMANDS = {
         "guard": "Keep the runs of a namespace alive unattended.",
         "cluster": "Create a local cluster with Docker and kind (the tool).",
     },
-    "Use what was trained": {
+    "Use a trained model": {
         "generate": "Generate text with a run, an adapter or a model directory.",
         "chat": "Chat with a model in the terminal.",
         "eval": "Evaluate a model on text files.",
@@ -73,7 +73,7 @@ _MODULES = {"eval": "evaluate"}
 
 
 class _LazyGroup(typer.core.TyperGroup):
-    """Knows every command by its name and summary; imports the one that is called."""
+    """Lists all commands from COMMANDS; imports only the requested one."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -95,51 +95,52 @@ def load_command(name: str) -> Any:
     return typer.main.get_command(single)
 
 
+SUMMARY = "Train a GPT or fine-tune a Hugging Face model, from one config, on a laptop or a Kubernetes cluster."
+
 app = typer.Typer(
     name="llmtrain",
     cls=_LazyGroup,
-    help="One typed config trains a GPT or fine-tunes a Hugging Face model, and every step of it can be trusted.",
+    help=SUMMARY,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"llmtrain {llmtrain.__version__}")
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=SUMMARY)
 def top(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One typed config trains a GPT or fine-tunes a Hugging Face model, and every step of it can be trusted."""
+    """Options of `llmtrain` itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command and exit: 0 done, 64 bad usage or config, 65 bad data or checkpoint, 75 resume me.
-    `node` says it in the words of its platform."""
+    """Run a command and exit with its code, see errors.py. `node` translates it for its platform."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows is a command of the user's
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # the user's own command follows
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     print_in_any_encoding()
-    _share_the_cores()
+    _limit_spinning()
     if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:
         report_for_pod()
     try:
         code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
         if os.environ.get(WORKER) == "1":
-            _end_with_parent()
+            _terminate_with_parent()
         if code is None:
             code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
     except LlmtrainError as error:
         code = _report(error, arguments[:end])
     except _ParserError as error:
-        message = error.format_message()  # empty when the help was shown instead
+        message = error.format_message()  # empty if the help was printed instead
         code = (
             _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else UsageError.exit_code
         )
@@ -147,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 130
     except OSError as problem:
         if isinstance(problem, BrokenPipeError) and _is_unread():
-            sys.exit(128 + signal.SIGPIPE)  # as any program ends whose reader has gone (`| head`)
+            sys.exit(128 + signal.SIGPIPE)  # as other programs whose reader has gone (`| head`)
         if not is_full(problem):
             write_exit_report(_crash(problem))
             raise
@@ -156,7 +157,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_exit_report(_crash(problem))
         raise
     code = _flush_output() or code
-    # What is left is to go: a SIGTERM now, from a launcher that ends the others too, must not change the exit code.
+    # A SIGTERM from now on, from a launcher that stops all processes, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -167,29 +168,29 @@ def _run_in_child(is_own_command: bool) -> int | None:
     return run_in_child(is_own_command)
 
 
-def _end_with_parent() -> None:
-    from llmtrain.distributed.exit_codes import end_with_parent
+def _terminate_with_parent() -> None:
+    from llmtrain.distributed.exit_codes import terminate_with_parent
 
-    end_with_parent()
+    terminate_with_parent()
 
 
 def _flush_output() -> int | None:
-    """Here rather than when Python ends, which makes exit code 120 of what cannot be written: the code to end with
-    where the result is lost. Lost log lines change nothing."""
+    """Flush before Python does at its exit, where a failed flush gives exit code 120. Returns the exit code if the
+    result could not be written; lost log lines do not matter."""
     code = None
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # None: closed by the caller (`>&-`)
                 stream.flush()
         except OSError as problem:
-            is_lost = stream is sys.stdout and not isinstance(problem, BrokenPipeError)  # else nobody wants to read it
+            is_lost = stream is sys.stdout and not isinstance(problem, BrokenPipeError)  # a closed pipe needs no result
             code = code or (_report(_output_lost(problem), []) if is_lost else None)
             discard(stream)
     return code
 
 
 def _is_unread() -> bool:
-    """Whether the reader of standard output has gone. Nothing more is written to it then."""
+    """Whether the reader of standard output has gone; if so, later output is discarded."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -199,7 +200,7 @@ def _is_unread() -> bool:
 
 
 def _crash(problem: Exception) -> LlmtrainError:
-    """A bug of ours, or of a library: Python prints its traceback, and the report has its last line."""
+    """The error in the exit report for an unexpected exception; Python prints the traceback."""
     return LlmtrainError(f"{type(problem).__name__}: {problem}")
 
 
@@ -211,28 +212,28 @@ def _output_lost(problem: OSError) -> LlmtrainError:
     )
 
 
-def _share_the_cores() -> None:
-    """Before torch is loaded: let its threads sleep soon when they wait for each other. By default they spin, and on
-    a machine whose cores are shared (or a pod with a CPU limit) they spin while the one they wait for cannot run:
-    with one other busy process on two cores that made small models 68 times slower."""
+def _limit_spinning() -> None:
+    """Before torch is imported: limit how long OpenMP threads spin while they wait. On shared cores, or under a CPU
+    limit, they keep the thread they wait for from running: with one busy process on two cores, small models trained 68
+    times slower."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _help_hint(error: Any) -> str:
     path = error.ctx.command_path if error.ctx else "llmtrain"
-    return f"`{path} --help` shows what it takes."
+    return f"See `{path} --help`."
 
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
     write_exit_report(error)
     if os.environ.get(WORKER) == "1":
-        return error.exit_code  # whoever started this process speaks for all of its processes
-    # Under torchrun every rank comes here; one object is enough.
+        return error.exit_code  # the parent prints one error for all workers
+    # Under torchrun every rank reports the error: print one JSON object.
     is_other_rank = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     if "--json" in arguments and not is_other_rank:
         with suppress(OSError):
-            print(json.dumps(error.as_dict()))  # on one line: `logs --json` may have printed lines before
+            print(json.dumps(error.as_dict()))  # on one line, as `logs --json` prints one object per line
     with suppress(OSError):  # a log on a full disk must not change the exit code
         say(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {error}", sys.stderr)
     return error.exit_code

@@ -1,8 +1,7 @@
-"""The preflight: what is right and wrong with a machine, an environment and a network, before anything is trained.
+"""Preflight checks for your own scripts: `from llmtrain.diagnose import validate_environment, setup_network, diagnose`.
 
-For one's own script: `from llmtrain.diagnose import validate_environment, setup_network, diagnose`, and
-`require_environment`, which raises where `validate_environment` returns problems. None of them needs torch to be
-imported; `diagnose` imports it when it is called.
+`require_environment` raises an error where `validate_environment` returns problems. Only `diagnose` imports torch, when
+it is called.
 """
 
 from llmtrain.distributed.network import setup_network

@@ -31,7 +31,7 @@ VARIABLES = {
     "Set by you": {
         DEBUG: "`1` logs every decision made during start-up.",
         DIST_TIMEOUT: "Seconds in which all processes must have joined. Overrides `distributed.join_timeout_sec`.",
-        MASTER_READY_TIMEOUT: "Seconds to wait for the master to listen. Overrides `distributed.master_timeout_sec`.",
+        MASTER_READY_TIMEOUT: "Seconds to wait for the master. Overrides `distributed.master_ready_timeout_sec`.",
         WEBHOOK: "URL to which `llmtrain guard` posts a message when a run ends or needs help.",
     },
     "Set in pods and worker processes": {

@@ -1,19 +1,20 @@
-"""Every error a user can meet, and the exit code it ends with.
+"""The errors that llmtrain raises, with their exit codes.
 
-    LlmtrainError
-    ├── UsageError        64  the command, the config or the machine is not fit for what was asked
-    │   └── ConfigError   64  one or more problems in a config document, all listed
-    ├── DataError         65  text, tokens or a tokenizer that cannot be used
-    ├── CheckpointError   65  a checkpoint that is damaged, foreign or not one of ours
-    ├── TrainingFailed   65  the run cannot go on: NaN, out of memory, disk full
-    ├── JoinError         69  the processes did not find each other in time; to a platform this is a crash
-    ├── ClusterError      69  the cluster cannot be reached, or does not do what it was asked
-    └── Interrupted          75  told to stop; the same command with --resume goes on
-        ├── PeerLost      75  another process of the run died or hangs: a crash to restart from
-        └── Superseded    75  another process has taken the run over; nothing is to be done
+    LlmtrainError          1  a worker crashed, or a service failed in an unknown way
+    ├── UsageError        64  the command line, the config or the environment is invalid
+    │   └── ConfigError   64  lists all problems of a config document
+    ├── DataError         65  text, tokens or a tokenizer cannot be used
+    ├── CheckpointError   65  a checkpoint is damaged or belongs to another run
+    ├── TrainingFailed    65  the run cannot continue: NaN, out of memory, disk full
+    ├── JoinError         69  the processes did not find each other in time
+    ├── ClusterError      69  the cluster is unreachable or refuses a request
+    └── Interrupted       75  SIGTERM or SIGINT; the run can be resumed
+        ├── PeerLost      75  another process of the run ended or hangs: counts as a crash
+        └── Superseded    75  another process has taken over the run
 
-Exit code 0 means finished; anything else than 0, 64, 65 and 75 is a crash.
-Each error says what is wrong, the known values where there are any, and the remedy.
+Exit code 0 means finished. Platforms may restart a run after 69 and 75, never after 64 and 65. For a process of a run
+any other code is a crash, after which a restart may help.
+Each error has a message, the accepted values where there are any, and a remedy.
 """
 
 import difflib
@@ -31,7 +32,7 @@ Reason = Literal[
     "prefetch",
     "processes_missing",
 ]
-"""What `llmtrain why` tells apart among errors of one type. Programs read this; the wording is for people."""
+"""Distinguishes causes within one error type, for programs such as `llmtrain why`; messages are for people only."""
 
 
 class LlmtrainError(Exception):
@@ -76,7 +77,7 @@ class UsageError(LlmtrainError):
 
 
 class ConfigError(UsageError):
-    """All problems of one config document at once."""
+    """All problems of one config document."""
 
     def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.source = source
@@ -122,6 +123,6 @@ class Superseded(Interrupted):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or nothing where no known word is near."""
+    """` Did you mean 'x'?`, or an empty string if no known word is similar."""
     match = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f" Did you mean '{match[0]}'?" if match else ""

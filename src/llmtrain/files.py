@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, whole, whatever happens in between."""
+"""Reading and atomic writing of files: after a crash a file has its old or its new content, never a part of it."""
 
 import errno
 import hashlib
@@ -12,24 +12,24 @@ from typing import Any, TextIO
 from llmtrain.errors import TrainingFailed
 
 RESERVE_BYTES = 1 << 20
-"""Left free by checkpoints, for the metrics, logs and other small files of the run."""
+"""Disk space that checkpoints leave free for metrics, logs and other small files of the run."""
 
 
 def is_full(problem: BaseException | None) -> bool:
-    """Whether a write failed for lack of space: the disk, its inodes or the quota are used up."""
+    """Whether a write failed because disk space, inodes or the quota are used up."""
     return isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def disk_full(folder: Path, why: str) -> TrainingFailed:
+def disk_full(directory: Path, why: str) -> TrainingFailed:
     return TrainingFailed(
-        f"The disk of {folder} is full: {why}.",
-        remedy="Free some space, or set output.root_dir to a directory on a disk that has some.",
+        f"The disk of {directory} is full: {why}.",
+        remedy="Free some space, or set output.root_dir to a directory on another disk.",
         reason="disk_full",
     )
 
 
 def fsync_dir(path: Path) -> None:
-    """Make renames inside a directory survive a power cut."""
+    """Make renames inside a directory survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -38,7 +38,7 @@ def fsync_dir(path: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Path.exists, but a directory that may not be looked into has nothing in it (Path.exists raises)."""
+    """As Path.exists, but False in a directory that may not be read, where Path.exists raises."""
     try:
         path.lstat()
     except OSError:
@@ -54,7 +54,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    # Pods that share a volume may well have the same process id.
+    # Not the process id: pods that share a volume may have the same.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write_synced(temporary, text.encode())
@@ -69,7 +69,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_json_in_place(path: Path, value: Any) -> None:
-    """For a full disk: write over the file itself, whose blocks it has already. What does not fit is undone."""
+    """For a full disk: overwrite the file, whose blocks are allocated. Restores the old content if it does not fit."""
     data = (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
     with path.open("r+b", buffering=0) as file:
         before = file.read()
@@ -91,16 +91,16 @@ def file_sha256(path: Path) -> str:
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """A plain file, to be read; raises for a named pipe, on which `open` would wait for a writer."""
+    """Open a regular file for reading; raises OSError for a named pipe, on which `open` would block."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a plain file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(descriptor, encoding="utf-8", errors=errors)
 
 
 def read_json(path: Path) -> Any:
-    """The value, or None where there is no readable one."""
+    """The parsed value, or None if the file is missing, unreadable or invalid."""
     try:
         with open_text(path) as file:
             return json.load(file)

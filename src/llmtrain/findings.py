@@ -1,5 +1,4 @@
-"""Finding: what one check saw. A check yields findings; one that breaks is a finding too, never a crash: a preflight
-that falls over its own feet tells nothing."""
+"""Finding: the result of one check. A check that raises becomes a finding too, so that it does not hide the others."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +15,10 @@ class Finding:
     name: str
     status: Status
     evidence: str
-    """What was seen, with the numbers."""
+    """What was observed, with numbers."""
     recommendation: str | None = None
     rank: int | None = None
-    """Of the process that saw it; None where there is one process, or where it concerns all of them."""
+    """Of the process that found it; None for a single process, or if it concerns all of them."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -41,23 +40,23 @@ def failed(name: str, evidence: str, recommendation: str | None) -> Finding:
 
 
 def failed_by(name: str, error: LlmtrainError) -> Finding:
-    """An error of ours as a finding: its remedy is the recommendation."""
+    """An error as a finding, with its remedy as the recommendation."""
     return failed(name, error.what_and_known, error.remedy)
 
 
 def run_checks(checks: Iterable[tuple[str, Check]]) -> list[Finding]:
-    """All findings of (name, check), in order. What a check found before it broke is kept."""
-    found: list[Finding] = []
+    """The findings of all (name, check), in order. Findings of a check before it raised are kept."""
+    findings: list[Finding] = []
     for name, check in checks:
         try:
             for finding in check():
-                found.append(finding)
+                findings.append(finding)
         except Exception as problem:
-            what = one_line(problem) or "no text"
-            found.append(
-                warned(name, f"could not be checked: {type(problem).__name__}: {what}", "Report it if it stays so.")
+            message = one_line(problem) or "no message"
+            findings.append(
+                warned(name, f"the check failed: {type(problem).__name__}: {message}", "Report it if it persists.")
             )
-    return found
+    return findings
 
 
 def at_rank(findings: Iterable[Finding], rank: int) -> list[Finding]:

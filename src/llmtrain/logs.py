@@ -1,7 +1,6 @@
-"""Log lines: to standard error and to a file, as tagged text or JSON. Results go to standard output, never here.
+"""Log lines to standard error and to a file, as tagged text or JSON. Results go to standard output, never here.
 
-Tags people grep for: [DDP] [DATA] [TRAIN] [EVAL] [SAVE] [DONE]. A tag is the `tag` of a record:
-`log("TRAIN", "step 10/100 ...")`.
+Tags: [DDP] [DATA] [TRAIN] [EVAL] [EPOCH] [SAVE] [DONE]. `log("TRAIN", "step 10/100 ...")` prints `[TRAIN] step ...`.
 """
 
 import errno
@@ -21,19 +20,19 @@ _rank, _world_size = 0, 1
 
 
 def set_rank(rank: int, world_size: int) -> None:
-    """Which process of how many this is. Lines then carry the rank, and what every rank would say alike (anything
-    below a warning) is left to rank 0 on standard error."""
+    """Set the rank of this process. Lines of other ranks than 0 start with the rank, and their INFO lines are not shown
+    on standard error."""
     global _rank, _world_size
     _rank, _world_size = rank, world_size
 
 
 def log(tag: str, text: str, level: int = logging.INFO, fields: dict[str, Any] | None = None) -> None:
-    """One line `[TAG] text`; the fields are there for JSON output."""
+    """Log one line `[TAG] text`; `fields` are added to JSON output."""
     logger.log(level, text, extra={"tag": tag, "fields": fields or {}})
 
 
 def log_on_every_rank(tag: str, text: str) -> None:
-    """A line that also ranks other than 0 show."""
+    """Log a line that is also shown on ranks other than 0."""
     logger.log(logging.INFO, text, extra={"tag": tag, "fields": {}, "on_every_rank": True})
 
 
@@ -42,13 +41,13 @@ def warn(tag: str, text: str) -> None:
 
 
 def warn_once(tag: str, text: str) -> None:
-    """What is true of the whole run: rank 0 says it for all."""
+    """Warn on rank 0 only, about something that holds for the whole run."""
     if not _rank:
         warn(tag, text)
 
 
 class _LoggingConfig(Protocol):
-    """The config's logging section."""
+    """The logging section of a config."""
 
     @property
     def level(self) -> str: ...
@@ -86,27 +85,27 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Standard error as it is now (tests and terminals swap it), with the progress bar moved out of the way."""
+    """The current sys.stderr, which tests and the progress bar replace."""
 
     def __init__(self, all_ranks: bool) -> None:
         super().__init__()
         self._all_ranks = all_ranks
 
     def emit(self, record: logging.LogRecord) -> None:
-        is_left_to_rank0 = not self._all_ranks and not getattr(record, "on_every_rank", False)
-        if _rank and record.levelno == logging.INFO and is_left_to_rank0:
+        is_rank0_only = not self._all_ranks and not getattr(record, "on_every_rank", False)
+        if _rank and record.levelno == logging.INFO and is_rank0_only:
             return
         self.stream = sys.stderr
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        if not isinstance(sys.exc_info()[1], OSError):  # it goes to a file on a full disk, or nobody reads it any more
+        if not isinstance(sys.exc_info()[1], OSError):  # a file on a full disk, or a closed pipe
             super().handleError(record)
 
 
 class _LogFile(logging.Handler):
-    """A file that may be on a full disk: lines that do not fit are dropped, and that is said once. Each line is one
-    write, so that none is left half-written in a buffer that can never be flushed."""
+    """A log file that may be on a full disk: lines that do not fit are dropped, with one warning. Each line is one
+    write, so that no partial line stays in a buffer that cannot be flushed."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -119,25 +118,25 @@ class _LogFile(logging.Handler):
         try:
             written = self._file.write(b"\n" + line if self._is_torn else line)
         except OSError as problem:
-            self._say(problem.strerror or str(problem))
+            self._warn(problem.strerror or str(problem))
         else:
             self._is_torn = written < len(line)
             if self._is_torn:
-                self._say(os.strerror(errno.ENOSPC))
+                self._warn(os.strerror(errno.ENOSPC))
 
     def close(self) -> None:
-        with suppress(OSError):  # some storage reports only here that it is full
+        with suppress(OSError):  # some file systems report only here that they are full
             self._file.close()
         super().close()
 
-    def _say(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         if not self._is_failing:
-            self._is_failing = True  # first: what follows comes back here
-            warn("TRAIN", f"{self._path} cannot be written ({why}); lines that do not fit are only shown here")
+            self._is_failing = True  # before the warning, which is also written to this file
+            warn("TRAIN", f"cannot write {self._path} ({why}); the missing log lines are only on standard error")
 
 
 def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
-    """Send llmtrain's lines to standard error and, when given, to a file. Calling it again replaces both."""
+    """Log to standard error and optionally to a file. A second call replaces both."""
     close_logging()
     logger.setLevel(logging.DEBUG if is_debugging() else config.level)
     logger.propagate = False
@@ -152,13 +151,12 @@ def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
 
 
 def console_handler() -> logging.Handler | None:
-    """The handler that writes to standard error, for a display that takes the terminal over for a while."""
+    """The handler for standard error, for a progress bar that filters its lines."""
     return next((h for h in logger.handlers if isinstance(h, _Stderr)), None)
 
 
 def is_debugging() -> bool:
-    """LLMTRAIN_DEBUG=1: every decision of the start-up is logged. Where it is not set, the names that other guides use
-    for this count."""
+    """Whether LLMTRAIN_DEBUG=1 is set, else the variable that other guides use."""
     values = (os.environ.get(name) for name in (DEBUG, "COLOSSALAI_DEBUG", "DEBUG_DISTRIBUTED"))
     return next((value for value in values if value), "0") == "1"
 

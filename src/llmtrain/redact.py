@@ -1,5 +1,4 @@
-"""What looks like a secret, by its name or by itself, and texts without it. The one rule, for everything that is
-written down or sent to a cluster."""
+"""Removes secrets from text. Everything that is written to disk or sent to a cluster passes through here."""
 
 import os
 import re
@@ -10,14 +9,14 @@ from typing import Any
 from llmtrain.text import one_line
 
 SHORTEST_VALUE = 8
-"""Of an environment variable that is searched for in texts: a shorter one would hide ordinary words."""
+"""Minimum length of a variable's value that is searched for in texts: a shorter one would hide ordinary words."""
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Names are read word by word: HF_TOKEN_READ and dbPassword are secrets, TOKENIZERS_PARALLELISM and MAX_TOKENS are not.
+# Names are split into words: HF_TOKEN_READ and dbPassword are secrets, TOKENIZERS_PARALLELISM and MAX_TOKENS are not.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _SECRET_WORDS = _words(
     "TOKEN SECRET SECRETS PASSWORD PASSWORDS PASSWD PASSPHRASE CREDENTIAL CREDENTIALS APIKEY APITOKEN AUTHTOKEN "
@@ -28,7 +27,7 @@ _SECRET_LAST = _words("AUTH AUTHORIZATION PASS PWD")  # DB_PASS, but neither PWD
 _SECRET_LAST_ENDINGS = ("PASS", "PWD")  # MYPASS
 _PLAIN_LAST = _words("ALLPASS BANDPASS BYPASS COMPASS ENCOMPASS HIGHPASS LOWPASS MULTIPASS OLDPWD OVERPASS SURPASS")
 _SECRET_PATS = _words("AZURE GITHUB GITLAB")  # elsewhere `pat` is a pattern, unless in capitals
-# A key is a secret where the word before it says so, and in capitals (OPENAI_KEY) unless that word says otherwise.
+# A key is a secret after one of these words, and in upper case (OPENAI_KEY) unless after one of _PLAIN_KEYS.
 _SECRET_KEYS = _words(
     "ACCESS ACCOUNT API AUTH DEPLOY ENCRYPTION LICENSE MASTER PRIVATE SECRET SERVICE SIGNING SSH STORAGE WANDB"
 )
@@ -40,7 +39,7 @@ _PLAIN_KEYS = _words(
     "ROUTING ROW SAMPLE SCORE SEARCH SHARD SORT SOURCE STATE STEP TARGET TASK TEST TEXT TRAIN VAL VALIDATION VALUE "
     "WEIGHT"
 )
-# What stands before makes it a token of a text; what stands behind makes it something about the secret, or the token.
+# A word before TOKEN that makes it a token of text; words after a secret that make it a property of the secret.
 _PLAIN_TOKENS = _words(
     "AUDIO BOI BOS CLASS CLS END EOI EOS EOT FIRST IMAGE LAST MASK MAX MIN NEW NEXT NUM PAD PATCH PER REGISTER SEP SOS "
     "SPECIAL START STOP THINK UNK VIDEO VISION"
@@ -50,18 +49,18 @@ _ABOUT = _words(
     "LENGTH LEVEL LIMIT LOSS MASK MERGING MIXER MIXING MODE NAME PATH POOLING RATE REF SHIFT SIZE SOCK TTL TYPE TYPES "
     "URI URL"
 )
-# A value that gives nothing away: a switch, a reference to a variable, a list, a template, a call, the name of a
-# variable or of a field that holds the secret, and the path of a file that does.
+# Values that are not secrets: a switch, a reference to a variable, a list, a template, a call, the name of a variable
+# or field that holds the secret, and the path of a file that does.
 _NO_VALUE = {"", "true", "false", "yes", "no", "on", "off", "none", "null", "empty", "0", "1", "***"}
 _REFERENCE = re.compile(r"[$`\[<{%]|[A-Za-z_.]+[(\[]|[A-Z]+(?:_[A-Z]+)+$|[a-z_]+(?:\.[a-z_]+)+$")
-_PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.-]{1,30})+/?")  # longer parts may well be a secret in base64
-# These words have other meanings too: behind them a short number is none, nor, behind the first three, a short word.
+_PATH = re.compile(r"(?:~|\.{1,2})?(?:/[\w.-]{1,30})+/?")  # longer parts may be a secret in base64
+# Words with other meanings: after them a short number is not a secret, nor, after the first three, a short word.
 _AMBIGUOUS = ("TOKEN", "KEY", "AUTH", "PASS", "PWD", "PAT")
 _SHORT_NUMBER = re.compile(r"[-+]?[\d.]{1,6}")
 _SHORT_WORD = re.compile(rf"[A-Za-z]{{1,{SHORTEST_VALUE - 1}}}|\W+(?:\s.*)?", re.DOTALL)
 
 HIDDEN_LOGIN = "***@"
-"""What redact leaves of a login in a URL."""
+"""Replaces a login in a URL."""
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@$]+:[^/\s@$]+@")
 _URL_LOGIN = re.compile(r"\b([A-Za-z][\w+.-]{0,30})://([^/\s]+)@")
 # With a slash in the password, which may not be a port and a path.
@@ -92,9 +91,9 @@ _ASSIGNED = re.compile(
 )
 _OPTION = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]{0,200})(\s+)(?!-)")
 _PROSE = re.compile(r"[^\d]{0,12}")
-"""Behind a colon and without quotes: what people write about a password, which is not the password."""
+"""After a colon and without quotes: text about a password, not a password."""
 
-# Environment variables worth knowing later, none of which holds a secret.
+# Environment variables recorded in meta.json; none of them holds a secret.
 ENVIRONMENT_ALLOWED = (
     "CUDA_VISIBLE_DEVICES",
     "CUBLAS_WORKSPACE_CONFIG",
@@ -117,12 +116,12 @@ ENVIRONMENT_ALLOWED = (
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, a field or an option of this name holds a secret."""
+    """Whether a variable, a field or an option with this name holds a secret."""
     return _secret_word(name) is not None
 
 
 def _secret_word(name: str) -> str | None:
-    """The word that makes it the name of a secret."""
+    """The word that makes this the name of a secret; None if it is not."""
     words: list[str] = [word.upper() for word in _WORD.findall(name)]
     while words and words[-1].isdigit():
         words.pop()
@@ -147,8 +146,8 @@ def _secret_word(name: str) -> str | None:
 
 
 def is_secret_setting(name: str, value: str) -> bool:
-    """Whether a name and its value give a secret away: the name is one of a secret, and the value is neither a
-    reference to it nor, behind a word that has other meanings, a short number or word."""
+    """Whether a name and its value reveal a secret: the name is that of a secret, and the value is neither a reference
+    nor, after an ambiguous word, a short number or word."""
     word, value = _secret_word(name), value.strip()
     if word is None or value.lower() in _NO_VALUE or value == name:
         return False
@@ -159,46 +158,46 @@ def is_secret_setting(name: str, value: str) -> bool:
 
 
 def has_token(text: str) -> bool:
-    """Whether a text has a token or a password in it, told by its looks alone: whoever reads it has another
-    environment. A variable instead of the password is fine."""
+    """Whether a text contains a token or a password, by its format alone, without the environment of this process. A
+    variable in place of the password is accepted."""
     return bool(_TOKEN.search(text) or _URL_PASSWORD.search(text) or _URL_LOGIN_SLASH.search(text))
 
 
 def has_secret(text: str) -> bool:
-    """Whether redact would take something out."""
+    """Whether redact would change the text."""
     return redact(text) != text
 
 
 def secrets_in(words: Iterable[str]) -> list[str]:
-    """The names of the secrets in a command, also of those behind an option; never their values."""
-    found: list[str] = []
-    _redact_words(list(words), found)
-    return list(dict.fromkeys(found))
+    """The names of the secrets in a command, including values of options; never their values."""
+    names: list[str] = []
+    _redact_words(list(words), names)
+    return list(dict.fromkeys(names))
 
 
 def redact(text: str) -> str:
-    """The text without logins in URLs, tokens, values behind secret names, and the value of any environment variable
-    that has such a name."""
+    """The text without logins in URLs, tokens, values of secret names, and values of environment variables with such
+    names."""
     return _redact(text, [])
 
 
-def _redact(text: str, found: list[str]) -> str:
-    """As redact; what was taken out is named in `found`."""
-    # Values first and the longest first: what is left of one that was cut up could not be found any more.
+def _redact(text: str, names: list[str]) -> str:
+    """As redact; the names of removed secrets are added to `names`."""
+    # Values of variables first, the longest first: a part of one could not be found later.
     for name, value in sorted(os.environ.items(), key=lambda item: -len(item[1])):
         if len(value) >= SHORTEST_VALUE and value in text and is_secret_name(name):
             text = text.replace(value, "***")
-            found.append(f"the value of ${name}")
+            names.append(f"the value of ${name}")
 
     def hide(pattern: re.Pattern[str], by: str, what: str, text: str) -> str:
         hidden = pattern.sub(by, text)
-        found.extend([what] if hidden != text else [])
+        names.extend([what] if hidden != text else [])
         return hidden
 
     def hide_login(match: re.Match[str]) -> str:
-        if match[1].endswith(("ssh", "sftp")) and ":" not in match[2]:  # a user, who has a key
+        if match[1].endswith(("ssh", "sftp")) and ":" not in match[2]:  # a user name without a password
             return match[0]
-        found.extend(["a login in a URL"] if match[2] != "***" else [])
+        names.extend(["a login in a URL"] if match[2] != "***" else [])
         return f"{match[1]}://{HIDDEN_LOGIN}"
 
     def hide_values(pattern: re.Pattern[str], text: str) -> str:
@@ -207,12 +206,12 @@ def _redact(text: str, found: list[str]) -> str:
             value = _VALUE.match(text, match.end()) if is_secret_name(match[1]) else None
             hidden = hide_value(match[1], match[2], value[0]) if value else ""
             shown += [text[position : match.end()], hidden]
-            # The value of another name may have such a setting in it: run.notes=TOKEN=...
+            # The value of another name may contain such a setting: run.notes=TOKEN=...
             position = value.end() if value and hidden else match.end()
         return "".join([*shown, text[position:]])
 
     def hide_value(name: str, between: str, value: str) -> str:
-        """What to show instead of the value; nothing where that is no secret."""
+        """The replacement of the value; empty if it is not a secret."""
         quote = re.match(r"\\?[\"']", value)
         if quote:
             inner = value[len(quote[0]) :].removesuffix(quote[0])
@@ -222,7 +221,7 @@ def _redact(text: str, found: list[str]) -> str:
             first = value.partition(",")[0].rstrip(")]}.:")
             is_prose = ":" in between and '"' not in between and "'" not in between and _PROSE.fullmatch(first)
             is_secret, hidden = not is_prose and is_secret_setting(name, first), "***"
-        found.extend([name] if is_secret else [])
+        names.extend([name] if is_secret else [])
         return hidden if is_secret else ""
 
     text = _URL_LOGIN.sub(hide_login, text)
@@ -240,7 +239,7 @@ def redacted_line(value: object, limit: int) -> str:
 
 
 def redact_values(value: Any) -> Any:
-    """As redact, for every text inside lists and dictionaries, where the keys are names too."""
+    """As redact, for all texts in lists and dictionaries, whose keys count as names."""
     if isinstance(value, dict):
         return {
             key: "***" if isinstance(item, str) and is_secret_setting(str(key), item) else redact_values(item)
@@ -252,20 +251,20 @@ def redact_values(value: Any) -> Any:
 
 
 def redact_words(words: Iterable[str]) -> list[str]:
-    """A command without its secrets, also those behind an option."""
+    """A command without its secrets, including values of options."""
     return _redact_words(list(words), [])
 
 
-def _redact_words(words: list[str], found: list[str]) -> list[str]:
+def _redact_words(words: list[str], names: list[str]) -> list[str]:
     shown: list[str] = []
     for before, word in pairwise(["", *words]):
         is_value = before.startswith("-") and not word.startswith("-") and is_secret_setting(before, word)
         is_login = before in ("-u", "--user") and _CURL_LOGIN.search(f"{' '.join(words[: len(shown)])} {word}")
         if is_value or is_login:
             shown.append("***")
-            found.append("curl --user" if is_login else before)
+            names.append("curl --user" if is_login else before)
         else:
-            shown.append(_redact(word, found))
+            shown.append(_redact(word, names))
     return shown
 
 

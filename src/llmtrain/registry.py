@@ -1,6 +1,6 @@
-"""Names that a config may use, each a row: name -> "module:Class", imported on use.
+"""Names in configs, and the class of each as "module:Class", imported on use.
 
-A new model, dataset, tracker or launch kind is one module, one row here, one preset and one test.
+A new model, dataset, tracker or launch kind needs one module, one row here, one preset and one test.
 """
 
 import importlib
@@ -40,14 +40,14 @@ WORKLOADS = {
 
 
 def check_name(field: str, name: str, table: dict[str, str]) -> str | None:
-    """The problem with a name, or None when the table knows it."""
+    """The problem with a name, or None if the table has it."""
     if name in table:
         return None
     return f"{field} '{name}' is unknown.{nearest(name, table)} Known: {', '.join(sorted(table))}."
 
 
 def resolve(field: str, name: str, table: dict[str, str]) -> Any:
-    """The class behind a name."""
+    """Import the class with this name."""
     problem = check_name(field, name, table)
     if problem:
         raise UsageError(problem)

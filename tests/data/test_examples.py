@@ -219,9 +219,9 @@ class TestChat:
     ) -> None:
         train = write_jsonl(EXAMPLE)
         spec = str(make_tokenizer(None)) if tokenizer else "byte"
-        more = {"prompt_format": "chat"} if name == "instruct_jsonl" else {}
-        with pytest.raises(UsageError, match="has no chat template") as caught:
-            prepare(tmp_path, name, train_file=train, val_file=train, tokenizer=spec, **more)
+        fields = {"prompt_format": "chat"} if name == "instruct_jsonl" else {}
+        with pytest.raises(UsageError, match="chat template") as caught:
+            prepare(tmp_path, name, train_file=train, val_file=train, tokenizer=spec, **fields)
         assert "data.tokenizer" in (caught.value.remedy or "")
 
     def test_plain_prompt_of_several_turns(self) -> None:

@@ -18,10 +18,10 @@ SIZE = 3
 
 
 @pytest.fixture(scope="module")
-def told() -> list[dict[str, Any]]:
-    """What each of three ranks heard; one launch for all questions that end well."""
+def results() -> list[dict[str, Any]]:
+    """The results of each of three ranks; one launch for all calls that succeed."""
 
-    def ask(world: World) -> dict[str, Any]:
+    def call(world: World) -> dict[str, Any]:
         control, rank = world.control, world.rank
         rows = torch.tensor([[rank, 10.0 * rank], [0.5, -rank]])
         made = []
@@ -36,55 +36,55 @@ def told() -> list[dict[str, Any]]:
             "any all": control.any(True),
             "sum": control.sum(10**12 + rank),
             "gather": control.gather({"rank": rank, "text": "x" * 1000 * rank}),
-            "gather_rows": control.gather_rows(rows.t()).tolist(),  # not contiguous
-            "gather_rows int": control.gather_rows(torch.tensor(rank)).tolist(),
+            "gather_tensors": control.gather_tensors(rows.t()).tolist(),  # not contiguous
+            "gather_tensors int": control.gather_tensors(torch.tensor(rank)).tolist(),
             "on_rank0": control.on_rank0(make),
             "made": made,
-            "together": control.all_or_none(lambda: rank * 2),
+            "all_or_none": control.all_or_none(lambda: rank * 2),
             "gather_results": control.gather_results(lambda: rank * 3),
             "saving": world.saving.sum(rank),
             "barrier": control.barrier(),
             "table": (world.rank, world.world_size, world.local_rank, world.local_world_size, world.node_rank),
         }
 
-    return ranks.values(ranks.run_ranks(SIZE, ask))
+    return ranks.values(ranks.run_ranks(SIZE, call))
 
 
 @pytest.mark.parametrize(
-    ("question", "answer"),
+    ("name", "expected"),
     [
         ("any none", False),
         ("any one", True),
         ("any all", True),
         ("sum", 3 * 10**12 + 3),
         ("gather", [{"rank": rank, "text": "x" * 1000 * rank} for rank in range(SIZE)]),
-        ("gather_rows", [[[rank, 0.5], [10.0 * rank, -rank]] for rank in range(SIZE)]),
-        ("gather_rows int", [0, 1, 2]),
+        ("gather_tensors", [[[rank, 0.5], [10.0 * rank, -rank]] for rank in range(SIZE)]),
+        ("gather_tensors int", [0, 1, 2]),
         ("on_rank0", {"by": 0, "text": "é" * 1000}),
         ("gather_results", [0, 3, 6]),
         ("saving", 3),
     ],
 )
-def test_every_rank_hears_the_same(told: list[dict[str, Any]], question: str, answer: Any) -> None:
-    assert [heard[question] for heard in told] == [answer] * SIZE
+def test_every_rank_gets_the_same(results: list[dict[str, Any]], name: str, expected: Any) -> None:
+    assert [result[name] for result in results] == [expected] * SIZE
 
 
-def test_together_gives_everyone_its_own(told: list[dict[str, Any]]) -> None:
-    assert [heard["together"] for heard in told] == [0, 2, 4]
+def test_all_or_none_returns_own_result(results: list[dict[str, Any]]) -> None:
+    assert [result["all_or_none"] for result in results] == [0, 2, 4]
 
 
-def test_only_the_first_makes_what_is_from_the_first(told: list[dict[str, Any]]) -> None:
-    assert [heard["made"] for heard in told] == [[0], [], []]
+def test_on_rank0_runs_on_rank0_only(results: list[dict[str, Any]]) -> None:
+    assert [result["made"] for result in results] == [[0], [], []]
 
 
-def test_the_world_knows_its_numbers(told: list[dict[str, Any]]) -> None:
-    assert [heard["table"] for heard in told] == [(rank, SIZE, rank, SIZE, 0) for rank in range(SIZE)]
+def test_world_numbers(results: list[dict[str, Any]]) -> None:
+    assert [result["table"] for result in results] == [(rank, SIZE, rank, SIZE, 0) for rank in range(SIZE)]
 
 
-def test_alone_everything_is_answered_at_once() -> None:
+def test_single_process_needs_no_communication() -> None:
     alone = ControlGroup()
     assert (alone.any(True), alone.any(False), alone.sum(5), alone.gather("x")) == (True, False, 5, ["x"])
-    assert alone.gather_rows(torch.tensor([1, 2])).tolist() == [[1, 2]]
+    assert alone.gather_tensors(torch.tensor([1, 2])).tolist() == [[1, 2]]
     assert alone.on_rank0(lambda: 3) == alone.all_or_none(lambda: 3) == 3
     assert alone.gather_results(lambda: 4) == [4]
     with pytest.raises(DataError, match="bad"):
@@ -100,7 +100,7 @@ PROBLEMS: list[tuple[str, Callable[[], Exception], str, int]] = [
     ("DataError", lambda: DataError("bad text.", remedy="Do it."), "bad text.", 65),
     ("CheckpointError", lambda: CheckpointError("torn.", remedy="Do it."), "torn.", 65),
     ("TrainingFailed", lambda: TrainingFailed("NaN.", remedy="Do it."), "NaN.", 65),
-    ("Interrupted", lambda: Interrupted("told.", remedy="Do it."), "told.", 75),
+    ("Interrupted", lambda: Interrupted("results.", remedy="Do it."), "results.", 75),
     ("PeerLost", lambda: PeerLost("gone.", remedy="Do it."), "gone.", 75),
     ("UsageError", lambda: ConfigError("c.yaml", ["a: wrong", "b: wrong"]), "a: wrong\n  - b: wrong", 64),
 ]
@@ -108,7 +108,7 @@ PROBLEMS: list[tuple[str, Callable[[], Exception], str, int]] = [
 
 @pytest.fixture(scope="module")
 def failures() -> list[list[tuple[str, str, int]]]:
-    """For each rank, how every kind of problem of rank 1 was raised there; the control is used on after each."""
+    """For each rank, how every kind of problem of rank 1 was raised there; the group stays usable after each."""
 
     def ask(world: World) -> list[tuple[str, str, int]]:
         found = []
@@ -133,40 +133,40 @@ def failures() -> list[list[tuple[str, str, int]]]:
 
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)), ids=[name for name, *_ in PROBLEMS])
-def test_an_error_of_one_rank_is_one_of_all(failures: list[list[tuple[str, str, int]]], number: int) -> None:
+def test_error_on_one_rank_is_raised_on_all(failures: list[list[tuple[str, str, int]]], number: int) -> None:
     name, make, text, code = PROBLEMS[number]
-    at_the_other, at_its_own = failures[0][number], failures[1][number]
-    assert at_its_own == (type(make()).__name__, str(make()), code)
-    assert at_the_other[0] == name
-    assert text in at_the_other[1]
-    assert "rank 1" in at_the_other[1], "it says whose error it is"
-    assert at_the_other[2] == code
-    assert ("Do it." in at_the_other[1]) == ("Do it." in at_its_own[1]), "the remedy travels along"
+    on_rank0, on_rank1 = failures[0][number], failures[1][number]
+    assert on_rank1 == (type(make()).__name__, str(make()), code)
+    assert on_rank0[0] == name
+    assert text in on_rank0[1]
+    assert "rank 1" in on_rank0[1], "the error names the rank that failed"
+    assert on_rank0[2] == code
+    assert ("Do it." in on_rank0[1]) == ("Do it." in on_rank1[1]), "the remedy is included"
 
 
-def test_what_fails_on_the_first_fails_everywhere(failures: list[list[tuple[str, str, int]]]) -> None:
+def test_error_on_rank0_is_raised_on_all(failures: list[list[tuple[str, str, int]]]) -> None:
     for rank in (0, 1):
         for kind, text, code in failures[rank][len(PROBLEMS) : len(PROBLEMS) + 2]:
             assert (kind, code) == ("DataError", 65)
             assert "of rank 0." in text
 
 
-def test_a_full_disk_of_one_rank_is_an_oserror_of_all(failures: list[list[tuple[str, str, int]]]) -> None:
+def test_oserror_on_one_rank_is_raised_on_all(failures: list[list[tuple[str, str, int]]]) -> None:
     for rank in (0, 1):
         kind, text, _ = failures[rank][-1]
         assert kind == "OSError"
         assert "No space left" in text
 
 
-def test_a_lost_peer_is_told_as_such() -> None:
-    """The others wait in a collective while rank 1 dies."""
+def test_killed_rank_is_peer_lost_on_others() -> None:
+    """The others wait in a collective while rank 1 is killed."""
 
     def ask(world: World) -> str:
         if world.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         with peer_errors():
             world.control.any(False)
-        return "nothing was noticed"
+        return "not detected"
 
     started = time.monotonic()
     ended = ranks.run_ranks(3, ask)
@@ -175,8 +175,7 @@ def test_a_lost_peer_is_told_as_such() -> None:
         assert end.error is not None, end.output
         kind, text, code = end.error
         assert (kind, code) == ("PeerLost", 75)
-        assert "Another process of the run is gone" in text
-        assert "goes on from the newest checkpoint" in text
+        assert "newest checkpoint" in text
     assert time.monotonic() - started < 15
 
 
@@ -192,7 +191,7 @@ def test_a_lost_peer_is_told_as_such() -> None:
         (torch.OutOfMemoryError("CUDA out of memory"), False),
     ],
 )
-def test_which_errors_mean_a_lost_peer(problem: Exception, is_lost: bool) -> None:
+def test_as_peer_lost(problem: Exception, is_lost: bool) -> None:
     assert (as_peer_lost(problem) is not None) == is_lost
     with pytest.raises(PeerLost if is_lost else type(problem)), peer_errors():
         raise problem

@@ -27,7 +27,7 @@ class Two(nn.Module):
         self.unused = nn.Parameter(torch.zeros(2))
         self.frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
 
-    def take(self, leaf: torch.Tensor) -> None:
+    def add_micro_batch(self, leaf: torch.Tensor) -> None:
         (self.a.reshape(-1) @ leaf[:4] + self.b @ leaf[4:]).backward()
 
     def gradient(self) -> torch.Tensor:
@@ -45,8 +45,8 @@ def sums(leaves: Leaves, rank: int, world_size: int) -> torch.Tensor:
     found = []
     for case in leaves:
         for leaf in case[rank * mine : (rank + 1) * mine]:
-            module.take(leaf)
-            tree.take()
+            module.add_micro_batch(leaf)
+            tree.add_micro_batch()
         tree.finish()
         found.append(module.gradient().clone())
         module.zero_grad(set_to_none=True)
@@ -74,7 +74,7 @@ def test_odd_part(number: int, odd: int) -> None:
     )
 )
 @settings(max_examples=60)
-def test_it_is_the_sum(rows: list[list[float]]) -> None:
+def test_tree_computes_the_sum(rows: list[list[float]]) -> None:
     leaves = torch.tensor(rows).unsqueeze(0)
     exact = leaves.double().sum(1)
     slack = leaves.double().abs().sum(1) * 24 * 2**-24
@@ -96,7 +96,7 @@ def by_world_size() -> dict[int, list[dict[int, torch.Tensor]]]:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_bits_do_not_depend_on_the_number_of_ranks(by_world_size: dict[int, Any], count: int) -> None:
+def test_bits_do_not_depend_on_world_size(by_world_size: dict[int, Any], count: int) -> None:
     alone = by_world_size[1][0][count]
     for size in (2, 4):
         for rank, found in enumerate(by_world_size[size]):
@@ -104,7 +104,7 @@ def test_the_bits_do_not_depend_on_the_number_of_ranks(by_world_size: dict[int, 
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_the_values_are_such_that_another_order_would_show(by_world_size: dict[int, Any], count: int) -> None:
+def test_values_detect_another_order(by_world_size: dict[int, Any], count: int) -> None:
     """Else the test above proves nothing: from left to right, most sums come out otherwise."""
     leaves = random_leaves(40, count)
     straight = torch.zeros(40, WIDTH)
@@ -117,7 +117,7 @@ def test_the_values_are_such_that_another_order_would_show(by_world_size: dict[i
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(COUNTS), st.sampled_from((2, 4)))
 @settings(max_examples=60)
-def test_branches_of_a_tree_are_trees(seed: int, count: int, size: int) -> None:
+def test_subtrees_combine_to_the_tree(seed: int, count: int, size: int) -> None:
     """What makes it work, without processes: ranks sum their stretch, pairs are added up as partners do."""
     generator = torch.Generator().manual_seed(seed)
     leaves = torch.randn(1, count, WIDTH, generator=generator) * 10.0 ** torch.randint(
@@ -129,8 +129,8 @@ def test_branches_of_a_tree_are_trees(seed: int, count: int, size: int) -> None:
         module = Two()
         tree = GradientTree(module, 0, 1, count)
         for leaf in leaves[0, rank * mine : (rank + 1) * mine]:
-            module.take(leaf)
-            tree.take()
+            module.add_micro_batch(leaf)
+            tree.add_micro_batch()
         ((_, total),) = tree._branches
         branches.append(torch.cat([part.reshape(-1) for part in total[:2]]))
     while len(branches) > 1:
@@ -138,12 +138,12 @@ def test_branches_of_a_tree_are_trees(seed: int, count: int, size: int) -> None:
     assert torch.equal(branches[0], sums(leaves, 0, 1)[0])
 
 
-def test_a_parameter_without_a_gradient_gets_zeros_and_a_frozen_one_none() -> None:
+def test_missing_gradient_becomes_zeros_and_frozen_stays_none() -> None:
     module = Two()
     tree = GradientTree(module, 0, 1, 2)
     for _ in range(2):
-        module.take(torch.ones(WIDTH))
-        tree.take()
+        module.add_micro_batch(torch.ones(WIDTH))
+        tree.add_micro_batch()
     tree.finish()
     assert module.unused.grad is not None
     assert module.unused.grad.tolist() == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""Nodes that meet at etcd. Needs the `etcd` program (Debian: etcd-server) and the extra etcd."""
+"""Rendezvous over etcd. Needs the `etcd` program (Debian: etcd-server) and the extra etcd."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 @pytest.fixture
 def etcd(tmp_path: Path) -> Iterator[str]:
-    """host:port of a real server that speaks the v2 API."""
+    """host:port of a real server with the v2 API."""
     if shutil.which("etcd") is None:
         pytest.skip("no etcd program here (Debian: apt-get install etcd-server)")
     if not HAS_MODULE:
@@ -70,7 +70,7 @@ pathlib.Path(f"rank-{os.environ['RANK']}-of-{os.environ['WORLD_SIZE']}").write_t
 
 @pytest.mark.etcd
 @pytest.mark.parametrize("backend", ["etcd-v2", pytest.param("etcd", marks=pytest.mark.slow)])
-def test_two_nodes_meet_at_etcd(tmp_path: Path, etcd: str, backend: str) -> None:
+def test_two_nodes_join_over_etcd(tmp_path: Path, etcd: str, backend: str) -> None:
     words = ["node", "--nodes", 2, "--rdzv-backend", backend, "--rdzv-endpoint", etcd, "--rdzv-id", "job"]
     nodes = [start_cli(*words, "--", sys.executable, "-c", SCRIPT, cwd=tmp_path) for _ in range(2)]
     assert [one.wait(90) for one in nodes] == [0, 0], "\n".join(one.err for one in nodes)
@@ -87,13 +87,13 @@ def test_two_nodes_train_over_etcd(tmp_path: Path, cache: Path, etcd: str) -> No
     words = ["node", "--nodes", 2, "--rdzv-backend", "etcd-v2", "--rdzv-endpoint", etcd, "--config", "train.json"]
     nodes = [start_cli(*words, "--json", cwd=tmp_path) for _ in range(2)]
     assert [one.wait(150) for one in nodes] == [0, 0], "\n".join(one.err for one in nodes)
-    (said,) = [json.loads(one.out) for one in nodes if one.out]
+    (result,) = [json.loads(one.out) for one in nodes if one.out]
     golden = ranks.trained(harness.tiny_config(tmp_path / "golden", cache, **changes), 1)
-    assert (said["world_size"], said["state_sha256"]) == (2, golden["state_sha256"])
+    assert (result["world_size"], result["state_sha256"]) == (2, golden["state_sha256"])
 
 
 def two_pods(cli: Cli, etcd: str, *words: str) -> tuple[list[str], str]:
-    """What `launch` has the two pods of a Job run, as rendered, and their config."""
+    """The command and the config of the two pods of a launched Job, as rendered."""
     sets = ("distributed.rendezvous.backend=etcd-v2", f"distributed.rendezvous.endpoint={etcd}")
     flags = [flag for text in sets for flag in ("--set", text)]
     done = cli("launch", "--dry-run", "--name", "train-llm", "--nodes", "2", *flags, "--json", *words)
@@ -106,7 +106,7 @@ def two_pods(cli: Cli, etcd: str, *words: str) -> tuple[list[str], str]:
 
 
 def run_pods(words: list[str], folder: Path) -> tuple[list[int], list[ranks.Cli]]:
-    """Both as processes of this machine, with what an Indexed Job tells its pods."""
+    """Both as processes of this machine, with the variables of an Indexed Job."""
     pods = [start_cli(*words, cwd=folder, env={"JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
     return [pod.wait(150) for pod in pods], pods
 
@@ -120,7 +120,7 @@ if not failed.exists():
 
 
 @pytest.mark.etcd
-def test_launched_pods_meet_at_etcd(cli: Cli, tmp_path: Path, etcd: str) -> None:
+def test_launched_pods_join_over_etcd(cli: Cli, tmp_path: Path, etcd: str) -> None:
     words, _ = two_pods(cli, etcd, "--", sys.executable, "-c", SCRIPT)
     codes, pods = run_pods(words, tmp_path)
     assert codes == [0, 0], "\n".join(pod.err for pod in pods)
@@ -129,8 +129,8 @@ def test_launched_pods_meet_at_etcd(cli: Cli, tmp_path: Path, etcd: str) -> None
 
 @pytest.mark.etcd
 @pytest.mark.slow
-def test_pods_that_replace_failed_ones_meet_again(cli: Cli, tmp_path: Path, etcd: str) -> None:
-    """A meeting closed in etcd stays closed for two hours."""
+def test_replacement_pods_join_again(cli: Cli, tmp_path: Path, etcd: str) -> None:
+    """A rendezvous closed in etcd stays closed for two hours."""
     words, _ = two_pods(cli, etcd, "--", sys.executable, "-c", FAILS_ONCE)
     codes, pods = run_pods(words, tmp_path)
     assert codes == [3, 3], "\n".join(pod.err for pod in pods)
@@ -145,18 +145,18 @@ def test_launched_pods_train_over_etcd(cli: Cli, tmp_path: Path, cache: Path, et
     changes = {"trainer__grad_accum_steps": 4, "distributed__reproducible_reduce": True}
     config = harness.tiny_config(tmp_path / "runs", cache, distributed__strategy="ddp", output__run_id=None, **changes)
     (tmp_path / "train.json").write_text(json.dumps(config.as_dict()))
-    words, in_the_pod = two_pods(cli, etcd, "--config", str(tmp_path / "train.json"))
-    (tmp_path / "train.yaml").write_text(in_the_pod.replace("root_dir: /out", f"root_dir: {tmp_path / 'out'}"))
+    words, pod_config = two_pods(cli, etcd, "--config", str(tmp_path / "train.json"))
+    (tmp_path / "train.yaml").write_text(pod_config.replace("root_dir: /out", f"root_dir: {tmp_path / 'out'}"))
     words = [word.replace("/config/train.yaml", str(tmp_path / "train.yaml")) for word in words]
     codes, pods = run_pods([*words, "--json"], tmp_path)
     assert codes == [0, 0], "\n".join(pod.err for pod in pods)
-    (said,) = [json.loads(pod.out) for pod in pods if pod.out]
+    (result,) = [json.loads(pod.out) for pod in pods if pod.out]
     golden = ranks.trained(harness.tiny_config(tmp_path / "golden", cache, **changes), 1)
-    assert (said["world_size"], said["state_sha256"]) == (2, golden["state_sha256"])
+    assert (result["world_size"], result["state_sha256"]) == (2, golden["state_sha256"])
     assert (tmp_path / "out" / "train-llm").is_dir()
 
 
-def test_without_the_package_it_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_etcd_package_is_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "etcd.py").write_text("raise ModuleNotFoundError('No module named etcd')")
     monkeypatch.syspath_prepend(tmp_path / "none")  # the command is forked from this process
@@ -173,7 +173,7 @@ def test_without_the_package_it_is_a_usage_error(tmp_path: Path, monkeypatch: py
     "backend",
     ["etcd-v2", "etcd"],
 )
-def test_no_server_there(tmp_path: Path, backend: str) -> None:
+def test_unreachable_etcd_is_join_error(tmp_path: Path, backend: str) -> None:
     done = start_cli(
         *("node", "--nodes", 2, "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"),
         *("--", "true"),

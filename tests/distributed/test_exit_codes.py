@@ -1,4 +1,4 @@
-"""`llmtrain node` on platforms that read exit codes in their own way: LLMTRAIN_EXIT_CODES."""
+"""`llmtrain node` on platforms with their own exit-code convention: LLMTRAIN_EXIT_CODES."""
 
 import json
 import shutil
@@ -15,13 +15,13 @@ import pytest
 import rank_harness as ranks
 from rank_harness import Cli, free_port, start_cli
 
-from llmtrain.distributed.command_crashes import FAR_SEC, count_crash
+from llmtrain.distributed.command_crashes import LONG_RUN_SEC, count_crash
 from llmtrain.distributed.exit_codes import IDLE_MARK, ended_before, pytorchjob_code
 from llmtrain.errors import TrainingFailed
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.heartbeats import announce_start, read_heartbeats
 
-# Says that it is there, and ends with 75 when told to, as a trainer does after saving.
+# Writes its pid, and exits with 75 on SIGTERM, as a trainer does after saving.
 TRAINER = """
 import os, signal, sys, time
 def stop(number, frame):
@@ -104,14 +104,14 @@ def is_alive(pid: int) -> bool:
     ("code", "said"),
     [(0, 0), (1, 129), (64, 64), (65, 65), (69, 197), (75, 203), (127, 255), (128, 128), (137, 137), (255, 255)],
 )
-def test_codes_of_a_pytorchjob(code: int, said: int) -> None:
+def test_pytorchjob_codes(code: int, said: int) -> None:
     assert pytorchjob_code(code) == said
 
 
 @pytest.mark.parametrize(("code", "said"), [(0, 0), (7, 135), (64, 64), (75, 203), (143, 143)])
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_script_of_ones_own(tmp_path: Path, count: int, code: int, said: int) -> None:
-    """One process takes the node's place, two are watched by it: the same codes come out."""
+def test_command_exit_code_is_translated(tmp_path: Path, count: int, code: int, said: int) -> None:
+    """One process replaces the node, two are supervised by it: the exit codes are the same."""
     words = ["--processes-per-node", count, "--", sys.executable, "-c", f"raise SystemExit({code})"]
     done = node(tmp_path, "pytorchjob", *words)
     assert done.wait(30) == said, done.err
@@ -120,8 +120,8 @@ def test_a_script_of_ones_own(tmp_path: Path, count: int, code: int, said: int) 
 
 @pytest.mark.parametrize(("platform", "crashed"), [("pytorchjob", 129), ("statefulset", 1)])
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_script_that_crashes_again_and_again(tmp_path: Path, platform: str, crashed: int, count: int) -> None:
-    """Neither platform has a limit: the third crash in a row of one launch ends with 65, for good."""
+def test_third_crash_of_a_command_in_a_row_exits_65(tmp_path: Path, platform: str, crashed: int, count: int) -> None:
+    """Neither platform limits restarts: the third crash in a row of one launch exits with 65."""
     words = ["--processes-per-node", count, "--", sys.executable, "-c", "raise SystemExit(1)"]
 
     def crash(launch: str) -> Cli:
@@ -137,29 +137,29 @@ def test_a_script_that_crashes_again_and_again(tmp_path: Path, platform: str, cr
     else:
         assert last.wait(60) == 65, last.err
     assert "Traceback" not in last.err
-    assert crash("2").wait(60) == crashed, "to resume it is to begin anew"
+    assert crash("2").wait(60) == crashed, "a new launch starts a new count"
 
 
 @pytest.mark.parametrize(
     ("code", "was_told"), [(0, False), (64, False), (65, False), (69, False), (75, False), (1, True)]
 )
-def test_ends_that_are_no_crash(tmp_path: Path, code: int, was_told: bool) -> None:
+def test_exits_that_do_not_count_as_crash(tmp_path: Path, code: int, was_told: bool) -> None:
     env = {"LLMTRAIN_RUN_DIR": str(tmp_path), "LLMTRAIN_LAUNCH": "1"}
     for _ in range(5):
         count_crash(code, was_told, 1.0, env)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_crash_after_a_long_time_begins_a_new_row(tmp_path: Path) -> None:
+def test_crash_after_a_long_run_restarts_the_count(tmp_path: Path) -> None:
     env = {"LLMTRAIN_RUN_DIR": str(tmp_path), "LLMTRAIN_LAUNCH": "1"}
-    for ran_sec in (1.0, 1.0, FAR_SEC, 1.0):
+    for ran_sec in (1.0, 1.0, LONG_RUN_SEC, 1.0):
         count_crash(1, False, ran_sec, env)
     with pytest.raises(TrainingFailed) as caught:
         count_crash(1, False, 1.0, env)
     assert caught.value.exit_code == 65
 
 
-def test_crashes_that_cannot_be_counted(tmp_path: Path) -> None:
+def test_count_crash_without_writable_directory_does_not_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for _ in range(5):
         count_crash(1, False, 1.0, {"LLMTRAIN_RUN_DIR": str(tmp_path / "file"), "LLMTRAIN_LAUNCH": "1"})
@@ -167,13 +167,13 @@ def test_crashes_that_cannot_be_counted(tmp_path: Path) -> None:
         count_crash(1, False, 1.0, {"LLMTRAIN_RUN_DIR": str(tmp_path)})
 
 
-def test_a_script_that_is_killed(tmp_path: Path) -> None:
+def test_killed_command_exits_137(tmp_path: Path) -> None:
     done = node(tmp_path, "pytorchjob", "--", "sh", "-c", "kill -9 $$")
     assert done.wait(30) == 137, done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_once(tmp_path: Path, number: int) -> None:
+def test_signal_is_forwarded_once(tmp_path: Path, number: int) -> None:
     done = node(tmp_path, "pytorchjob", "--", sys.executable, "-c", TRAINER, 75)
     done.wait_for((tmp_path / "pid").exists)
     done.send(number)
@@ -181,8 +181,8 @@ def test_a_signal_is_passed_on_once(tmp_path: Path, number: int) -> None:
     assert (tmp_path / "told").read_text() == "x"
 
 
-def test_a_signal_while_waiting_for_the_master(tmp_path: Path) -> None:
-    """There the process ends from a thread, which nothing inside it could translate."""
+def test_sigterm_while_waiting_for_master_exits_203(tmp_path: Path) -> None:
+    """There the process exits from a thread, and its exit code cannot be translated inside it."""
     meeting = ["--nodes", 2, "--node-rank", 1, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     done = node(tmp_path, "pytorchjob", *meeting, "--", "true", LLMTRAIN_DEBUG="1")
     done.wait_for(lambda: "[DDP]" in done.err)
@@ -191,7 +191,7 @@ def test_a_signal_while_waiting_for_the_master(tmp_path: Path) -> None:
     assert done.wait(10) == 203, done.err
 
 
-def test_nobody_trains_on_when_the_first_process_is_killed(tmp_path: Path) -> None:
+def test_child_is_terminated_when_supervisor_is_killed(tmp_path: Path) -> None:
     done = node(tmp_path, "pytorchjob", "--", sys.executable, "-c", TRAINER, 75)
     done.wait_for((tmp_path / "pid").exists)
     pid = int((tmp_path / "pid").read_text())
@@ -205,11 +205,11 @@ def test_nobody_trains_on_when_the_first_process_is_killed(tmp_path: Path) -> No
     assert (tmp_path / "told").exists()
 
 
-def test_training_that_stops_crashes_and_finishes(tmp_path: Path, cache: Path) -> None:
+def test_interrupted_killed_and_finished_training_exit_codes(tmp_path: Path, cache: Path) -> None:
     words = ["--config", config_file(tmp_path, cache), "--json"]
     stopped = node(tmp_path, "pytorchjob", *words, LLMTRAIN_FAULT="after_optimizer:3:0:term")
     assert stopped.wait() == 203, stopped.err
-    assert json.loads(stopped.out)["exit_code"] == 75, "the error is reported in our words"
+    assert json.loads(stopped.out)["exit_code"] == 75, "the report has llmtrain's own code"
     killed = node(tmp_path, "pytorchjob", *words, LLMTRAIN_FAULT="after_optimizer:5:0:kill")
     assert killed.wait() == 137, killed.err
     done = node(tmp_path, "pytorchjob", *words)
@@ -218,7 +218,7 @@ def test_training_that_stops_crashes_and_finishes(tmp_path: Path, cache: Path) -
     assert not (tmp_path / "runs" / "tiny" / "ended.json").exists()
 
 
-def test_a_peer_that_is_killed(tmp_path: Path, cache: Path) -> None:
+def test_lost_peer_exits_203(tmp_path: Path, cache: Path) -> None:
     meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     words = [*meeting, "--config", config_file(tmp_path, cache)]
     fault = {"LLMTRAIN_FAULT": "after_optimizer:3:1:kill"}
@@ -226,21 +226,21 @@ def test_a_peer_that_is_killed(tmp_path: Path, cache: Path) -> None:
     assert [one.wait() for one in nodes] == [203, 137], nodes[0].err
 
 
-def test_mistakes_stay_64(tmp_path: Path) -> None:
+def test_config_error_stays_64(tmp_path: Path) -> None:
     done = node(tmp_path, "pytorchjob", "--config", "gpt_smoke", "--set", "trainer.no_such=1", "--json")
     assert done.wait(30) == 64
     assert json.loads(done.out)["error"] == "ConfigError"
 
 
-def test_an_unknown_platform(tmp_path: Path) -> None:
+def test_unknown_platform_is_refused(tmp_path: Path) -> None:
     done = node(tmp_path, "pytorch_job", "--json", "--", "true")
     assert done.wait(30) == 64
     error = json.loads(done.out)
-    assert "LLMTRAIN_EXIT_CODES 'pytorch_job' is unknown" in error["what"]
+    assert "LLMTRAIN_EXIT_CODES=pytorch_job" in error["what"]
     assert error["known"] == ["pytorchjob", "statefulset"]
 
 
-def test_no_platform_changes_nothing(tmp_path: Path) -> None:
+def test_no_platform_runs_command_in_place(tmp_path: Path) -> None:
     done = node(tmp_path, "", "--", sys.executable, "-c", TRAINER, 75)
     done.wait_for((tmp_path / "pid").exists)
     assert int((tmp_path / "pid").read_text()) == done.pid
@@ -422,13 +422,13 @@ def ended_at_once(folder: Path, platform: str, *words: object, **env: str) -> in
     one = node(folder, platform, *NOBODY, *words, **env)
     code = one.wait(15)
     assert time.monotonic() - started < 5
-    assert "has ended before, for good" in one.err
+    assert "has already ended" in one.err
     assert "[TRAIN]" not in one.err
     return code
 
 
-def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
-    """Its machine has lost its cable: connections stay open, and only another start of it tells. timeout_sec is far."""
+def test_peer_of_replaced_node_exits_without_timeout(tmp_path: Path, cache: Path) -> None:
+    """Its node lost the network: connections stay open, and only its new start shows it, long before timeout_sec."""
     path = config_file(tmp_path, cache, distributed__timeout_sec=600)
     meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     words = ["--config", path]
@@ -438,7 +438,7 @@ def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) 
     left = node(tmp_path, "", *meeting, "--node-rank", 1, *words, LLMTRAIN_LAUNCH="1")
     folder = tmp_path / "runs" / "tiny" / "heartbeats"
     left.wait_for(lambda: (read_heartbeats(folder).get(1) or {"step": 0})["step"] >= 2)
-    time.sleep(3)  # it waits, and says nothing
+    time.sleep(3)  # it waits without logging
     assert not left.is_over()
     announce_start(folder, 0)
     assert left.wait(15) == 75, left.err
@@ -447,8 +447,8 @@ def test_a_node_that_is_replaced_is_not_waited_for(tmp_path: Path, cache: Path) 
     frozen.wait()
 
 
-def test_a_foreign_start_ends_nobody_who_moves(tmp_path: Path, cache: Path) -> None:
-    """A pod that was given up may be started again where it is: while all take steps together, it is none of theirs."""
+def test_stale_start_does_not_interrupt_running_nodes(tmp_path: Path, cache: Path) -> None:
+    """A replaced pod may restart on its old node: running nodes ignore it while they take steps together."""
     path = config_file(tmp_path, cache, trainer__max_steps=150)
     meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
     nodes = [node(tmp_path, "", *meeting, "--node-rank", r, "--config", path, LLMTRAIN_LAUNCH="1") for r in (0, 1)]
@@ -509,7 +509,7 @@ def test_nothing_is_kept_where_nobody_launched_it(tmp_path: Path, cache: Path, w
     assert list(tmp_path.rglob("ended.json")) == []
 
 
-# What the init container found (LLMTRAIN_PREFETCHED)
+# Errors of the init container (LLMTRAIN_PREFETCHED)
 
 
 def prefetched(folder: Path) -> str:
@@ -523,7 +523,7 @@ def prefetched(folder: Path) -> str:
 
 @pytest.mark.parametrize("platform", ["", "pytorchjob"])
 @pytest.mark.parametrize("words", [[], ["--processes-per-node", 2]], ids=["one", "two"])
-def test_a_mistake_of_prefetch_ends_the_node(tmp_path: Path, cache: Path, platform: str, words: list[object]) -> None:
+def test_prefetch_error_ends_node(tmp_path: Path, cache: Path, platform: str, words: list[object]) -> None:
     report = prefetched(tmp_path)
     done = node(
         tmp_path, platform, "--config", config_file(tmp_path, cache), "--json", *words, LLMTRAIN_PREFETCHED=report
@@ -536,7 +536,7 @@ def test_a_mistake_of_prefetch_ends_the_node(tmp_path: Path, cache: Path, platfo
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_mistake_of_prefetch_in_a_stateful_set(tmp_path: Path, cache: Path) -> None:
+def test_prefetch_error_in_stateful_set(tmp_path: Path, cache: Path) -> None:
     words = ["--config", config_file(tmp_path, cache)]
     one = node(tmp_path, "statefulset", *words, LLMTRAIN_PREFETCHED=prefetched(tmp_path), LLMTRAIN_LAUNCH="3")
     wait_until_idle(one, 65)
@@ -544,13 +544,13 @@ def test_a_mistake_of_prefetch_in_a_stateful_set(tmp_path: Path, cache: Path) ->
     remove(one)
 
 
-def test_prefetch_that_found_nothing_wrong(tmp_path: Path, cache: Path) -> None:
+def test_prefetch_without_error_trains(tmp_path: Path, cache: Path) -> None:
     words = ["--config", config_file(tmp_path, cache)]
     done = node(tmp_path, "", *words, LLMTRAIN_PREFETCHED=str(tmp_path / "prefetch.json"))
     assert done.wait() == 0, done.err
 
 
-# A finished run that is asked for again
+# A finished run that is started again
 
 
 @pytest.fixture(scope="module")
@@ -561,7 +561,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
     return folder
 
 
-def test_a_finished_run_of_another_config_is_not_ours(finished: Path) -> None:
+def test_finished_run_with_changed_config_is_refused(finished: Path) -> None:
     before = harness.tree(finished / "runs", without=())
     words = ["--config", finished / "train.json", "--set", "trainer.lr=1e-4", "--set", "run.seed=9", "--json"]
     done = node(finished, "", *words)
@@ -582,7 +582,7 @@ def test_a_finished_run_of_another_config_is_not_ours(finished: Path) -> None:
     ],
     ids=["same", "what may change", "fewer steps", "threads left open"],
 )
-def test_a_finished_run_is_finished_already(finished: Path, sets: list[str]) -> None:
+def test_finished_run_is_not_trained_again(finished: Path, sets: list[str]) -> None:
     words = [word for text in sets for word in ("--set", text)]
     done = node(finished, "", "--config", finished / "train.json", *words, "--json")
     assert done.wait() == 0, done.err
@@ -590,7 +590,7 @@ def test_a_finished_run_is_finished_already(finished: Path, sets: list[str]) -> 
     assert "is finished already, at step" in done.err
 
 
-def test_a_finished_run_whose_config_cannot_be_read(finished: Path, tmp_path: Path) -> None:
+def test_finished_run_with_unreadable_config(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished / "runs", tmp_path / "runs")
     (tmp_path / "runs" / harness.RUN_ID / "config.yaml").write_text("")
     words = ["--config", finished / "train.json", "--set", f"output.root_dir={tmp_path / 'runs'}"]

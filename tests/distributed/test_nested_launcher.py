@@ -1,4 +1,4 @@
-"""torchrun as the command of `node` or `launch` would start one run per process: it is refused with the right line."""
+"""torchrun as the command of `node` or `launch` would start one run per process: it is refused, with a replacement."""
 
 import shlex
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 from llmtrain.distributed.nested_launcher import check_own_command, launcher_name, process_command
 from llmtrain.errors import UsageError
 
-# Command lines of the guides that people come with.
+# Command lines from popular guides.
 LINES = {
     "torchrun /app/main.py": "-- python /app/main.py",
     "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=a:29500 train.py --lr 1": (
@@ -33,20 +33,20 @@ LINES = {
 }
 SCRIPTS = {
     "bash -c 'torchrun --nproc_per_node 2 train.py'": (
-        "In the script, write: python train.py; and give llmtrain node --processes-per-node 2"
+        "In the script, use: python train.py, and pass --processes-per-node 2 to llmtrain node"
     ),
-    "sh -c 'pip install x && cd /app && exec torchrun main.py --lr 1'": "In the script, write: python main.py --lr 1",
-    "bash -lc 'set -e\nA=1 accelerate launch train.py'": "In the script, write: python train.py",
-    "bash -euo pipefail -c 'torchrun x.py'": "In the script, write: python x.py",
+    "sh -c 'pip install x && cd /app && exec torchrun main.py --lr 1'": "In the script, use: python main.py --lr 1",
+    "bash -lc 'set -e\nA=1 accelerate launch train.py'": "In the script, use: python train.py",
+    "bash -euo pipefail -c 'torchrun x.py'": "In the script, use: python x.py",
     "bash -c '# start\ntorchrun \\\n  --nproc_per_node=4 \\\n  train.py --lr 1'": (
-        "In the script, write: python train.py --lr 1; and give llmtrain node --processes-per-node 4"
+        "In the script, use: python train.py --lr 1, and pass --processes-per-node 4 to llmtrain node"
     ),
-    "bash -c 'ulimit -n 9 ; { torchrun x.py; }'": "In the script, write: python x.py",
-    "bash -c 'torchrun x.py > log 2>&1 || true'": "In the script, write: python x.py",
-    "bash -c 'torchrun --node_rank=$(hostname) x.py'": "In the script, write: python x.py",
-    "bash -c 'bash -c \"torchrun x.py\"'": "In the script, write: python x.py",
-    "bash -c 'timeout 60 torchrun \"a b.py\"'": "In the script, write: python 'a b.py'",
-    "/bin/bash -ec 'if true; then deepspeed x.py; fi'": "In the script, write: python x.py",
+    "bash -c 'ulimit -n 9 ; { torchrun x.py; }'": "In the script, use: python x.py",
+    "bash -c 'torchrun x.py > log 2>&1 || true'": "In the script, use: python x.py",
+    "bash -c 'torchrun --node_rank=$(hostname) x.py'": "In the script, use: python x.py",
+    "bash -c 'bash -c \"torchrun x.py\"'": "In the script, use: python x.py",
+    "bash -c 'timeout 60 torchrun \"a b.py\"'": "In the script, use: python 'a b.py'",
+    "/bin/bash -ec 'if true; then deepspeed x.py; fi'": "In the script, use: python x.py",
 }
 FINE = [
     "bash -c 'echo torchrun train.py'",
@@ -72,27 +72,27 @@ FINE = [
 
 
 @pytest.mark.parametrize(("line", "instead"), LINES.items())
-def test_a_launcher_is_refused_with_the_line_to_type(line: str, instead: str) -> None:
+def test_launcher_is_refused_with_replacement(line: str, instead: str) -> None:
     with pytest.raises(UsageError) as refused:
         check_own_command(shlex.split(line), "llmtrain node")
-    assert refused.value.remedy == f"Type: llmtrain node {instead}"
+    assert refused.value.remedy == f"Run: llmtrain node {instead}"
 
 
 @pytest.mark.parametrize(("line", "remedy"), SCRIPTS.items())
-def test_a_launcher_in_a_shell_script_is_refused(line: str, remedy: str) -> None:
+def test_launcher_in_shell_script_is_refused(line: str, remedy: str) -> None:
     with pytest.raises(UsageError) as refused:
         check_own_command(shlex.split(line), "llmtrain node")
     assert refused.value.remedy == remedy
 
 
 @pytest.mark.parametrize("line", ["''", "' '"])
-def test_an_empty_command_is_refused(line: str) -> None:
+def test_empty_command_is_refused(line: str) -> None:
     with pytest.raises(UsageError):
         check_own_command(shlex.split(line), "llmtrain node")
 
 
 @pytest.mark.parametrize("line", FINE)
-def test_other_commands_pass(line: str) -> None:
+def test_other_commands_are_accepted(line: str) -> None:
     check_own_command(shlex.split(line), "llmtrain node")
 
 
@@ -111,12 +111,12 @@ def test_other_commands_pass(line: str) -> None:
         ("", None),
     ],
 )
-def test_what_each_process_runs(line: str, expected: tuple[str, str] | None) -> None:
+def test_process_command(line: str, expected: tuple[str, str] | None) -> None:
     found = process_command(shlex.split(line))
     assert found == (expected and (expected[0], shlex.split(expected[1])))
 
 
-def test_names() -> None:
+def test_launcher_name() -> None:
     assert [launcher_name(shlex.split(line)) for line in ("torchrun x", "accelerate launch x", "deepspeed", "x")] == [
         "torchrun",
         "accelerate launch",
@@ -133,7 +133,7 @@ def test_names() -> None:
         ("launch", "--dry-run", "--image", "x", "--launcher", "torchrun"),
     ],
 )
-def test_the_commands_refuse_it(cli: Callable[..., Any], words: tuple[str, ...]) -> None:
+def test_node_and_launch_refuse_torchrun(cli: Callable[..., Any], words: tuple[str, ...]) -> None:
     done = cli(*words, "--", "torchrun", "who.py")
     assert done.code == 64
     assert "-- python who.py" in done.err

@@ -20,7 +20,7 @@ OTHERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN"}
 
 
 def own_address() -> tuple[str, str] | None:
-    """An (interface, IPv4 address) of this machine besides loopback, as `ip` tells it."""
+    """An (interface, IPv4 address) of this machine besides loopback, from `ip addr`."""
     try:
         lines = subprocess.run(["ip", "-4", "-o", "addr"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -30,7 +30,7 @@ def own_address() -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.77"])
-def test_loopback(host: str) -> None:
+def test_interface_to_loopback(host: str) -> None:
     assert interface_to(host) == "lo"
 
 
@@ -40,7 +40,7 @@ def test_loopback_over_ipv6() -> None:
     assert interface_to("::1") == "lo"
 
 
-def test_a_real_interface() -> None:
+def test_interface_to_own_address() -> None:
     row = own_address()
     if row is None:
         pytest.skip("no interface but loopback, or no ip command")
@@ -55,11 +55,11 @@ def test_every_ipv6_interface_is_known() -> None:
 
 
 @pytest.mark.parametrize("host", ["nobody.invalid", "a" * 70 + ".invalid"])
-def test_unknown_where_the_name_does_not_resolve(host: str) -> None:
+def test_interface_to_unresolvable_name_is_none(host: str) -> None:
     assert interface_to(host) is None
 
 
-def test_unknown_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_without_if_nameindex_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> list[tuple[int, str]]:
         raise OSError("not here")
 
@@ -69,42 +69,42 @@ def test_unknown_where_the_system_cannot_say(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def infiniband(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The folder of InfiniBand devices, not made yet."""
+    """The directory of InfiniBand devices, which does not exist yet."""
     monkeypatch.setattr(network, "INFINIBAND", tmp_path / "infiniband")
     return tmp_path / "infiniband"
 
 
-def test_what_is_set_without_infiniband(infiniband: Path) -> None:
+def test_setup_network_without_infiniband(infiniband: Path) -> None:
     environ: dict[str, str] = {}
-    done = setup_network("127.0.0.1", environ)
-    assert done == environ
-    assert done == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", **OTHERS}
+    variables = setup_network("127.0.0.1", environ)
+    assert variables == environ
+    assert variables == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", **OTHERS}
     assert setup_network("127.0.0.1", environ) == {}
     infiniband.mkdir()
     assert not has_infiniband()
 
 
-def test_infiniband_is_left_on(infiniband: Path) -> None:
+def test_infiniband_stays_enabled(infiniband: Path) -> None:
     (infiniband / "mlx5_0").mkdir(parents=True)
     assert has_infiniband()
     assert "NCCL_IB_DISABLE" not in setup_network("127.0.0.1", {})
 
 
-def test_what_was_set_stays(infiniband: Path) -> None:
+def test_setup_network_keeps_set_variables(infiniband: Path) -> None:
     assert not infiniband.exists()
     environ = {"GLOO_SOCKET_IFNAME": "mine", "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "0"}
-    done = setup_network("127.0.0.1", environ)
-    assert set(done) == {"NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
+    variables = setup_network("127.0.0.1", environ)
+    assert set(variables) == {"NCCL_SOCKET_IFNAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"}
     assert (environ["GLOO_SOCKET_IFNAME"], environ["NCCL_DEBUG"], environ["NCCL_IB_DISABLE"]) == ("mine", "INFO", "0")
 
 
-def test_no_interface_is_named_where_none_is_known(infiniband: Path) -> None:
+def test_unknown_interface_is_not_set(infiniband: Path) -> None:
     assert not infiniband.exists()
     assert setup_network("nobody.invalid", {}) == {"NCCL_IB_DISABLE": "1", **OTHERS}
 
 
-def test_a_name_that_stands_for_loopback_binds_nobody_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Debian writes the machine's own name as 127.0.1.1: true for this node only."""
+def test_own_name_on_loopback_selects_reachable_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian maps the machine's own name to 127.0.1.1, which other nodes cannot reach."""
     monkeypatch.setattr(network, "interface_to", lambda host: "lo" if host in ("box", "localhost") else None)
     rows = [("lo", "127.0.0.1"), ("eth0", "10.1.2.3"), ("eth1", "10.9.9.9")]
     addresses = [(name, ipaddress.ip_address(address)) for name, address in rows]
@@ -118,21 +118,21 @@ def test_a_name_that_stands_for_loopback_binds_nobody_to_it(monkeypatch: pytest.
     assert setup_network("localhost", {})["GLOO_SOCKET_IFNAME"] == "lo"
 
 
-def test_the_address_for_others_is_not_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reachable_address_is_not_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     address = reachable_address({})
     assert address is None or not ipaddress.ip_address(address).is_loopback
     assert reachable_address({"POD_IP": "10.0.0.7"}) == "10.0.0.7"
     monkeypatch.setattr(network, "_interface_addresses", lambda: iter(()))
-    monkeypatch.setattr(socket, "socket", no_way_out)
+    monkeypatch.setattr(socket, "socket", no_route)
     assert reachable_address({}) is None
 
 
-def no_way_out(*_: object) -> None:
+def no_route(*_: object) -> None:
     raise OSError("Network is unreachable")
 
 
 @pytest.mark.parametrize(
-    ("found", "is_true"),
+    ("found", "expected"),
     [
         (["127.0.1.1"], True),
         (["::1", "127.0.0.1"], True),
@@ -140,26 +140,23 @@ def no_way_out(*_: object) -> None:
         (["fe80::1%eth0"], False),
     ],
 )
-def test_a_name_of_its_own_that_leads_others_astray(
-    monkeypatch: pytest.MonkeyPatch, found: list[str], is_true: bool
-) -> None:
+def test_own_name_is_loopback(monkeypatch: pytest.MonkeyPatch, found: list[str], expected: bool) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in found])
-    assert own_name_is_loopback() is is_true
+    assert own_name_is_loopback() is expected
 
 
-def test_each_decision_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_network_logs_each_decision(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("llmtrain"), "propagate", True)
     with caplog.at_level(logging.DEBUG, "llmtrain"):
         setup_network("127.0.0.1", {"NCCL_DEBUG": "INFO"})
     assert {record.__dict__["tag"] for record in caplog.records} == {"DDP"}
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
-    assert "GLOO_SOCKET_IFNAME=lo: leads to 127.0.0.1" in caplog.messages
-    assert "NCCL_DEBUG=INFO was set already" in caplog.messages
+    assert any(message.startswith("GLOO_SOCKET_IFNAME=lo: ") for message in caplog.messages)
+    assert any(message.startswith("NCCL_DEBUG=INFO ") for message in caplog.messages)
     assert len({record.message for record in caplog.records}) == 5
 
 
-def test_no_module_of_these_imports_torch() -> None:
-    code = (
-        "import sys; from llmtrain.distributed import identity, network, rendezvous; sys.exit('torch' in sys.modules)"
-    )
+def test_rank_discovery_does_not_import_torch() -> None:
+    code = "import sys; from llmtrain.distributed import network, process_info, rendezvous\n"
+    code += "sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

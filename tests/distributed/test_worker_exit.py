@@ -1,4 +1,4 @@
-"""What stands for all processes of a node, and whether another start is worth it."""
+"""The error that represents all workers of a node, and whether they are restarted."""
 
 import signal
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmtrain.distributed.worker_exit import is_worth_a_restart, log_restart, overall
+from llmtrain.distributed.worker_exit import is_restartable, log_restart, merge_exits
 from llmtrain.errors import (
     CheckpointError,
     ConfigError,
@@ -28,14 +28,14 @@ DATA = (65, DataError("d."))
 CHECKPOINT = (65, CheckpointError("c."))
 NAN = (65, TrainingFailed("n."))
 JOIN = (69, JoinError("j."))
-TOLD = (75, Interrupted("t."))
+INTERRUPTED = (75, Interrupted("t."))
 LOST = (75, PeerLost("p."))
 SUPERSEDED = (75, Superseded("s."))
 CRASH = (1, None)
 SEVEN = (7, None)
 KILLED = (-9, None)
 SEGFAULT = (-11, None)
-STOPPED = (-15, None)  # by us, after another had failed
+STOPPED = (-15, None)  # by the agent, after another had failed
 FOREIGN_64 = (64, None)
 FOREIGN_75 = (75, None)
 
@@ -55,7 +55,7 @@ def workers(*rows: tuple[int, LlmtrainError | None]) -> list[ExitReport]:
         ((CONFIG, LOST), 64, UsageError, 0, False),
         ((LOST, DATA), 65, DataError, 1, False),
         ((CRASH, CHECKPOINT), 65, CheckpointError, 1, False),
-        ((TOLD, NAN), 65, TrainingFailed, 1, False),
+        ((INTERRUPTED, NAN), 65, TrainingFailed, 1, False),
         ((KILLED, USAGE), 64, UsageError, 1, False),
         ((FOREIGN_64, KILLED), 64, LlmtrainError, 0, False),
         ((STOPPED, USAGE), 64, UsageError, 1, False),
@@ -68,11 +68,11 @@ def workers(*rows: tuple[int, LlmtrainError | None]) -> list[ExitReport]:
         ((LOST, LOST), 75, PeerLost, 0, True),
         ((FINISHED, LOST), 75, PeerLost, 1, True),
         ((LOST, STOPPED), 75, PeerLost, 0, True),
-        ((TOLD, TOLD), 75, Interrupted, 0, False),
-        ((TOLD, LOST), 75, Interrupted, 0, False),
-        ((LOST, TOLD), 75, Interrupted, 1, False),
-        ((TOLD, CRASH), 1, LlmtrainError, 1, False),
-        ((LOST, FINISHED, TOLD, STOPPED), 75, Interrupted, 2, False),
+        ((INTERRUPTED, INTERRUPTED), 75, Interrupted, 0, False),
+        ((INTERRUPTED, LOST), 75, Interrupted, 0, False),
+        ((LOST, INTERRUPTED), 75, Interrupted, 1, False),
+        ((INTERRUPTED, CRASH), 1, LlmtrainError, 1, False),
+        ((LOST, FINISHED, INTERRUPTED, STOPPED), 75, Interrupted, 2, False),
         ((SUPERSEDED, LOST), 75, Superseded, 0, False),
         ((FOREIGN_75, FINISHED), 75, Interrupted, 0, False),
         ((FINISHED, SEVEN), 7, LlmtrainError, 1, True),
@@ -82,62 +82,59 @@ def workers(*rows: tuple[int, LlmtrainError | None]) -> list[ExitReport]:
         ((KILLED,), 137, LlmtrainError, 0, True),
     ],
 )
-def test_one_for_all(rows: Any, code: int, kind: type[LlmtrainError], rank: int | None, again: bool) -> None:
-    error = overall(workers(*rows))
+def test_merge_exits_picks_most_severe(
+    rows: Any, code: int, kind: type[LlmtrainError], rank: int | None, again: bool
+) -> None:
+    error = merge_exits(workers(*rows))
     assert error is not None
     assert type(error) is kind
     assert error.exit_code == code
-    assert is_worth_a_restart(workers(*rows)) == again
+    assert is_restartable(workers(*rows)) == again
     if kind not in (Interrupted,) and rank is not None:
         assert f"rank {rank}" in error.what
     if rank is None:
         assert "rank" not in error.what, "with one process there is nothing to tell apart"
 
 
-def test_a_worker_that_the_agent_stopped_does_not_prevent_a_restart() -> None:
+def test_worker_stopped_by_agent_does_not_prevent_restart() -> None:
     told = Interrupted("t.").as_dict()
-    assert is_worth_a_restart([worker(0, -9), replace(worker(1, 75, told), was_stopped=True)])
-    assert not is_worth_a_restart([worker(0, -9), worker(1, 75, told)])
+    assert is_restartable([worker(0, -9), replace(worker(1, 75, told), was_stopped=True)])
+    assert not is_restartable([worker(0, -9), worker(1, 75, told)])
 
 
 @pytest.mark.parametrize("rows", [(), (FINISHED,), (FINISHED, FINISHED)])
-def test_all_finished(rows: Any) -> None:
-    assert overall(workers(*rows)) is None
+def test_merge_exits_of_finished_workers_is_none(rows: Any) -> None:
+    assert merge_exits(workers(*rows)) is None
 
 
-def test_the_class_keeps_its_own_code() -> None:
-    """One error's exit code is set on it alone."""
-    overall(workers(KILLED))
+def test_exit_code_is_set_on_the_instance_only() -> None:
+
+    merge_exits(workers(KILLED))
     assert (LlmtrainError.exit_code, Interrupted.exit_code) == (1, 75)
 
 
-def test_what_a_worker_said_comes_out_whole() -> None:
+def test_merged_error_keeps_all_fields_of_the_report() -> None:
     said = UsageError("wrong size.", known=["b", "a"], remedy="Do it.")
     said.details = {"run_id": "r", "steps": 4}
-    error = overall([worker(0, 75, PeerLost("p.").as_dict()), worker(1, 64, said.as_dict())])
+    error = merge_exits([worker(0, 75, PeerLost("p.").as_dict()), worker(1, 64, said.as_dict())])
     assert error is not None
     assert error.as_dict() == {**said.as_dict(), "what": "rank 1: wrong size.", "rank": 1}
     assert "Do it." in str(error)
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (-9, ["was ended by SIGKILL", "out of memory"]),
-        (-11, ["was ended by SIGSEGV"]),
-        (7, ["crashed with exit code 7"]),
-        (75, ["exit code 75"]),
-    ],
+    ("code", "facts"),
+    [(-9, ["SIGKILL", "out of memory"]), (-11, ["SIGSEGV"]), (7, ["exit code 7"]), (75, ["exit code 75"])],
 )
-def test_a_worker_without_a_word_is_told_by_its_code(code: int, words: list[str]) -> None:
-    error = overall([worker(2, code)])
+def test_worker_without_report_is_described_by_its_code(code: int, facts: list[str]) -> None:
+    error = merge_exits([worker(2, code)])
     assert error is not None
-    for word in ["rank 2", *words]:
-        assert word in error.what
+    for fact in ["rank 2", *facts]:
+        assert fact in error.what
 
 
-def test_a_signal_without_a_name() -> None:
-    error = overall([worker(0, -(signal.SIGRTMIN + 3))])
+def test_realtime_signal() -> None:
+    error = merge_exits([worker(0, -(signal.SIGRTMIN + 3))])
     assert error is not None
     assert error.exit_code == 128 + signal.SIGRTMIN + 3
 
@@ -150,15 +147,15 @@ def test_a_signal_without_a_name() -> None:
         {"error": "nearest", "what": "x."},
     ],
 )
-def test_a_strange_report(report: dict[str, Any]) -> None:
-    """Of another version, or of a script that uses the name `llmtrain`."""
-    error = overall([worker(0, 3, report)])
+def test_malformed_report(report: dict[str, Any]) -> None:
+    """From another version, or from a script that uses the key `llmtrain`."""
+    error = merge_exits([worker(0, 3, report)])
     assert isinstance(error, LlmtrainError)
     assert error.exit_code == 3
 
 
-def test_a_restart_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_restart_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="llmtrain"):
         log_restart(workers(LOST, KILLED), 2)
-    assert "rank 1 was ended by SIGKILL" in caplog.text
+    assert "rank 1 was killed by SIGKILL" in caplog.text
     assert "2 restarts left" in caplog.text

@@ -1,4 +1,4 @@
-"""JoinState a world: who comes late, who never comes, and what is left afterwards."""
+"""Joining a world: late and missing ranks, retries, and cleanup."""
 
 import os
 import time
@@ -19,8 +19,8 @@ from llmtrain.errors import UsageError
 from llmtrain.logs import setup_logging
 
 
-def loud(body: Any, **distributed: Any) -> Any:
-    """As in a command: what is logged goes to standard error."""
+def with_logging(body: Any, **distributed: Any) -> Any:
+    """As in a command: log lines go to standard error."""
     joined = ranks.in_world(body, **distributed)
 
     def run(rank: int) -> Any:
@@ -30,14 +30,14 @@ def loud(body: Any, **distributed: Any) -> Any:
     return run
 
 
-def test_alone_there_is_no_process_group() -> None:
+def test_single_process_has_no_process_group() -> None:
     with join_world(DistributedSection(strategy="ddp"), RunSection(device="cpu")) as world:
         assert world == World()
         assert not world.is_joined
         assert not dist.is_initialized()
 
 
-def test_a_launched_process_of_one_joins_itself() -> None:
+def test_launched_single_process_joins() -> None:
     """torchrun --nproc-per-node 1: the same code path as with more."""
     env = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     body = ranks.in_world(lambda world: (world.is_joined, world.world_size, world.control.gather("x")))
@@ -45,7 +45,7 @@ def test_a_launched_process_of_one_joins_itself() -> None:
     assert ranks.values(ended) == [(True, 1, ["x"])]
 
 
-def test_nothing_is_left_afterwards() -> None:
+def test_second_world_in_same_process() -> None:
     """A second world in the same processes, after the first."""
 
     def body(rank: int) -> Any:
@@ -59,7 +59,7 @@ def test_nothing_is_left_afterwards() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_one_comes_late(late: int) -> None:
+def test_late_rank_joins(late: int) -> None:
     def body(rank: int) -> Any:
         if rank == late:
             time.sleep(1.0)
@@ -68,37 +68,38 @@ def test_one_comes_late(late: int) -> None:
     assert ranks.values(ranks.start_ranks(3, body).wait()) == [3, 3, 3]
 
 
-def test_who_never_comes_is_named() -> None:
+def test_missing_rank_is_reported() -> None:
     def body(rank: int) -> Any:
         if rank == 1:
-            return "stayed away"
-        return loud(lambda world: world.control.sum(1))(rank)
+            return "did not join"
+        return with_logging(lambda world: world.control.sum(1))(rank)
 
     started = time.monotonic()
     ended = ranks.start_ranks(3, body, {"LLMTRAIN_DIST_TIMEOUT": "2"}).wait()
     assert time.monotonic() - started < 15
-    assert ended[1].value == "stayed away"
+    assert ended[1].value == "did not join"
     for end in (ended[0], ended[2]):
         assert end.error is not None, end.output
         assert (end.error[0], end.error[2]) == ("JoinError", 69)
     assert ended[0].error is not None
-    assert "1 of 3 processes never came: rank 1" in ended[0].error[1]
+    assert "1 of 3 processes" in ended[0].error[1]
+    assert "rank 1" in ended[0].error[1]
     assert "llmtrain doctor" in ended[0].error[1]
 
 
-def test_whoever_is_waited_for_is_said_on_the_way() -> None:
+def test_missing_ranks_are_logged_while_waiting() -> None:
     def body(rank: int) -> Any:
         world_module.PROGRESS_SEC = 0.3
         if rank == 1:
             time.sleep(1.5)
-        return loud(lambda world: world.control.sum(1))(rank)
+        return with_logging(lambda world: world.control.sum(1))(rank)
 
     ended = ranks.start_ranks(2, body).wait()
     assert ranks.values(ended) == [2, 2]
     assert "still waiting for 1 of 2 processes: rank 1" in ended[0].output
 
 
-def test_a_first_connection_that_fails_is_tried_again() -> None:
+def test_failed_connection_is_retried() -> None:
     def body(rank: int) -> Any:
         before, failures = world_module._open_store, []
 
@@ -109,20 +110,20 @@ def test_a_first_connection_that_fails_is_tried_again() -> None:
             return before(process, timeout)
 
         world_module._open_store = flaky
-        return loud(lambda world: (world.control.sum(1), len(failures)))(rank)
+        return with_logging(lambda world: (world.control.sum(1), len(failures)))(rank)
 
     ended = ranks.start_ranks(2, body).wait()
     assert ranks.values(ended) == [(2, 0), (2, 2)]
-    assert ended[1].output.count("connecting failed, trying again") == 2
+    assert ended[1].output.count("Connection reset by peer") == 2
 
 
-def test_one_that_always_fails_is_an_end() -> None:
+def test_permanent_connection_failure_is_join_error() -> None:
     def body(rank: int) -> Any:
         def broken(process: Any, timeout: Any) -> Any:  # noqa: ARG001
             raise dist.DistNetworkError("Connection reset by peer")
 
         world_module._open_store = broken
-        return loud(lambda world: world.control.sum(1))(rank)
+        return with_logging(lambda world: world.control.sum(1))(rank)
 
     ended = ranks.start_ranks(1, body, {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}).wait()
     assert ended[0].error is not None, ended[0].output
@@ -130,8 +131,8 @@ def test_one_that_always_fails_is_an_end() -> None:
     assert "Connection reset by peer" in ended[0].error[1]
 
 
-def test_the_table_is_printed_once() -> None:
-    ended = ranks.start_ranks(2, loud(lambda _: os.getpid())).wait()
+def test_process_table_is_logged_by_rank0_only() -> None:
+    ended = ranks.start_ranks(2, with_logging(lambda _: os.getpid())).wait()
     pids = ranks.values(ended)
     lines = [line for line in ended[0].output.splitlines() if line.startswith("[DDP]")]
     assert lines[0] == "[DDP] 2 processes, backend gloo"
@@ -143,21 +144,21 @@ def test_the_table_is_printed_once() -> None:
     assert ended[1].output == ""
 
 
-def test_another_version_on_one_rank_is_warned_about() -> None:
+def test_version_mismatch_is_warned_about() -> None:
     def body(rank: int) -> Any:
         if rank == 1:
             world_module.own_versions = lambda: {"llmtrain": "0.0.1", "torch": "1.0", "python": "3"}
-        return loud(lambda world: world.control.sum(1))(rank)
+        return with_logging(lambda world: world.control.sum(1))(rank)
 
     ended = ranks.start_ranks(3, body).wait()
     assert ranks.values(ended) == [3, 3, 3]
     warnings = [line for end in ended for line in end.output.splitlines() if "warning" in line]
     assert len(warnings) == 1
-    assert "rank 1 runs" in warnings[0]
+    assert "rank 1" in warnings[0]
     assert "0.0.1" in warnings[0]
 
 
-def test_several_processes_need_a_strategy() -> None:
+def test_strategy_none_refuses_several_processes() -> None:
     started = time.monotonic()
     ended = ranks.run_ranks(2, lambda world: world.control.sum(1), strategy="none")
     assert [end.code for end in ended] == [64, 64]
@@ -165,7 +166,7 @@ def test_several_processes_need_a_strategy() -> None:
     assert time.monotonic() - started < 10
 
 
-def test_nccl_on_a_cpu_is_refused() -> None:
+def test_nccl_on_cpu_is_refused() -> None:
     with pytest.raises(UsageError, match="nccl"):
         pick_backend(DistributedSection(backend="nccl"), torch.device("cpu"))
     assert pick_backend(DistributedSection(backend="gloo"), torch.device("cpu")) == "gloo"
@@ -173,7 +174,7 @@ def test_nccl_on_a_cpu_is_refused() -> None:
 
 
 class TestDevice:
-    """With a machine of two GPUs made up."""
+    """On a simulated machine with two GPUs."""
 
     @pytest.fixture(autouse=True)
     def _two_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,26 +182,26 @@ class TestDevice:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
     @pytest.mark.parametrize(("name", "local_rank", "device"), [("auto", 0, "cuda:0"), ("cuda", 1, "cuda:1")])
-    def test_one_for_each_local_rank(self, name: str, local_rank: int, device: str) -> None:
+    def test_gpu_per_local_rank(self, name: str, local_rank: int, device: str) -> None:
         assert pick_device(name, local_rank, 2) == torch.device(device)
 
-    def test_on_a_cpu_any_number(self) -> None:
+    def test_cpu_takes_any_local_rank(self) -> None:
         assert pick_device("cpu", 5, 6) == torch.device("cpu")
 
-    def test_more_processes_than_gpus(self) -> None:
-        with pytest.raises(UsageError, match="Local rank 2 has no GPU of its own: 3 processes on this node, 2 GPUs"):
+    def test_more_processes_than_gpus_is_refused(self) -> None:
+        with pytest.raises(UsageError, match="local rank 2: this node has 3 processes and 2 GPUs"):
             pick_device("auto", 2, 3)
 
 
-def test_no_gpu_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_cuda_without_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick_device("auto", 3, 4) == torch.device("cpu")
     with pytest.raises(UsageError, match="no usable CUDA device"):
         pick_device("cuda")
 
 
-def test_the_agents_store_is_used_where_there_is_one() -> None:
-    """Under torchrun the store lives in the agent; each restart has names of its own in it."""
+def test_agent_store_is_used() -> None:
+    """Under torchrun the agent hosts the store; each restart uses its own keys."""
     port = ranks.free_port()
     body = ranks.in_world(lambda world: world.control.sum(1))
     store = ranks.start_ranks(1, lambda _: _serve(port))
@@ -219,11 +220,11 @@ def test_the_agents_store_is_used_where_there_is_one() -> None:
 def _serve(port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     time.sleep(60)
-    del store  # kept until here: letting go of it ends the server
+    del store  # kept until here: deleting it ends the server
 
 
-def test_a_process_that_is_started_again_while_others_wait_counts_once() -> None:
-    """Rank 1 comes twice, rank 2 never: that is not three."""
+def test_restarted_process_counts_once() -> None:
+    """Rank 1 joins twice, rank 2 never: two of three processes have joined."""
     port = ranks.free_port()
 
     def body(number: int) -> str:
@@ -232,5 +233,6 @@ def test_a_process_that_is_started_again_while_others_wait_counts_once() -> None
             world_module._connect(process, time.monotonic() + 3)
         return str(problem.value)
 
-    said = ranks.values(ranks.start_ranks(3, body).wait())
-    assert "1 of 3 processes never came: rank 2" in said[0]
+    messages = ranks.values(ranks.start_ranks(3, body).wait())
+    assert "1 of 3 processes" in messages[0]
+    assert "rank 2" in messages[0]

@@ -1,4 +1,4 @@
-"""What all processes find together."""
+"""Checks across all processes."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def world() -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def test_a_sum_that_is_right(world: World) -> None:
+def test_correct_all_reduce(world: World) -> None:
     found, timings = collective_findings(world)
     assert {finding.name: finding.status for finding in found} == {
         "same versions": "pass",
@@ -38,7 +38,7 @@ def test_a_sum_that_is_right(world: World) -> None:
     assert all(timing.latency_sec > 0 for timing in timings)
 
 
-def test_a_sum_that_is_wrong_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_reduce_wrong_once_is_detected(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     really = dist.all_reduce
 
@@ -53,7 +53,7 @@ def test_a_sum_that_is_wrong_once(world: World, monkeypatch: pytest.MonkeyPatch)
     assert timing.wrong_ranks == [0]
 
 
-def test_a_wrong_sum_fails_and_names_the_ranks() -> None:
+def test_wrong_sum_names_the_ranks() -> None:
     right, wrong = Timing(4, 1e-3, 1.0, []), Timing(4_000, 1e-3, 1.0, [1, 3])
     found = all_reduce("gloo on cpu, 4 ranks", [right, wrong])
     assert found.status == "fail"
@@ -62,18 +62,18 @@ def test_a_wrong_sum_fails_and_names_the_ranks() -> None:
 
 
 @pytest.mark.parametrize(("skew", "status"), [(0.5, "pass"), (5.0, "warn"), (61.0, "fail")])
-def test_clocks(skew: float, status: str) -> None:
+def test_clock_skew(skew: float, status: str) -> None:
     found = clock_skew([[1000.0, 1000.0 + skew, 1000.2]])
     assert found.status == status
     if status != "pass":
         assert "rank 1" in found.evidence
 
 
-def test_a_rank_that_was_slow_once_is_no_skew() -> None:
+def test_one_slow_round_is_not_skew() -> None:
     assert clock_skew([[1000.0, 1009.0], [1010.0, 1010.1]]).status == "pass"
 
 
-def test_versions() -> None:
+def test_version_skew() -> None:
     row = {"llmtrain": "0.1.0", "torch": "2.13.0", "python": "3.11.7", "nccl": None}
     assert version_skew([row, row]).status == "pass"
     assert version_skew([row, row | {"python": "3.11.9"}]).status == "warn"

@@ -1,4 +1,4 @@
-"""What ColossalAI's guide for Kubernetes sets and calls, with llmtrain instead: its variables, its three functions."""
+"""The variables and the three functions of ColossalAI's Kubernetes guide, with llmtrain instead."""
 
 import pytest
 
@@ -21,7 +21,7 @@ WORKER = {
 }
 
 
-def test_its_timeouts_count_and_ours_win() -> None:
+def test_timeout_variables_and_precedence() -> None:
     theirs = {"COLOSSALAI_DIST_TIMEOUT": "1800", "COLOSSALAI_MASTER_READY_TIMEOUT": "600"}
     assert (join_deadline_sec(SECTION, {}), ready_deadline_sec(SECTION, {})) == (5, 6)
     assert (join_deadline_sec(SECTION, theirs), ready_deadline_sec(SECTION, theirs)) == (1800, 600)
@@ -41,7 +41,7 @@ def test_its_timeouts_count_and_ours_win() -> None:
         ({"LLMTRAIN_DEBUG": "0", "COLOSSALAI_DEBUG": "1"}, False),
     ],
 )
-def test_its_debug_variables(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_on: bool) -> None:
+def test_debug_variables(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_on: bool) -> None:
     for name in ("LLMTRAIN_DEBUG", "COLOSSALAI_DEBUG", "DEBUG_DISTRIBUTED"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -49,7 +49,7 @@ def test_its_debug_variables(monkeypatch: pytest.MonkeyPatch, variables: dict[st
     assert is_debugging() is is_on
 
 
-def test_an_environment_can_be_required() -> None:
+def test_require_environment() -> None:
     assert validate_environment(WORKER, "train-1") == []
     assert require_environment(WORKER, "train-1") == WORKER
     broken = {**WORKER, "RANK": "7", "MASTER_PORT": "no"}
@@ -61,7 +61,7 @@ def test_an_environment_can_be_required() -> None:
         assert problem.what in str(refused.value)
 
 
-def test_the_network_is_set_up_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_network_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     environ: dict[str, str] = {"MASTER_ADDR": "127.0.0.1"}
     assert setup_network(environ=environ)["GLOO_SOCKET_IFNAME"] == "lo"
     assert setup_network(environ={})["GLOO_SOCKET_IFNAME"] == "lo"
@@ -72,7 +72,7 @@ def test_the_network_is_set_up_without_arguments(monkeypatch: pytest.MonkeyPatch
     assert callable(diagnose)
 
 
-def test_versions_of_packages_that_not_all_ranks_have() -> None:
+def test_version_skew_of_missing_packages() -> None:
     rows = [{"torch": "2.13", "transformers": "5.22.2"}, {"torch": "2.13"}]
     found = version_skew(rows)
     assert found.status == "fail"

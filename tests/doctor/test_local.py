@@ -13,7 +13,7 @@ from llmtrain.diagnose import Finding, diagnose
 from llmtrain.doctor import machine, needs
 from llmtrain.doctor.environment import Master
 from llmtrain.doctor.local import checks_after
-from llmtrain.doctor.network import chosen_interfaces, master_port, way_to_master
+from llmtrain.doctor.network import chosen_interfaces, master_port, route_to_master
 from llmtrain.errors import JoinError
 from llmtrain.findings import is_ok
 
@@ -44,7 +44,7 @@ def look(config: Config, environ: Mapping[str, str] | None = None) -> dict[str, 
     return by_name(diagnose(config, environ or {}))
 
 
-def test_a_laptop_is_fit(config: Config, tmp_path: Path) -> None:
+def test_laptop_passes(config: Config, tmp_path: Path) -> None:
     findings = diagnose(config, {})
     assert is_ok(findings), findings
     names = by_name(findings)
@@ -54,11 +54,11 @@ def test_a_laptop_is_fit(config: Config, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [], "the probe file is left behind, or a directory was made"
 
 
-def test_without_a_config(workdir: Path) -> None:  # noqa: ARG001
+def test_diagnose_without_config(workdir: Path) -> None:  # noqa: ARG001
     assert is_ok(diagnose(environ={}))
 
 
-def test_bad_environment(config: Config) -> None:
+def test_bad_environment_fails(config: Config) -> None:
     findings = diagnose(config, {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "many"})
     wrong = [f for f in findings if f.name == "identity"]
     assert wrong
@@ -67,7 +67,7 @@ def test_bad_environment(config: Config) -> None:
     assert all(f.recommendation for f in wrong)
 
 
-def test_the_environment_is_shown_without_secrets(config: Config) -> None:
+def test_environment_is_shown_without_secrets(config: Config) -> None:
     found = look(config, {"WORLD_SIZE": "1", "MY_TOKEN": "hush", "NCCL_DEBUG": "INFO"})["environment"]
     assert "WORLD_SIZE=1" in found.evidence
     assert "NCCL_DEBUG=INFO" in found.evidence
@@ -89,7 +89,7 @@ def test_the_environment_is_shown_without_secrets(config: Config) -> None:
         ("NCCL_SOCKET_IFNAME", "^nope7", "pass"),
     ],
 )
-def test_an_interface_that_is_not_there(variable: str, text: str, status: str) -> None:
+def test_missing_interface_fails(variable: str, text: str, status: str) -> None:
     (found,) = chosen_interfaces({variable: text})
     assert (found.name, found.status) == (variable, status)
     if status == "fail":
@@ -97,13 +97,13 @@ def test_an_interface_that_is_not_there(variable: str, text: str, status: str) -
         assert f"Unset {variable}" in str(found.recommendation)
 
 
-def test_excluding_every_interface() -> None:
+def test_excluding_every_interface_fails() -> None:
     every = ",".join(name for _, name in socket.if_nameindex())
     (found,) = chosen_interfaces({"NCCL_SOCKET_IFNAME": f"^{every}"})
     assert found.status == "fail"
 
 
-def test_a_master_that_refuses(config: Config, closed_port: int) -> None:
+def test_refusing_master_fails(config: Config, closed_port: int) -> None:
     environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(closed_port)}
     found = look(config, environ)["master port"]
@@ -112,40 +112,40 @@ def test_a_master_that_refuses(config: Config, closed_port: int) -> None:
     assert "MASTER_PORT" in str(found.recommendation)
 
 
-def test_a_master_that_answers(listening: int) -> None:
+def test_listening_master_passes(listening: int) -> None:
     (found,) = master_port(Master("127.0.0.1", listening, is_hosted_here=False))
     assert found.status == "pass"
 
 
-def test_the_port_this_process_will_listen_on(listening: int, closed_port: int) -> None:
+def test_own_master_port_must_be_free(listening: int, closed_port: int) -> None:
     (taken,) = master_port(Master("127.0.0.1", listening, is_hosted_here=True))
     (free,) = master_port(Master("127.0.0.1", closed_port, is_hosted_here=True))
     assert (taken.status, free.status) == ("fail", "pass")
     assert "in use" in taken.evidence
 
 
-def test_rank_0_hosts_unless_torchruns_agent_does(config: Config, listening: int) -> None:
+def test_rank0_hosts_unless_agent_does(config: Config, listening: int) -> None:
     environ = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listening), "GROUP_RANK": "0"}
     assert look(config, environ)["master port"].status == "fail"
     assert look(config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"})["master port"].status == "pass"
 
 
-def test_a_name_that_does_not_resolve() -> None:
-    (found,) = way_to_master(Master("no-such-host.invalid", 29500, is_hosted_here=False), 1)
+def test_unresolvable_master_fails() -> None:
+    (found,) = route_to_master(Master("no-such-host.invalid", 29500, is_hosted_here=False), 1)
     assert (found.name, found.status) == ("master name", "fail")
     assert "headless Service" in str(found.recommendation)
 
 
-def test_the_interface_to_the_master() -> None:
+def test_interface_to_master() -> None:
     master = Master("127.0.0.1", 29500, is_hosted_here=True)
-    assert by_name(list(way_to_master(master, 0)))["interface"].status == "pass"
-    other = by_name(list(way_to_master(master, 1)))["interface"]
+    assert by_name(list(route_to_master(master, 0)))["interface"].status == "pass"
+    other = by_name(list(route_to_master(master, 1)))["interface"]
     assert other.status == "warn"
     assert "leads back to this machine" in other.evidence
 
 
-def test_after_a_failed_start_the_port_is_asked_where_that_is_new(config: Config) -> None:
+def test_port_is_checked_after_failed_start_of_remote_master(config: Config) -> None:
     environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
     def names(environ: dict[str, str], **details: object) -> list[str]:
@@ -160,7 +160,7 @@ def test_after_a_failed_start_the_port_is_asked_where_that_is_new(config: Config
     assert names({}) == []
 
 
-def test_a_root_dir_that_is_a_file(config: Config, tmp_path: Path) -> None:
+def test_root_dir_that_is_a_file_fails(config: Config, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
     names = look(config)
     assert names["output"].status == "fail"
@@ -170,12 +170,12 @@ def test_a_root_dir_that_is_a_file(config: Config, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_root_dir_without_write_access(config: Config, tmp_path: Path) -> None:
+def test_root_dir_without_write_access_fails(config: Config, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir(mode=stat.S_IRUSR | stat.S_IXUSR)
     assert look(config)["output"].status == "fail"
 
 
-def test_the_directory_of_an_existing_run_is_the_one_that_counts(config: Config, tmp_path: Path) -> None:
+def test_directory_of_existing_run_is_checked(config: Config, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").write_text("")
     named = config.with_values("output", run_id="mine")
@@ -183,7 +183,7 @@ def test_the_directory_of_an_existing_run_is_the_one_that_counts(config: Config,
     assert look(named.with_values("output", run_id="other"))["output"].status == "pass"
 
 
-def test_a_slow_volume(tmp_path: Path) -> None:
+def test_slow_volume_warns(tmp_path: Path) -> None:
     slow = machine.write_speed(tmp_path, slow_bytes_per_sec=1e15)
     assert slow.status == "warn"
     assert "MB/s" in slow.evidence or "GB/s" in slow.evidence
@@ -191,12 +191,12 @@ def test_a_slow_volume(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_volume_that_is_too_small(tmp_path: Path) -> None:
-    assert machine.room("output room", tmp_path / "not" / "yet", 1 << 60).status == "warn"
-    assert machine.room("output room", tmp_path / "not" / "yet", 1).status == "pass"
+def test_small_volume_warns(tmp_path: Path) -> None:
+    assert machine.free_space("output free_space", tmp_path / "not" / "yet", 1 << 60).status == "warn"
+    assert machine.free_space("output free_space", tmp_path / "not" / "yet", 1).status == "pass"
 
 
-def test_a_model_larger_than_the_machine(config: Config) -> None:
+def test_model_larger_than_memory_fails(config: Config) -> None:
     wide = config.with_values("model", d_model=32768, n_layers=100, n_heads=32).with_values("run", device="cpu")
     count = needs.count_parameters(wide)
     assert count.parameters is not None
@@ -204,10 +204,10 @@ def test_a_model_larger_than_the_machine(config: Config) -> None:
     names = look(wide)
     assert names["memory"].status == "fail"
     assert f"{count.parameters:,} parameters" in names["memory"].evidence
-    assert names["output room"].status == "warn", "its checkpoints do not fit either"
+    assert names["output free_space"].status == "warn", "its checkpoints do not fit either"
 
 
-def test_what_the_need_is_made_of(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(needs, "machine_memory", lambda: 10_000)
     cpu = config.with_values("run", device="cpu")
     adafactor = cpu.with_values("trainer", optimizer="adafactor")
@@ -226,7 +226,7 @@ def test_what_the_need_is_made_of(config: Config, monkeypatch: pytest.MonkeyPatc
     assert status(fsdp, 400, 2, 2) == "pass"  # 3,200 in each
 
 
-def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(needs, "CGROUP_LIMITS", (tmp_path / "missing", limit))
     limit.write_text("max\n")
@@ -235,20 +235,20 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, monkeypatch: pytest.Mon
     assert needs.machine_memory() == 123456
 
 
-def test_a_vocabulary_that_is_not_known_yet(config: Config) -> None:
+def test_unknown_vocabulary(config: Config) -> None:
     char = config.with_values("data", tokenizer="char")
     assert "char" in look(char)["memory"].evidence
     assert needs.count_parameters(char).parameters is None
     assert needs.count_parameters(char.with_values("model", vocab_size=65)).parameters
 
 
-def test_a_vocabulary_smaller_than_the_tokenizers(config: Config) -> None:
+def test_vocabulary_smaller_than_tokenizer_fails(config: Config) -> None:
     found = look(config.with_values("model", vocab_size=10))["memory"]
     assert found.status == "fail"
     assert "model.vocab_size" in found.evidence
 
 
-def test_weights_to_start_from_are_not_read(config: Config) -> None:
+def test_initial_weights_are_not_read(config: Config) -> None:
     started = config.with_values("model", init="/no/such/directory")
     assert needs.count_parameters(started) == needs.count_parameters(config)
 
@@ -260,7 +260,7 @@ def test_more_threads_than_cores(config: Config) -> None:
     assert "8192" in many.evidence
 
 
-def test_small_shared_memory_matters_to_workers(config: Config) -> None:
+def test_small_shared_memory_warns_with_workers(config: Config) -> None:
     workers = config.with_values("data", num_workers=2).with_values("run", device="cpu")
     (small,) = machine.shared_memory(workers, least_bytes=1 << 60)
     (enough,) = machine.shared_memory(workers, least_bytes=1)
@@ -270,7 +270,7 @@ def test_small_shared_memory_matters_to_workers(config: Config) -> None:
     assert "/dev/shm has" in unused.evidence
 
 
-def test_a_gpu_that_is_asked_for_and_not_there(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     (asked,) = machine.gpus(config.with_values("run", device="cuda"), 1, {})
     assert asked.status == "fail"

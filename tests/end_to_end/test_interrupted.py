@@ -69,7 +69,7 @@ def test_stopped_and_resumed_on_one_node(kube: Kube, reference: str) -> None:
         assert f"Run {run} goes on." in last
         assert kube.status(run)["state"] == "running"
         again = kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), expect=64)
-        assert "exists already" in again.err
+        assert "already exists" in again.err
 
     stopped = kube.llmtrain("stop", run)
     assert "[SAVE]" in stopped.err

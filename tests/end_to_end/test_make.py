@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kube import ROOT, SMALL, Done, Kube, environment
 
-from llmtrain.local_cluster.kind_cluster import open_folder, volume_manifests
+from llmtrain.local_cluster.kind_cluster import open_directory, volume_manifests
 
 CLAIM = "as-up-makes-it"
 
@@ -18,7 +18,7 @@ CLAIM = "as-up-makes-it"
 @pytest.fixture
 def folder(kube: Kube, tmp_path: Path) -> Iterator[Path]:
     """Where the claim's files lie on this machine."""
-    folder = open_folder(tmp_path / "runs")
+    folder = open_directory(tmp_path / "runs")
     volume, claim = volume_manifests(str(folder), kube.namespace, CLAIM)
     kube.apply(volume)
     kube.apply(claim)
@@ -51,7 +51,7 @@ def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
 
     refused = make(kube, "k8s-train", K8S_RUN="by-make")
     assert refused.code != 0
-    assert "Run 'by-make' exists already" in refused.err
+    assert "Run 'by-make' already exists" in refused.err
 
     logs = make(kube, "k8s-logs")
     assert logs.code == 0, logs.err

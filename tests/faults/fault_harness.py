@@ -169,7 +169,7 @@ def start(
 ) -> Child:
     """Train in a child. `before` runs in the child first; the values that `after` returns are added to the result."""
     root = Path(config.output.root_dir)
-    folder = root.parent / f"child-{len(_children)}"
+    folder = root.parent.absolute() / f"child-{len(_children)}"  # the child may change its directory
     folder.mkdir(parents=True)
     (folder / "output").touch()
     body = functools.partial(_child, config, resume, allow_config_change, folder, fault, env or {}, before, after)

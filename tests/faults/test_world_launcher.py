@@ -117,7 +117,7 @@ def test_killed_rank_is_restarted(
     result = json.loads(stdout)
     assert result["resumed_from"] == (from_step or None)
     assert outcome(root, result) == world_golden
-    assert stderr.count("Starting the processes again") == 1
+    assert stderr.count("Restarting the processes") == 1
     assert [row["from_step"] for row in generations(root)] == [0, from_step]
     assert {beat["generation"] for beat in read_heartbeats(root / RUN_ID / "heartbeats").values()} == {2}
 
@@ -153,7 +153,7 @@ def test_gives_up_after_three_crashes_without_progress(file: Path, root: Path) -
     code, _, stderr = finish(start(file, *NODE, "--max-restarts", "9", fault="forward:1:1:kill"))
     assert code == 65, stderr
     assert "crashed 3 times in a row without a newer checkpoint than step 0" in stderr
-    assert stderr.count("Starting the processes again") == 3
+    assert stderr.count("Restarting the processes") == 3
     assert len(generations(root)) == 3
 
 
@@ -176,7 +176,7 @@ def test_restart_uses_the_named_checkpoint_until_it_was_loaded(
     again = start(file, "train", "--processes", "2", "--resume", str(named), "--json", fault=fault)
     code, stdout, stderr = finish(again)
     assert code == 0, stderr
-    assert stderr.count("Starting the processes again") == 1
+    assert stderr.count("Restarting the processes") == 1
     assert json.loads(stdout)["resumed_from"] == resumed_from
     assert outcome(root, read_result(root)) == world_golden
 
@@ -186,7 +186,7 @@ def test_gives_up_after_three_crashes_during_data_preparation(file: Path, root: 
     for command in (NODE, ("train", "--processes", "2")):
         code, _, stderr = finish(start(file, *command, "--max-restarts", "9", fault="prepare:0:1:kill"))
         assert code == 65, stderr
-        assert stderr.count("Starting the processes again") == 3
+        assert stderr.count("Restarting the processes") == 3
         shutil.rmtree(root / RUN_ID)
 
 
@@ -268,7 +268,7 @@ def test_sigterm_is_not_restarted(file: Path, root: Path) -> None:
     assert code == 75, stderr
     assert json.loads(stdout)["error"] == "Interrupted"
     assert "step 3" in stderr
-    assert "Starting the processes again" not in stderr
+    assert "Restarting the processes" not in stderr
     assert steps_saved(root)[-1] == 3
 
 
@@ -277,7 +277,7 @@ def test_nan_exits_65(file: Path, root: Path) -> None:
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="loss:3:1:nan"))
     assert code == 65, stderr
     assert "The loss of step 3 is nan; it saw samples 16 to 23." in json.loads(stdout)["what"]
-    assert "Starting the processes again" not in stderr
+    assert "Restarting the processes" not in stderr
     assert steps_saved(root) == [2]
 
 
@@ -286,7 +286,7 @@ def test_nan_exits_65(file: Path, root: Path) -> None:
 def test_bad_config_exits_64(file: Path, root: Path, setting: str) -> None:
     code, _, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--set", setting))
     assert code == 64, stderr
-    assert "Starting the processes again" not in stderr
+    assert "Restarting the processes" not in stderr
     assert "Traceback" not in stderr
     assert not (root / RUN_ID).exists()
 
@@ -384,5 +384,5 @@ def test_nan_during_a_save_exits_cleanly(
     file.write_text(dump_config(make_world_config(trainer__async_save=async_save)))
     code, _, stderr = finish(start(file, *NODE, "--max-restarts", "2", fault="loss:3:1:nan"))
     assert code == 65, stderr
-    assert "Starting the processes again" not in stderr
+    assert "Restarting the processes" not in stderr
     assert not (root / RUN_ID / "finished.json").exists()

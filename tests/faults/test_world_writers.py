@@ -160,7 +160,7 @@ def test_running_generation_is_superseded(make_world_config: MakeConfig, root: P
     newer = harness.start_world(endless, 2, "auto", fault="forward:70:0:term", env=UNATTENDED)
     ends = older.wait()
     assert [ended.code for ended in ends] == [75, 75], older.output()
-    assert "Another process has taken this run over" in ends[0].output
+    assert "Another process has taken over this run" in ends[0].output
     assert [ended.code for ended in newer.wait()] == [75, 75], newer.output()
     assert [row["ended"] for row in generations(root)] == [None, "stopped"]
 

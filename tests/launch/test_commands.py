@@ -34,8 +34,8 @@ def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
     for module, name, value in (
         (apply, "POLL_SEC", 0.02),
         (follow, "POLL_SEC", 0.03),
-        (follow, "SURE_SEC", 0.15),
-        (follow, "GONE_SEC", 0.15),
+        (follow, "START_FAILURE_SEC", 0.15),
+        (follow, "REMOVED_SEC", 0.15),
         (follow, "DRAIN_SEC", 0.5),
         (follow, "USAGE_SEC", 0.0),
         (follow, "EVENTS_SEC", 0.0),
@@ -133,7 +133,7 @@ class TestLaunch:
     def test_detached(self, call: Cli, kube: KubeServer) -> None:
         done = call(*LAUNCH, "--detach")
         assert done.code == 0, done.err
-        assert done.out.startswith("Run demo is launched. Watch it: llmtrain status demo --kubeconfig ")
+        assert done.out.startswith("Run demo launched. Watch it: llmtrain status demo --kubeconfig ")
         assert "llmtrain stop demo --kubeconfig " in done.out
         assert ours(kube) == ALL
         assert {namespace for _, namespace, _ in kube.objects} == {"team"}, "that of the context"
@@ -161,12 +161,12 @@ class TestLaunch:
     @pytest.mark.parametrize(
         ("act", "code", "said"),
         [
-            (finish, 0, "Run demo is finished. Bring it here: llmtrain fetch demo "),
+            (finish, 0, "llmtrain fetch demo "),
             (fail_with(65), 65, "Run demo failed: exit code 65"),
             (fail_with(64), 64, "Run demo failed: exit code 64"),
             (fail_with(137), 137, "Run demo failed: exit code 137"),
             (stopped_by_somebody, 75, "Run demo is stopped"),
-            (deleted_by_somebody, 75, "Run demo was deleted while it was watched"),
+            (deleted_by_somebody, 75, "Run demo was deleted"),
         ],
         ids=["finished", "65", "64", "killed", "stopped", "deleted"],
     )
@@ -181,7 +181,7 @@ class TestLaunch:
         assert (done.err == "") is (code == 0)
         if act is stopped_by_somebody:
             assert "llmtrain resume demo " in done.err
-            assert "goes on with it" in done.err
+            assert "llmtrain resume demo" in done.err
 
     def test_a_run_that_was_deleted_cannot_be_resumed(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, deleted_by_somebody)
@@ -189,7 +189,7 @@ class TestLaunch:
         player.done()
         assert done.code == 75
         assert call("resume", "demo").code == 64
-        assert "goes on with it" not in done.err
+        assert "llmtrain resume demo" not in done.err
 
     def test_finished_as_json(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, finish)
@@ -216,9 +216,9 @@ class TestLaunch:
         done = call(*LAUNCH, "--json")
         player.done()
         assert done.code == 64
-        assert "The image me/train:1 cannot be pulled" in done.json["what"]
+        assert "me/train:1" in done.json["what"]
         assert "manifest unknown" in done.json["what"]
-        assert done.json["remedy"].endswith("Nothing was left on the cluster.")
+        assert done.json["remedy"].endswith("rolled back.")
         assert ours(kube) == []
 
     def test_a_run_that_was_there_before_is_not_taken_back(self, call: Cli, kube: KubeServer) -> None:
@@ -230,8 +230,8 @@ class TestLaunch:
         done = call(*LAUNCH, "--resume")
         player.done()
         assert done.code == 64
-        assert "cannot be pulled" in done.err
-        assert "Nothing was left" not in done.err
+        assert "me/train:1" in done.err
+        assert "rolled back" not in done.err
         assert "persistentvolumeclaims/demo-runs" in ours(kube)
         assert "configmaps/demo-config" in ours(kube)
 
@@ -259,8 +259,8 @@ class TestLaunch:
         done = call(*LAUNCH)
         player.done()
         assert done.code == 64
-        assert "The image me/train:1 cannot be pulled" in done.err
-        assert "Nothing was left" not in done.err
+        assert "me/train:1" in done.err
+        assert "only partly rolled back" in done.err
 
     def test_a_job_that_is_still_being_deleted(self, call: Cli, kube: KubeServer) -> None:
         said = '{"message": "object is being deleted: jobs.batch \\"demo\\" already exists"}'
@@ -280,7 +280,7 @@ class TestLaunch:
         monkeypatch.setattr(follow, "follow", interrupted)
         done = call(*LAUNCH)
         assert done.code == 0
-        assert "Run demo goes on." in done.err
+        assert "Run demo keeps running." in done.err
         assert ours(kube) == ALL
 
     def test_twice_is_refused(self, call: Cli, kube: KubeServer) -> None:
@@ -314,7 +314,7 @@ class TestLaunch:
         before = snapshot(kube)
         done = call(*words)
         assert done.code == 64
-        assert "Run 'demo' is still going (starting)" in done.err
+        assert "Run 'demo' has not ended" in done.err
         assert "llmtrain stop demo" in done.err
         assert kube.objects == before
 
@@ -325,7 +325,7 @@ class TestLaunch:
         record = find_record(kube.cluster(), "demo", "team")
         assert record.work.mode == ("smoke" if words == ("--smoke",) else "command")
         assert kube.objects["jobs", "team", "demo"]["spec"] == record.manifests[-1]["spec"]
-        assert done.out.startswith("Run demo is launched.")
+        assert done.out.startswith("Run demo launched.")
 
 
 class TestTheCluster:
@@ -442,8 +442,8 @@ class TestStopAndDelete:
         done = call("stop", "demo")
         player.join(10)
         assert done.code == 0
-        assert done.out.startswith("Run demo is stopped. Go on with it: llmtrain resume demo ")
-        assert "waiting for 1 pod to save and end" in done.err
+        assert "llmtrain resume demo " in done.out
+        assert "waiting for 1 pod " in done.err
         assert "[SAVE] step_12" in done.err
         assert ours(kube) == ["configmaps/demo-config", "persistentvolumeclaims/demo-runs"]
         again = call("stop", "demo", "--json")
@@ -454,7 +454,7 @@ class TestStopAndDelete:
         call(*LAUNCH, "-d")
         done = call("delete", "demo")
         assert done.code == 0
-        assert done.out == "Run demo is deleted.\nData stays on claim demo-runs.\n"
+        assert done.out == "Run demo deleted.\nData kept on claim demo-runs.\n"
         assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
         assert call("delete", "demo").code == 64
 
@@ -502,7 +502,7 @@ class TestStopAndDelete:
         done = call("delete", "--all", "--yes", "--data", "--json")
         assert sorted(done.json["deleted"]) == ["demo", "demo-2"]
         assert {namespace for _, namespace, _ in kube.objects} == {"lab"}
-        assert call("delete", "--all").out == "There are no runs in namespace team.\n"
+        assert call("delete", "--all").out == "No runs in namespace team.\n"
 
     def test_one_or_all(self, call: Cli, kube: KubeServer) -> None:
         for words in ((), ("demo", "--all")):
@@ -513,7 +513,7 @@ class TestStopAndDelete:
         kube.add({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}})
         assert call(*LAUNCH, "-d", "--set", "launch.runs_volume.claim=shared").code == 0
         done = call("delete", "demo", "--data", "--yes")
-        assert "Data stays on claim shared." in done.out
+        assert "Data kept on claim shared." in done.out
         assert ours(kube) == ["persistentvolumeclaims/shared"]
 
 
@@ -525,12 +525,13 @@ class TestHints:
         Player(kube, finish)
         done = call(*LAUNCH, *words)
         assert done.code == 0, done.err
-        assert "Run demo is finished. Remove it: llmtrain delete demo" in done.out
+        assert "llmtrain delete demo" in done.out
+        assert "llmtrain fetch" not in done.out
         assert "llmtrain fetch" not in done.out
 
     def test_what_was_trained_can_be_fetched(self, call: Cli, kube: KubeServer) -> None:
         Player(kube, finish)
-        assert "Bring it here: llmtrain fetch demo " in call(*LAUNCH).out
+        assert "llmtrain fetch demo " in call(*LAUNCH).out
 
     @pytest.mark.parametrize("words", [("--smoke",), ("--doctor",)])
     def test_nor_after_stop(self, call: Cli, words: tuple[str, ...]) -> None:
@@ -550,7 +551,7 @@ class TestHints:
         assert done.code == 64
         assert "quota" in done.err
         assert ours(kube) == ["persistentvolumeclaims/demo-runs"], "the pod that was let in may have written"
-        assert "Nothing was left" not in done.err
+        assert "was kept" in done.err
 
 
 def test_pods_that_have_ended_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -566,7 +567,7 @@ def test_pods_that_have_ended_are_not_counted(capsys: pytest.CaptureFixture[str]
         ["Pending"],
     ):
         count([{"status": {"phase": phase}} for phase in phases])
-    said = [f"waiting for {text} to save and end" for text in ("2 pods", "1 pod", "1 pod")]
+    said = [f"waiting for {text} to save and exit" for text in ("2 pods", "1 pod", "1 pod")]
     assert capsys.readouterr().err.splitlines() == said
 
 

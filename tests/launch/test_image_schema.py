@@ -10,8 +10,9 @@ from llmtrain.config.load import build_config, load_config
 from llmtrain.config.upgrade import downgrade
 from llmtrain.errors import UsageError
 from llmtrain.launch.manifests import render
-from llmtrain.launch.plan import CONFIG_FILE, JobPlan, plan_job
+from llmtrain.launch.plan import JobPlan, plan_job
 from llmtrain.launch.record import read_record
+from llmtrain.launch.work import CONFIG_FILE
 
 BASE = [
     "output.run_id=demo",

@@ -289,7 +289,7 @@ class TestNetworkPolicy:
     ("sets", "words"),
     [
         (["launch.nodes=3"], "reproducible_reduce"),
-        (["launch.nodes=2:4"], "there are 3 processes"),
+        (["launch.nodes=2:4"], "got 3"),
         (["launch.nodes=2", "distributed.strategy=none", "distributed.reproducible_reduce=false"], "strategy is none"),
         (["output.root_dir=/tmp/runs"], "output.root_dir"),
         (["output.root_dir=/with space"], "output.root_dir"),

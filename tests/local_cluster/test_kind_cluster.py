@@ -1,5 +1,5 @@
-"""cluster up, down and load-image as they are typed, with stand-ins for kind and docker (fake_kind.py), and the make
-targets around them. The volume that `up` makes is tried on a real cluster in end_to_end/test_make.py."""
+"""The commands cluster up, down and load-image with fakes for kind and docker (fake_kind.py), and the make targets that
+use them. The volume that `up` creates is tested on a real cluster in end_to_end/test_make.py."""
 
 import inspect
 import json
@@ -27,10 +27,10 @@ CLAIM = ("persistentvolumeclaims", "default", "runs")
 
 
 @dataclass
-class Machine:
-    """Where kind and docker are, what they hold, and what they were asked."""
+class FakeTools:
+    """Fake kind and docker: their directory, their state and the calls they received."""
 
-    folder: Path
+    directory: Path
     bin: Path
     state: Path
     kubeconfig: Path
@@ -53,8 +53,8 @@ class Machine:
         file = self.state / "containers.json"
         return dict(json.loads(file.read_text())) if file.exists() else {}
 
-    def make_by_hand(self, name: str, mounted_at: str = "/files") -> None:
-        """What somebody else makes with kind."""
+    def create_by_hand(self, name: str, mounted_at: str = "/files") -> None:
+        """A cluster created with kind directly."""
         mounts = [{"Type": "bind", "Source": "/somewhere", "Destination": mounted_at}]
         made = {"Id": "f00", "Name": f"/{name}-control-plane", "Cluster": name, "Mounts": mounts}
         (self.state / "containers.json").write_text(json.dumps({f"{name}-control-plane": made}))
@@ -69,7 +69,7 @@ class Machine:
 
     @property
     def records(self) -> list[Path]:
-        return sorted((self.folder / "state" / "llmtrain" / "clusters").glob("*"))
+        return sorted((self.directory / "state" / "llmtrain" / "clusters").glob("*"))
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def kube() -> Iterator[KubeServer]:
 
 
 @pytest.fixture
-def machine(tmp_path: Path, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    found = Machine(tmp_path, tmp_path / "bin", tmp_path / "containers", tmp_path / "kubeconfig")
+def tools(tmp_path: Path, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> FakeTools:
+    found = FakeTools(tmp_path, tmp_path / "bin", tmp_path / "containers", tmp_path / "kubeconfig")
     found.bin.mkdir()
     found.state.mkdir()
     found.install("kind", "docker")
@@ -90,13 +90,13 @@ def machine(tmp_path: Path, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig))
     monkeypatch.delenv("KIND_EXPERIMENTAL_PROVIDER", raising=False)
-    # The client reads KUBECONFIG when it is imported, which another test may have done.
+    # The client reads KUBECONFIG on import, which may have happened in another test.
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(found.kubeconfig))
     return found
 
 
 @pytest.fixture
-def call(cli: Cli, machine: Machine) -> Cli:  # noqa: ARG001 (its programs are used)
+def call(cli: Cli, tools: FakeTools) -> Cli:  # noqa: ARG001 (its programs are used)
     def run(*words: object) -> Any:
         done = cli("cluster", *words)
         assert "Traceback" not in done.err, done.err
@@ -113,9 +113,7 @@ def wait_for(is_true: Callable[[], object]) -> None:
 
 
 class TestUp:
-    def test_it_makes_a_cluster_with_a_claim_on_a_folder(
-        self, call: Cli, machine: Machine, kube: KubeServer, workdir: Path
-    ) -> None:
+    def test_up_creates_cluster_and_claim(self, call: Cli, tools: FakeTools, kube: KubeServer, workdir: Path) -> None:
         done = call("up", "--json")
         assert done.code == 0, done.err
         runs = workdir / "runs"
@@ -130,213 +128,219 @@ class TestUp:
             "claim_made": True,
             "operators": [],
         }
-        assert 'Creating cluster "llmtrain"' in done.err, "what kind says is shown"
+        assert 'Creating cluster "llmtrain"' in done.err, "the output of kind is shown"
         nodes = ["llmtrain-control-plane", "llmtrain-worker", "llmtrain-worker2"]
-        assert sorted(machine.containers) == nodes
-        (mark,) = [record.stem for record in machine.records]
-        for node in machine.containers.values():
-            assert {"Type": "bind", "Source": str(runs), "Destination": f"/llmtrain/{mark}"} in node["Mounts"]
+        assert sorted(tools.containers) == nodes
+        (token,) = [record.stem for record in tools.records]
+        for node in tools.containers.values():
+            assert {"Type": "bind", "Source": str(runs), "Destination": f"/llmtrain/{token}"} in node["Mounts"]
         claim = kube.objects[CLAIM]["spec"]
         volume = kube.objects["persistentvolumes", "", claim["volumeName"]]["spec"]
-        assert volume["hostPath"] == {"path": f"/llmtrain/{mark}", "type": "Directory"}
+        assert volume["hostPath"] == {"path": f"/llmtrain/{token}", "type": "Directory"}
         assert volume["accessModes"] == claim["accessModes"] == ["ReadWriteMany"]
-        assert volume["storageClassName"] == claim["storageClassName"] == "", "kind's own class must not be asked"
+        assert volume["storageClassName"] == claim["storageClassName"] == "", "not kind's own class"
         assert (volume["claimRef"]["namespace"], volume["claimRef"]["name"]) == ("default", "runs")
         assert volume["persistentVolumeReclaimPolicy"] == "Retain"
 
-    def test_pods_may_write_the_folder(self, call: Cli, workdir: Path) -> None:
+    def test_runs_directory_is_made_writable_for_pods(self, call: Cli, workdir: Path) -> None:
         (workdir / "mine").mkdir(mode=0o750)
         done = call("up", "--runs", "mine")
         assert stat.S_IMODE((workdir / "mine").stat().st_mode) == 0o1757
-        assert f"Runs are in {workdir}/mine" in done.out
-        assert "Any user of this machine can write there" in done.out
+        assert f"{workdir}/mine" in done.out
+        assert "user 1000" in done.out
 
-    def test_a_folder_that_is_open_stays_as_it_is(self, call: Cli, workdir: Path) -> None:
+    def test_mode_of_a_writable_directory_is_kept(self, call: Cli, workdir: Path) -> None:
         (workdir / "runs").mkdir()
         (workdir / "runs").chmod(0o777)
         assert call("up").code == 0
         assert stat.S_IMODE((workdir / "runs").stat().st_mode) == 0o777
 
-    def test_what_kind_is_told(self, call: Cli, machine: Machine, tmp_path: Path) -> None:
+    def test_options_are_passed_to_kind(self, call: Cli, tools: FakeTools, tmp_path: Path) -> None:
         file = tmp_path / "another"
         done = call("up", "--name", "mine", "--nodes", 1, "--image", "node:v1", "--kubeconfig", file, "--json")
         assert done.json["context"] == "kind-mine"
-        assert sorted(machine.containers) == ["mine-control-plane"], "alone it runs pods itself"
-        ((_, _, _, *options),) = machine.asked("kind", "create")
+        assert sorted(tools.containers) == ["mine-control-plane"], "a single node runs pods itself"
+        ((_, _, _, *options),) = tools.asked("kind", "create")
         assert options == ["--name=mine", f"--kubeconfig={file}", "--config=-", "--wait=180s", "--image=node:v1"]
-        assert not machine.kubeconfig.exists()
+        assert not tools.kubeconfig.exists()
 
-    def test_twice_is_once(self, call: Cli, machine: Machine, kube: KubeServer) -> None:
+    def test_up_is_idempotent(self, call: Cli, tools: FakeTools, kube: KubeServer) -> None:
         first = call("up", "--json").json
-        before, objects = machine.containers, dict(kube.objects)
-        machine.kubeconfig.unlink()
+        before, objects = tools.containers, dict(kube.objects)
+        tools.kubeconfig.unlink()
         again = call("up", "--json")
         assert again.code == 0, again.err
         assert again.json == {**first, "made": False, "claim_made": False}
-        assert machine.containers == before
+        assert tools.containers == before
         assert kube.objects == objects
-        assert len(machine.asked("kind", "create")) == 1
-        assert machine.kubeconfig.exists(), "its context is there again"
-        assert "is there already" in call("up").out
+        assert len(tools.asked("kind", "create")) == 1
+        assert tools.kubeconfig.exists(), "its context is restored"
+        assert "already exists" in call("up").out
 
-    def test_a_claim_that_is_gone_is_made_again(self, call: Cli, kube: KubeServer) -> None:
+    def test_missing_claim_is_recreated(self, call: Cli, kube: KubeServer) -> None:
         call("up")
         old = kube.objects.pop(CLAIM)["spec"]["volumeName"]
         done = call("up")
         assert done.code == 0, done.err
-        assert "was missing, and was made again" in done.out
-        # The old volume waits for its old claim, for ever.
+        assert "was missing" in done.out
+        # The old volume can only be bound by its deleted claim.
         assert kube.objects[CLAIM]["spec"]["volumeName"] != old
 
-    def test_the_folder_of_a_cluster_cannot_be_changed(self, call: Cli, workdir: Path) -> None:
+    def test_runs_directory_of_a_cluster_cannot_be_changed(self, call: Cli, workdir: Path) -> None:
         call("up")
         done = call("up", "--runs", "other")
         assert done.code == 64
-        assert f"keeps its runs in {workdir}/runs" in done.err
+        assert f"{workdir}/runs" in done.err
         assert not (workdir / "other").exists()
         assert call("up", "--runs", "runs").code == 0
 
     @pytest.mark.parametrize("mounted_at", ["/files", "/llmtrain/0123456789abcdef", "/llmtrain/../x"])
-    def test_somebody_elses_is_refused(
-        self, call: Cli, machine: Machine, kube: KubeServer, workdir: Path, mounted_at: str
+    def test_up_refuses_cluster_created_by_hand(
+        self, call: Cli, tools: FakeTools, kube: KubeServer, workdir: Path, mounted_at: str
     ) -> None:
-        machine.make_by_hand("llmtrain", mounted_at)
-        before = machine.containers
+        tools.create_by_hand("llmtrain", mounted_at)
+        before = tools.containers
         done = call("up", "--json")
         assert done.code == 64
-        assert "was not made by `llmtrain cluster up`" in done.json["what"]
+        assert "`llmtrain cluster up`" in done.json["what"]
         assert "kind delete cluster --name llmtrain" in done.json["remedy"]
-        assert machine.containers == before
+        assert tools.containers == before
         assert kube.objects == {}
         assert list(workdir.iterdir()) == []
-        assert [call[:3] for call in machine.calls] == [["kind", "get", "clusters"], ["docker", "container", "inspect"]]
+        assert [call[:3] for call in tools.calls] == [["kind", "get", "clusters"], ["docker", "container", "inspect"]]
 
-    def test_one_that_took_the_place_of_ours_is_refused(self, call: Cli, machine: Machine) -> None:
+    def test_up_refuses_cluster_that_replaced_ours(self, call: Cli, tools: FakeTools) -> None:
         call("up")
-        machine.make_by_hand("llmtrain")
+        tools.create_by_hand("llmtrain")
         assert call("up").code == 64
 
-    def test_another_name_beside_it(self, call: Cli, machine: Machine) -> None:
-        machine.make_by_hand("llmtrain")
+    def test_up_with_another_name(self, call: Cli, tools: FakeTools) -> None:
+        tools.create_by_hand("llmtrain")
         assert call("up", "--name", "mine").code == 0
-        assert "llmtrain-control-plane" in machine.containers
+        assert "llmtrain-control-plane" in tools.containers
 
-    def test_it_is_there_but_stopped(self, call: Cli, machine: Machine) -> None:
+    def test_up_with_stopped_containers(self, call: Cli, tools: FakeTools) -> None:
         call("up")
-        machine.fail("export")
+        tools.fail("export")
         done = call("up")
         assert done.code == 69
         assert "container is not running" in done.err
         assert "llmtrain cluster down --name llmtrain" in done.err
 
 
-class TestUpFails:
-    @pytest.mark.parametrize(("what", "said"), [("create", "no route to host"), ("half", "failed to lock config file")])
-    def test_in_kind(self, call: Cli, machine: Machine, kube: KubeServer, what: str, said: str) -> None:
-        machine.fail(what)
+class TestUpFailures:
+    @pytest.mark.parametrize(
+        ("what", "message"), [("create", "no route to host"), ("half", "failed to lock config file")]
+    )
+    def test_failure_in_kind_is_rolled_back(
+        self, call: Cli, tools: FakeTools, kube: KubeServer, what: str, message: str
+    ) -> None:
+        tools.fail(what)
         done = call("up", "--json")
         assert done.code == 69
-        assert said in done.json["what"]
-        assert machine.containers == {}
-        assert machine.records == []
+        assert message in done.json["what"]
+        assert tools.containers == {}
+        assert tools.records == []
         assert kube.objects == {}
 
-    def test_at_the_claim(self, call: Cli, machine: Machine, kube: KubeServer) -> None:
+    def test_failure_to_create_the_claim_is_rolled_back(self, call: Cli, tools: FakeTools, kube: KubeServer) -> None:
         kube.gate = lambda method, path, headers: (500, "no") if method == "POST" else None  # noqa: ARG005
         done = call("up")
         assert done.code == 69
-        assert machine.containers == {}
-        assert machine.records == []
-        assert not machine.kubeconfig.exists()
+        assert tools.containers == {}
+        assert tools.records == []
+        assert not tools.kubeconfig.exists()
 
-    def test_because_somebody_was_faster(self, call: Cli, machine: Machine) -> None:
-        machine.fail("raced")
+    def test_cluster_created_concurrently_by_another_process_is_kept(self, call: Cli, tools: FakeTools) -> None:
+        tools.fail("raced")
         done = call("up")
         assert done.code == 69
         assert "already exist" in done.err
-        assert list(machine.containers) == ["llmtrain-control-plane"]
-        assert machine.asked("kind", "delete") == []
+        assert list(tools.containers) == ["llmtrain-control-plane"]
+        assert tools.asked("kind", "delete") == []
         assert call("down").code == 64
 
-    def test_and_cannot_be_taken_back(self, call: Cli, machine: Machine) -> None:
-        machine.fail("half delete")
+    def test_failed_rollback_reports_the_first_error(self, call: Cli, tools: FakeTools) -> None:
+        tools.fail("half delete")
         done = call("up")
         assert done.code == 69
-        assert "failed to lock config file" in done.err, "the first cause is told"
-        machine.fail("")
-        assert call("down").code == 0, "what was left is known as ours"
-        assert machine.containers == {}
+        assert "failed to lock config file" in done.err
+        tools.fail("")
+        assert call("down").code == 0, "the rest is still recognized as ours"
+        assert tools.containers == {}
 
-    def test_and_docker_does_not_say_what_is_left(self, call: Cli, machine: Machine) -> None:
-        machine.fail("half inspect")
+    def test_rollback_deletes_nothing_without_proof_of_ownership(self, call: Cli, tools: FakeTools) -> None:
+        tools.fail("half inspect")
         assert call("up").code == 69
-        assert len(machine.containers) == 3, "nothing is removed without proof"
-        machine.fail("")
+        assert len(tools.containers) == 3
+        tools.fail("")
         assert call("down").code == 0
-        assert machine.containers == {}
+        assert tools.containers == {}
 
-    def test_by_ctrl_c(self, call: Cli, machine: Machine) -> None:
-        machine.fail("hang")
+    def test_ctrl_c_is_rolled_back(self, call: Cli, tools: FakeTools) -> None:
+        tools.fail("hang")
 
         def interrupt() -> None:
-            wait_for(lambda: machine.containers)
-            machine.fail("")
+            wait_for(lambda: tools.containers)
+            tools.fail("")
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt, daemon=True)
         thread.start()
-        began = time.monotonic()
+        started = time.monotonic()
         assert call("up").code == 130
         thread.join(5)
-        assert time.monotonic() - began < 20, "kind was not waited for"
-        assert machine.containers == {}
-        assert machine.records == []
+        assert time.monotonic() - started < 20
+        assert tools.containers == {}
+        assert tools.records == []
 
-    def test_on_a_folder_that_is_none(self, call: Cli, machine: Machine, workdir: Path) -> None:
+    def test_invalid_runs_directory_is_refused(self, call: Cli, tools: FakeTools, workdir: Path) -> None:
         (workdir / "runs").write_text("")
         for runs in ("runs", "runs/below", "/proc/self/task", "with:colon"):
             done = call("up", "--runs", runs)
             assert done.code == 64, runs
             assert "--runs" in done.err
-        assert machine.asked("kind", "create") == []
+        assert tools.asked("kind", "create") == []
 
-    def test_where_nothing_can_be_written_down(self, call: Cli, machine: Machine) -> None:
-        (machine.folder / "state").write_text("")
+    def test_unwritable_state_directory_is_refused(self, call: Cli, tools: FakeTools) -> None:
+        (tools.directory / "state").write_text("")
         done = call("up")
         assert done.code == 64
         assert "XDG_STATE_HOME" in done.err
-        assert machine.asked("kind", "create") == []
+        assert tools.asked("kind", "create") == []
 
-    def test_without_the_client(self, call: Cli, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_kubernetes_client_is_reported_first(
+        self, call: Cli, tools: FakeTools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(local_cluster, "find_spec", lambda name: None)  # noqa: ARG005
         done = call("up")
         assert done.code == 64
         assert "llmtrain[k8s]" in done.err
-        assert machine.calls == []
+        assert tools.calls == []
 
-    def test_on_words_that_mean_nothing(self, call: Cli, machine: Machine) -> None:
+    def test_invalid_options_are_refused(self, call: Cli, tools: FakeTools) -> None:
         for words in (("--name", "-x"), ("--name", "A"), ("--name", "../x"), ("--name", "x" * 51), ("--nodes", "0")):
             assert call("up", *words).code == 64, words
-        assert machine.calls == []
+        assert tools.calls == []
 
 
 class TestWith:
-    """--with: operators, which are installed by kubectl."""
+    """The option --with, which installs operators with kubectl."""
 
     @pytest.mark.parametrize(
-        ("given", "installed"),
+        ("names", "installed"),
         [
-            ("training-operator,jobset,trainer", ["training-operator", "trainer"]),  # the Trainer brings JobSet
+            ("training-operator,jobset,trainer", ["training-operator", "trainer"]),  # the Trainer includes JobSet
             ("jobset", ["jobset"]),
             (" jobset , training-operator ", ["training-operator", "jobset"]),
             ("trainer,trainer", ["trainer"]),
         ],
     )
     def test_operators_are_applied_and_waited_for(
-        self, call: Cli, machine: Machine, given: str, installed: list[str]
+        self, call: Cli, tools: FakeTools, names: str, installed: list[str]
     ) -> None:
-        machine.install("kubectl")
-        done = call("up", "--json", "--with", given)
+        tools.install("kubectl")
+        done = call("up", "--json", "--with", names)
         assert done.code == 0, done.err
         assert done.json["operators"] == installed
         expected = []
@@ -346,220 +350,222 @@ class TestWith:
             expected += [
                 ["wait", f"deployment/{name}", *wait, "--context=kind-llmtrain"] for name in operator.deployments
             ]
-        assert [words for _, *words in machine.asked("kubectl")] == expected
-        assert machine.calls.index(machine.asked("kind", "create")[0]) < machine.calls.index(
-            machine.asked("kubectl")[0]
-        )
+        assert [words for _, *words in tools.asked("kubectl")] == expected
+        assert tools.calls.index(tools.asked("kind", "create")[0]) < tools.calls.index(tools.asked("kubectl")[0])
 
-    def test_later_and_in_a_kubeconfig_of_its_own(self, call: Cli, machine: Machine, tmp_path: Path) -> None:
-        machine.install("kubectl")
+    def test_operators_are_installed_later_with_the_kubeconfig_of_the_cluster(
+        self, call: Cli, tools: FakeTools, tmp_path: Path
+    ) -> None:
+        tools.install("kubectl")
         file = tmp_path / "own"
         assert call("up", "--kubeconfig", file).code == 0
-        assert machine.asked("kubectl") == []
+        assert tools.asked("kubectl") == []
         assert call("up", "--with", "training-operator").code == 0
-        assert len(machine.asked("kind", "create")) == 1
-        assert all(words[-1] == f"--kubeconfig={file}" for words in machine.asked("kubectl"))
+        assert len(tools.asked("kind", "create")) == 1
+        assert all(words[-1] == f"--kubeconfig={file}" for words in tools.asked("kubectl"))
 
-    @pytest.mark.parametrize("given", ["kueue", "jobset,", "", "jobset trainer"])
-    def test_unknown_names(self, call: Cli, machine: Machine, given: str) -> None:
-        machine.install("kubectl")
-        done = call("up", "--json", "--with", given)
+    @pytest.mark.parametrize("names", ["kueue", "jobset,", "", "jobset trainer"])
+    def test_unknown_names(self, call: Cli, tools: FakeTools, names: str) -> None:
+        tools.install("kubectl")
+        done = call("up", "--json", "--with", names)
         assert (done.code, done.json["known"]) == (64, ["jobset", "trainer", "training-operator"])
-        assert machine.calls == [], "nothing was made"
+        assert tools.calls == []
 
-    def test_without_kubectl(self, call: Cli, machine: Machine) -> None:
+    def test_without_kubectl(self, call: Cli, tools: FakeTools) -> None:
         done = call("up", "--with", "jobset")
         assert done.code == 64
         assert "kubectl" in done.err
-        assert machine.calls == []
+        assert tools.calls == []
 
     @pytest.mark.parametrize("what", ["apply", "wait"])
-    def test_an_install_that_fails_leaves_the_cluster(self, call: Cli, machine: Machine, what: str) -> None:
-        machine.install("kubectl")
-        machine.fail(what)
+    def test_failed_install_keeps_the_cluster(self, call: Cli, tools: FakeTools, what: str) -> None:
+        tools.install("kubectl")
+        tools.fail(what)
         done = call("up", "--json", "--with", "jobset")
         assert (done.code, done.json["error"]) == (69, "ClusterError")
-        assert machine.containers
-        machine.fail("")
+        assert tools.containers
+        tools.fail("")
         again = call("up", "--json", "--with", "jobset")
         assert (again.code, again.json["made"]) == (0, False)
 
-    def test_two_of_jobset_are_refused(self, call: Cli, machine: Machine, kube: KubeServer) -> None:
-        machine.install("kubectl")
+    def test_second_jobset_controller_is_refused(self, call: Cli, tools: FakeTools, kube: KubeServer) -> None:
+        tools.install("kubectl")
         assert call("up").code == 0
-        there = {"name": "jobset-controller-manager", "namespace": "jobset-system"}
-        kube.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": there})
+        meta = {"name": "jobset-controller-manager", "namespace": "jobset-system"}
+        kube.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta})
         assert call("up", "--with", "trainer").code == 64
-        assert machine.asked("kubectl") == []
-        kube.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**there, "namespace": "kubeflow-system"}})
+        assert tools.asked("kubectl") == []
+        kube.add({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**meta, "namespace": "kubeflow-system"}})
         assert call("up", "--with", "jobset").code == 0
-        assert machine.asked("kubectl") == [], "the Trainer's is there"
+        assert tools.asked("kubectl") == [], "the one of the Trainer is installed"
 
     @pytest.mark.parametrize(
         ("name", "page"), [("training-operator", "pytorch_job"), ("jobset", "job_set"), ("trainer", "train_job")]
     )
-    def test_the_pages_of_the_kinds_have_the_same_commands(self, repo: Path, name: str, page: str) -> None:
+    def test_docs_of_the_kinds_show_the_same_commands(self, repo: Path, name: str, page: str) -> None:
         operator, text = OPERATORS[name], (repo / "docs" / "kinds" / f"{page}.md").read_text()
         assert f'kubectl apply --server-side {operator.source[0]} "{operator.source[1]}"' in text
         assert f"kubectl get pods -n {operator.namespace}" in text
         assert f'kubectl delete {operator.source[0]} "{operator.source[1]}"' in text
 
 
-class TestWithoutPrograms:
+class TestMissingPrograms:
     COMMANDS = (("up",), ("down",), ("load-image", "llmtrain:dev"))
 
-    def test_no_kind(self, call: Cli, machine: Machine) -> None:
-        machine.remove("kind")
+    def test_kind_not_installed(self, call: Cli, tools: FakeTools) -> None:
+        tools.remove("kind")
         for words in self.COMMANDS:
             done = call(*words, "--json")
             assert (done.code, done.json["what"]) == (64, "kind is not installed."), words
             assert "kind.sigs.k8s.io" in done.json["remedy"]
 
-    def test_no_docker(self, call: Cli, machine: Machine) -> None:
-        machine.remove("docker")
+    def test_docker_not_installed(self, call: Cli, tools: FakeTools) -> None:
+        tools.remove("docker")
         for words in self.COMMANDS:
             done = call(*words, "--json")
             assert (done.code, done.json["what"]) == (64, "docker is not installed."), words
 
-    def test_docker_does_not_run(self, call: Cli, machine: Machine, workdir: Path) -> None:
-        machine.fail("daemon")
+    def test_docker_daemon_not_running(self, call: Cli, tools: FakeTools, workdir: Path) -> None:
+        tools.fail("daemon")
         for words in self.COMMANDS:
             done = call(*words, "--json")
             assert done.code == 64
-            assert done.json["what"].startswith("docker does not answer kind: Cannot connect to the Docker daemon")
+            assert "Cannot connect to the Docker daemon" in done.json["what"]
             assert "`docker ps`" in done.json["remedy"]
         assert list(workdir.iterdir()) == []
 
-    def test_podman_instead(self, call: Cli, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-        machine.remove("docker")
+    def test_podman(self, call: Cli, tools: FakeTools, monkeypatch: pytest.MonkeyPatch) -> None:
+        tools.remove("docker")
         monkeypatch.setenv("KIND_EXPERIMENTAL_PROVIDER", "podman")
         assert "podman is not installed." in call("up").err
-        machine.install("podman")
-        (machine.state / "images").write_text("llmtrain:dev")
+        tools.install("podman")
+        (tools.state / "images").write_text("llmtrain:dev")
         assert call("up").code == 0
         done = call("load-image", "llmtrain:dev")
         assert done.code == 0, done.err
-        assert (machine.state / "loaded").read_text() == "llmtrain:dev llmtrain"
-        assert machine.asked("kind", "load", "docker-image") == [], "it would ask docker"
+        assert (tools.state / "loaded").read_text() == "llmtrain:dev llmtrain"
+        assert tools.asked("kind", "load", "docker-image") == [], "it only works with docker"
         assert call("load-image", "missing").code == 64
         assert call("down").code == 0
-        assert machine.containers == {}
+        assert tools.containers == {}
 
 
 class TestDown:
-    def test_ours(self, call: Cli, machine: Machine, kube: KubeServer, workdir: Path) -> None:
+    def test_down_deletes_our_cluster_and_keeps_runs(
+        self, call: Cli, tools: FakeTools, kube: KubeServer, workdir: Path
+    ) -> None:
         call("up")
         (workdir / "runs" / "first").mkdir()
-        kube.is_away = True  # nothing in the cluster answers any more
+        kube.is_away = True  # works without the API server
         done = call("down", "--json")
         assert done.code == 0, done.err
         assert done.json == {"cluster": "llmtrain", "removed": True, "runs": str(workdir / "runs")}
-        assert machine.containers == {}
-        assert machine.records == []
+        assert tools.containers == {}
+        assert tools.records == []
         assert (workdir / "runs" / "first").is_dir()
 
-    def test_it_says_that_runs_stay(self, call: Cli, workdir: Path) -> None:
+    def test_down_names_the_runs_directory(self, call: Cli, workdir: Path) -> None:
         call("up")
-        assert call("down").out == f"Cluster llmtrain is removed. Its runs stay in {workdir}/runs.\n"
+        assert f"{workdir}/runs" in call("down").out
 
-    def test_none_is_there(self, call: Cli, machine: Machine) -> None:
+    def test_down_without_cluster(self, call: Cli, tools: FakeTools) -> None:
         done = call("down")
         assert (done.code, done.out) == (0, "There is no kind cluster llmtrain.\n")
-        assert machine.asked("kind", "delete") == []
+        assert tools.asked("kind", "delete") == []
 
     @pytest.mark.parametrize("mounted_at", ["/files", "/llmtrain/0123456789abcdef"], ids=["kind", "another account"])
-    def test_somebody_elses(self, call: Cli, machine: Machine, mounted_at: str) -> None:
-        machine.make_by_hand("llmtrain", mounted_at)
+    def test_down_refuses_cluster_created_by_hand(self, call: Cli, tools: FakeTools, mounted_at: str) -> None:
+        tools.create_by_hand("llmtrain", mounted_at)
         done = call("down", "--json")
         assert done.code == 64
         assert "kind delete cluster --name llmtrain" in done.json["remedy"]
-        assert machine.containers
-        assert machine.asked("kind", "delete") == []
+        assert tools.containers
+        assert tools.asked("kind", "delete") == []
 
-    def test_one_that_took_the_place_of_ours(self, call: Cli, machine: Machine) -> None:
+    def test_down_refuses_cluster_that_replaced_ours(self, call: Cli, tools: FakeTools) -> None:
         call("up")
-        machine.make_by_hand("llmtrain")
+        tools.create_by_hand("llmtrain")
         assert call("down").code == 64
-        assert machine.containers
-        assert machine.asked("kind", "delete") == []
+        assert tools.containers
+        assert tools.asked("kind", "delete") == []
 
-    def test_the_mark_of_one_cluster_does_not_give_another_away(self, call: Cli, machine: Machine) -> None:
+    def test_token_of_one_cluster_does_not_match_another_name(self, call: Cli, tools: FakeTools) -> None:
         call("up")
-        (mark,) = [record.stem for record in machine.records]
-        machine.make_by_hand("other", f"/llmtrain/{mark}")
+        (token,) = [record.stem for record in tools.records]
+        tools.create_by_hand("other", f"/llmtrain/{token}")
         assert call("down", "--name", "other").code == 64
 
-    def test_what_is_written_down_is_lost(self, call: Cli, machine: Machine) -> None:
+    def test_down_refuses_cluster_without_record(self, call: Cli, tools: FakeTools) -> None:
         call("up")
-        machine.records[0].write_text("not JSON")
+        tools.records[0].write_text("not JSON")
         assert call("down").code == 64
-        machine.records[0].unlink()
+        tools.records[0].unlink()
         assert call("down").code == 64
-        assert len(machine.containers) == 3
+        assert len(tools.containers) == 3
 
-    def test_it_cannot_be_removed(self, call: Cli, machine: Machine) -> None:
+    def test_failed_delete_can_be_retried(self, call: Cli, tools: FakeTools) -> None:
         call("up")
-        machine.fail("delete")
+        tools.fail("delete")
         done = call("down")
         assert done.code == 69
         assert "failed to delete nodes" in done.err
-        machine.fail("")
+        tools.fail("")
         assert call("down").code == 0
 
-    def test_its_context_goes_from_the_file_it_is_in(
-        self, call: Cli, machine: Machine, workdir: Path, monkeypatch: pytest.MonkeyPatch
+    def test_down_removes_the_context_from_its_kubeconfig(
+        self, call: Cli, tools: FakeTools, workdir: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         call("up", "--kubeconfig", "mine")
         assert (workdir / "mine").exists()
-        monkeypatch.chdir(machine.folder)
+        monkeypatch.chdir(tools.directory)
         assert call("down").code == 0
         assert not (workdir / "mine").exists()
 
 
 class TestLoadImage:
-    def test_into_any_kind_cluster(self, call: Cli, machine: Machine) -> None:
-        (machine.state / "images").write_text("llmtrain:dev")
-        machine.make_by_hand("theirs")
+    def test_load_image_into_any_kind_cluster(self, call: Cli, tools: FakeTools) -> None:
+        (tools.state / "images").write_text("llmtrain:dev")
+        tools.create_by_hand("theirs")
         done = call("load-image", "llmtrain:dev", "--name", "theirs", "--json")
         assert (done.code, done.json["loaded"]) == (0, True)
-        assert (machine.state / "loaded").read_text() == "llmtrain:dev theirs"
+        assert (tools.state / "loaded").read_text() == "llmtrain:dev theirs"
 
-    def test_an_image_that_is_not_there(self, call: Cli, machine: Machine) -> None:
-        machine.make_by_hand("llmtrain")
+    def test_load_missing_image(self, call: Cli, tools: FakeTools) -> None:
+        tools.create_by_hand("llmtrain")
         done = call("load-image", "llmtrain:dev", "--json")
         assert done.code == 64
         assert 'image: "llmtrain:dev" not present locally' in done.json["what"]
         assert "make k8s-build" in done.json["remedy"]
 
-    def test_a_cluster_that_is_not_there(self, call: Cli, machine: Machine) -> None:
-        machine.make_by_hand("theirs")
+    def test_load_image_into_missing_cluster(self, call: Cli, tools: FakeTools) -> None:
+        tools.create_by_hand("theirs")
         done = call("load-image", "llmtrain:dev", "--json")
         assert (done.code, done.json["known"]) == (64, ["theirs"])
 
-    def test_only_if_it_is_reached(self, call: Cli, machine: Machine) -> None:
-        (machine.state / "images").write_text("llmtrain:dev")
+    def test_if_reached_checks_the_selected_context(self, call: Cli, tools: FakeTools) -> None:
+        (tools.state / "images").write_text("llmtrain:dev")
         words = ("load-image", "llmtrain:dev", "--if-reached")
         none = call(*words)
         assert none.code == 0
-        assert "commands reach no cluster (No cluster is known" in none.out
+        assert "was not loaded" in none.out
         call("up", "--name", "other")
         other = call(*words, "--json")
         assert (other.code, other.json["loaded"]) == (0, False)
-        assert "commands reach kind-other, not it" in call(*words).out
-        assert not (machine.state / "loaded").exists()
+        assert "kind-other" in call(*words).out
+        assert not (tools.state / "loaded").exists()
         assert call(*words, "--name", "other").code == 0
-        assert (machine.state / "loaded").read_text() == "llmtrain:dev other"
+        assert (tools.state / "loaded").read_text() == "llmtrain:dev other"
 
-    def test_only_there_a_kubeconfig_is_of_use(self, call: Cli, machine: Machine) -> None:
+    def test_context_without_if_reached_is_refused(self, call: Cli, tools: FakeTools) -> None:
         assert call("load-image", "llmtrain:dev", "--context", "x").code == 64
-        assert machine.calls == []
+        assert tools.calls == []
 
 
-class TestPage:
-    def test_its_commands_work(self, call: Cli, cli: Cli, machine: Machine, repo: Path) -> None:
-        """In order; where training would begin, what would be sent."""
-        machine.install("kubectl")
-        (machine.state / "images").write_text("llmtrain:dev")
+class TestDocs:
+    def test_commands_of_the_page_work(self, call: Cli, cli: Cli, tools: FakeTools, repo: Path) -> None:
+        """In order; launch with --dry-run."""
+        tools.install("kubectl")
+        (tools.state / "images").write_text("llmtrain:dev")
         page = (repo / "docs" / "local-cluster.md").read_text()
         ran = []
         for line in re.findall(r"^    llmtrain ((?:cluster|launch) .*)$", page, re.M):
@@ -568,10 +574,10 @@ class TestPage:
             assert done.code == 0, done.err
             ran.append(" ".join(words[:2]))
         assert ran == ["cluster up", "cluster up", "cluster load-image", "launch --config", "cluster down"]
-        assert (machine.state / "loaded").exists()
-        assert machine.containers == {}
+        assert (tools.state / "loaded").exists()
+        assert tools.containers == {}
 
-    def test_it_has_every_option_of_up(self, repo: Path) -> None:
+    def test_page_lists_every_option_of_up(self, repo: Path) -> None:
         from llmtrain.commands.cluster import up_command
 
         page = (repo / "docs" / "local-cluster.md").read_text()
@@ -582,11 +588,11 @@ class TestPage:
 
 
 class TestMake:
-    """What the targets would run; that they work is shown in end_to_end/test_make.py."""
+    """The commands of the targets; end_to_end/test_make.py runs them."""
 
     @pytest.fixture
     def stamp(self, tmp_path: Path) -> str:
-        """Says that setup has been done; unlike -o, it goes to a make below too."""
+        """Marks setup as done; unlike -o, also for recursive make."""
         (tmp_path / "installed").touch()
         return f"STAMP={tmp_path / 'installed'}"
 
@@ -597,10 +603,10 @@ class TestMake:
 
         def run(*words: str) -> list[str]:
             command = ["make", "-C", str(repo), "-n", "-j4", stamp, "--no-print-directory", *words]
-            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            lines = " ".join(said.replace("\\\n", " ").split(" ")).splitlines()
-            said = (" ".join(line.split()) for line in lines)
-            return [line for line in said if line and not line.startswith(("make ", "echo ", "test "))]
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            lines = " ".join(output.replace("\\\n", " ").split(" ")).splitlines()
+            commands = (" ".join(line.split()) for line in lines)
+            return [line for line in commands if line and not line.startswith(("make ", "echo ", "test "))]
 
         return run
 
@@ -610,15 +616,15 @@ class TestMake:
     TRAIN += " --set launch.runs_volume.claim=runs"
     LOGS = f'{LLMTRAIN} logs "$(cat .k8s-run)"'
 
-    def test_everything_on_a_cluster_of_ones_own(self, make: Callable[..., list[str]]) -> None:
+    def test_k8s_full_on_a_local_cluster(self, make: Callable[..., list[str]]) -> None:
         load = f"{self.LLMTRAIN} cluster load-image llmtrain:dev --name llmtrain --if-reached"
         first = f"{self.LLMTRAIN} cluster up --name llmtrain"
         assert make("k8s-full") == [first, self.BUILD, load, self.TRAIN, self.LOGS]
 
-    def test_everything_on_a_cluster_that_is_there(self, make: Callable[..., list[str]]) -> None:
+    def test_k8s_full_on_an_existing_cluster(self, make: Callable[..., list[str]]) -> None:
         assert make("k8s-full", "KIND_CLUSTER=") == [self.BUILD, self.TRAIN, self.LOGS]
 
-    def test_the_place_goes_to_every_command(self, make: Callable[..., list[str]]) -> None:
+    def test_cluster_options_are_passed_to_every_command(self, make: Callable[..., list[str]]) -> None:
         words = ("K8S_ARGS=--context lab", "K8S_NAMESPACE=team", "K8S_SET=--set launch.nodes=1", "K8S_RUN=mine")
         place = "--context lab --namespace team"
         assert make("k8s-logs", *words) == [f'{self.LLMTRAIN} logs "mine" {place}']
@@ -627,8 +633,8 @@ class TestMake:
         assert make("k8s-build", *words)[1].endswith("--name llmtrain --if-reached --context lab")
 
     @pytest.fixture
-    def really(self, repo: Path, stamp: str, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
-        """The targets, run with a stand-in for llmtrain that prints what it is called with."""
+    def run_target(self, repo: Path, stamp: str, tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+        """Runs the targets with a fake llmtrain that prints its arguments."""
         program = tmp_path / "bin" / "llmtrain"
         program.parent.mkdir()
         program.write_text('#!/bin/sh\necho "$@"\n')
@@ -642,37 +648,35 @@ class TestMake:
 
         return run
 
-    def test_training_again_is_another_run(self, really: Callable[..., Any], tmp_path: Path) -> None:
+    def test_k8s_train_creates_a_new_run_each_time(self, run_target: Callable[..., Any], tmp_path: Path) -> None:
         from llmtrain.config.load import load_config
 
         (tmp_path / "last").write_text("k8s-demo-0101-000000\n")
-        name = really("k8s-train").stdout.split("--name ")[1].split()[0]
+        name = run_target("k8s-train").stdout.split("--name ")[1].split()[0]
         assert name != "k8s-demo-0101-000000"
-        assert load_config("k8s_indexed_job", [f"output.run_id={name}"]).output.run_id == name, (
-            "a name that launch takes"
-        )
-        assert really("k8s-logs").stdout.split() == ["logs", name]
-        assert really("k8s-clean").stdout.split() == ["delete", name]
-        full = really("k8s-full", "KIND_CLUSTER=", "K8S_BUILD=true").stdout.split()
+        assert load_config("k8s_indexed_job", [f"output.run_id={name}"]).output.run_id == name, "a valid run id"
+        assert run_target("k8s-logs").stdout.split() == ["logs", name]
+        assert run_target("k8s-clean").stdout.split() == ["delete", name]
+        full = run_target("k8s-full", "KIND_CLUSTER=", "K8S_BUILD=true").stdout.split()
         assert full[full.index("--name") + 1] == full[full.index("logs") + 1]
 
-    def test_a_name_that_is_given_is_taken_and_kept(self, really: Callable[..., Any]) -> None:
-        assert "--name mine " in really("k8s-train", "K8S_RUN=mine").stdout
-        assert really("k8s-logs").stdout.split() == ["logs", "mine"]
-        assert really("k8s-logs", "K8S_RUN=older").stdout.split() == ["logs", "older"]
-        assert really("k8s-clean", "K8S_NAMESPACE=team").stdout.split() == ["delete", "mine", "--namespace", "team"]
+    def test_k8s_run_selects_the_run(self, run_target: Callable[..., Any]) -> None:
+        assert "--name mine " in run_target("k8s-train", "K8S_RUN=mine").stdout
+        assert run_target("k8s-logs").stdout.split() == ["logs", "mine"]
+        assert run_target("k8s-logs", "K8S_RUN=older").stdout.split() == ["logs", "older"]
+        assert run_target("k8s-clean", "K8S_NAMESPACE=team").stdout.split() == ["delete", "mine", "--namespace", "team"]
 
     @pytest.mark.parametrize("target", ["k8s-logs", "k8s-clean"])
-    def test_before_the_first_run(self, really: Callable[..., Any], target: str) -> None:
-        done = really(target)
+    def test_targets_before_the_first_run(self, run_target: Callable[..., Any], target: str) -> None:
+        done = run_target(target)
         assert done.returncode != 0
         assert done.stdout == ""
         assert "K8S_RUN" in done.stderr
 
-    def test_only_our_own_cluster_is_removed(self, make: Callable[..., list[str]]) -> None:
+    def test_k8s_cluster_delete_uses_cluster_down(self, make: Callable[..., list[str]]) -> None:
         assert make("k8s-cluster-delete", "KIND_CLUSTER=x") == [f"{self.LLMTRAIN} cluster down --name x"]
 
-    def test_the_page_has_every_target_and_variable(self, repo: Path) -> None:
+    def test_page_lists_every_target_and_variable(self, repo: Path) -> None:
         page, makefile = (repo / "docs" / "local-cluster.md").read_text(), (repo / "Makefile").read_text()
         targets = re.findall(r"^(k8s-[a-z-]+):", makefile, re.M)
         variables = re.findall(r"^((?:K8S|KIND)_[A-Z]+) *\?= *(.*)$", makefile, re.M)
@@ -681,11 +685,11 @@ class TestMake:
         shown = re.findall(r"^\| `((?:K8S|KIND)_[A-Z]+)` \| (?:`(.*?)`)? ?\|", page, re.M)
         assert sorted(shown) == sorted(variables)
 
-    def test_the_preset_of_the_targets_runs_on_kind(self, cli: Cli) -> None:
+    def test_preset_of_the_targets_runs_on_kind(self, cli: Cli) -> None:
         words = [word.replace('"$(cat', "demo") for word in self.TRAIN.split()[1:] if word != '.k8s-run)"']
         done = cli(*words, "--dry-run", "--json")
         kinds = {manifest["kind"]: manifest for manifest in done.json["manifests"]}
-        assert "PersistentVolumeClaim" not in kinds, "kind could make none for two nodes"
+        assert "PersistentVolumeClaim" not in kinds, "kind has no ReadWriteMany class"
         pod = kinds["Job"]["spec"]["template"]["spec"]
-        assert pod["containers"][0]["imagePullPolicy"] == "IfNotPresent", "what kind loaded must not be pulled"
+        assert pod["containers"][0]["imagePullPolicy"] == "IfNotPresent", "the loaded image must not be pulled"
         assert pod["securityContext"]["runAsUser"] == 1000

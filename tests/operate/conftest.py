@@ -24,8 +24,8 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name, value in (
         (follow, "POLL_SEC", 0.05),
-        (follow, "SURE_SEC", 0.3),
-        (follow, "GONE_SEC", 0.3),
+        (follow, "START_FAILURE_SEC", 0.3),
+        (follow, "REMOVED_SEC", 0.3),
         (follow, "DRAIN_SEC", 1.0),
         (follow, "USAGE_SEC", 0.0),
         (follow, "EVENTS_SEC", 0.0),

@@ -35,8 +35,8 @@ IMAGE = "registry.example.com/llmtrain:0.1.0"
 NAMES = {
     "-00001": "-6b6tg",
     "-00002": "-ckxc6",
-    "machine-0": "gpu-node1",  # of one length: they stand in tables
-    "machine-1": "gpu-node2",
+    "k8s-node0": "gpu-node1",  # of the same length, because of tables
+    "k8s-node1": "gpu-node2",
     "amespace team": "amespace research",
 }
 # Of now: another one each time.

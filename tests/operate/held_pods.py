@@ -1,4 +1,4 @@
-"""Pods that are held, on this machine: a folder each, and `exec` over a real websocket that runs real processes."""
+"""Fake held pods: a local directory each, and `exec` over a real websocket that runs real processes."""
 
 import base64
 import hashlib
@@ -22,57 +22,57 @@ from kube_runs import FakeRun, launch
 
 import kube_server
 from llmtrain.env import HOLD_SCRIPT
-from llmtrain.launch.pod_scripts import hold as held_pod
+from llmtrain.launch.pod_scripts import hold as hold_script
 from llmtrain.launch.work import Work
 
 BINARY, CLOSE, PING, PONG = 2, 8, 9, 10
-IN, OUT, ERR, VERDICT = 0, 1, 2, 3
+IN, OUT, ERR, STATUS = 0, 1, 2, 3
 FASTER = {"GRACE_SEC = 10.0": "GRACE_SEC = 0.5", "POLL_SEC = 0.2": "POLL_SEC = 0.03"}
 PATH = f"{Path(sys.base_prefix) / 'bin'}:{os.environ['PATH']}"
 
 
 class HeldPods:
-    def __init__(self, kube: kube_server.KubeServer, folder: Path, mode: str, nodes: int, *sets: str) -> None:
-        self.folder = folder
-        given = (f"launch.nodes={nodes}", *sets)
-        self.run: FakeRun = launch(kube, "indexed_job", *given, work=Work(mode))  # type: ignore[arg-type]
+    def __init__(self, kube: kube_server.KubeServer, directory: Path, mode: str, nodes: int, *sets: str) -> None:
+        self.directory = directory
+        overrides = (f"launch.nodes={nodes}", *sets)
+        self.run: FakeRun = launch(kube, "indexed_job", *overrides, work=Work(mode))  # type: ignore[arg-type]
         self.names = [self.run.pod(index) for index in range(nodes)]
         self.asked: list[tuple[str, list[str], bool]] = []
-        """Pod, command, and whether standard input was asked for."""
-        self.first: dict[int, subprocess.Popen[bytes]] = {}
-        self.left: list[subprocess.Popen[bytes]] = []
+        """Pod, command, and whether standard input was requested."""
+        self.main: dict[int, subprocess.Popen[bytes]] = {}
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.broken: set[str] = set()
-        """Pods whose connection breaks as soon as something was said."""
+        """Pods whose connection breaks after the first output."""
         for name in self.names:
             self.work(self.names.index(name)).mkdir()
 
     def work(self, index: int) -> Path:
-        return self.folder / f"work-{index}"
+        return self.directory / f"work-{index}"
 
     def log(self, rank: int) -> Path:
-        return self.folder / "runs" / "demo" / "logs" / f"rank-{rank}.log"
+        return self.directory / "runs" / "demo" / "logs" / f"rank-{rank}.log"
 
     def hold(self) -> None:
-        """The pods' own first processes."""
+        """Start the main processes of the pods."""
         for index, name in enumerate(self.names):
-            self.first[index] = self.begin(name, self.run.plan.command, subprocess.DEVNULL)
-            stdout = self.first[index].stdout
+            self.main[index] = self.begin(name, self.run.plan.command, subprocess.DEVNULL)
+            stdout = self.main[index].stdout
             assert stdout is not None
-            assert b"waits" in stdout.readline()
+            assert b"is ready" in stdout.readline()
 
     def begin(self, name: str, words: list[str], stdin: int) -> "subprocess.Popen[bytes]":
         rows = self.run.kube.objects["jobs", "team", "demo"]["spec"]["template"]["spec"]["containers"][0]["env"]
-        given = {row["name"]: row["value"] for row in rows if "value" in row}
-        text = given.get(HOLD_SCRIPT, "")
+        variables = {row["name"]: row["value"] for row in rows if "value" in row}
+        text = variables.get(HOLD_SCRIPT, "")
         for old, new in FASTER.items():
             text = text.replace(old, new)
         index = self.names.index(name)
-        env = {**given, "PATH": PATH, HOLD_SCRIPT: text, "LLMTRAIN_WORK": str(self.work(index)), "NODE": str(index)}
+        env = {**variables, "PATH": PATH, HOLD_SCRIPT: text, "LLMTRAIN_WORK": str(self.work(index)), "NODE": str(index)}
         volume = self.run.plan.mounts["runs"]
-        words = [word.replace(f"{volume}/demo/", f"{self.folder}/runs/demo/") for word in words]
+        words = [word.replace(f"{volume}/demo/", f"{self.directory}/runs/demo/") for word in words]
         pipe = subprocess.PIPE
         made = subprocess.Popen(words, env=env, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
-        self.left.append(made)
+        self.processes.append(made)
         return made
 
     def exec(self, handler: BaseHTTPRequestHandler) -> None:
@@ -87,23 +87,23 @@ class HeldPods:
         line = Line(handler)
         try:
             process = self.begin(found[1], words, subprocess.PIPE if has_stdin else subprocess.DEVNULL)
-        except OSError as problem:  # what the kubelet says of a container without it
-            line.verdict({"status": "Failure", "reason": "InternalError", "message": str(problem)})
+        except OSError as problem:  # the kubelet's response if the program does not exist
+            line.send_status({"status": "Failure", "reason": "InternalError", "message": str(problem)})
             return
         line.serve(process, found[1] in self.broken)
 
     def end(self) -> None:
-        numbers = {number for process in self.left for number in held_pod.descendants(process.pid)}
-        for process in self.left:
+        numbers = {number for process in self.processes for number in hold_script.descendants(process.pid)}
+        for process in self.processes:
             process.kill()
         for number in numbers:
-            held_pod.tell(os.kill, number, signal.SIGKILL)
-        for process in self.left:
+            hold_script.send_signal(os.kill, number, signal.SIGKILL)
+        for process in self.processes:
             process.wait()
 
 
 class Line:
-    """The server's end of a websocket, and a process behind it."""
+    """The server side of a websocket, connected to a process."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler, self._lock = handler, threading.Lock()
@@ -134,11 +134,11 @@ class Line:
             row = {"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
             row["message"] = f"command terminated with non-zero exit code: exit status {code}"
         if not is_broken:
-            self.verdict(row)
+            self.send_status(row)
 
-    def verdict(self, row: dict[str, Any]) -> None:
+    def send_status(self, row: dict[str, Any]) -> None:
         with suppress(OSError):
-            self._frame(BINARY, bytes([VERDICT]) + json.dumps(row).encode())
+            self._frame(BINARY, bytes([STATUS]) + json.dumps(row).encode())
             self._frame(CLOSE, b"")
 
     def _copy(self, channel: int, pipe: IO[bytes], is_broken: bool) -> None:
@@ -147,7 +147,7 @@ class Line:
                 self._frame(BINARY, bytes([channel]) + data)
                 if is_broken:
                     self._handler.connection.shutdown(2)
-        while os.read(pipe.fileno(), 4096):  # nobody listens any more; it is not held up
+        while os.read(pipe.fileno(), 4096):  # drain the pipe so that the process does not block
             pass
 
     def _frame(self, code: int, data: bytes) -> None:
@@ -157,7 +157,7 @@ class Line:
             self._handler.connection.sendall(head + data)
 
     def _listen(self, stdin: IO[bytes]) -> None:
-        """To its standard input, which ends with the connection."""
+        """Copy to its standard input, which closes with the connection."""
         with suppress(OSError, ValueError, struct.error):
             while (found := self._next()) is not None:
                 code, data = found
@@ -188,17 +188,17 @@ class Line:
 
 @contextmanager
 def held_pods(
-    kube: kube_server.KubeServer, folder: Path, mode: str = "hold", nodes: int = 2, *sets: str
+    kube: kube_server.KubeServer, directory: Path, mode: str = "hold", nodes: int = 2, *sets: str
 ) -> Iterator[HeldPods]:
-    pods = HeldPods(kube, folder, mode, nodes, *sets)
-    usual = kube_server._Handler.do_GET
+    pods = HeldPods(kube, directory, mode, nodes, *sets)
+    original = kube_server._Handler.do_GET
 
     def do_get(handler: kube_server._Handler) -> None:
         if "/exec?" in handler.path:
             handler.close_connection = True
             pods.exec(handler)
         else:
-            usual(handler)
+            original(handler)
 
     with mock.patch.object(kube_server._Handler, "do_GET", do_get):
         try:

@@ -74,7 +74,7 @@ class FakeRun:
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {"name": name, "namespace": self.plan.namespace, "labels": labels, **created},
-                "spec": {"nodeName": f"machine-{index}"},
+                "spec": {"nodeName": f"k8s-node{index}"},
                 "status": {"phase": "Pending"},
             }
         )

@@ -1,4 +1,4 @@
-"""llmtrain status and llmtrain logs, from the command line."""
+"""The commands llmtrain status and llmtrain logs."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("hurry")
 
 @pytest.fixture
 def kubeconfig(kube: KubeServer, tmp_path: Path) -> Path:
-    """Of the test's API server; the context says another namespace than the usual one."""
+    """For the fake API server; its context selects namespace team."""
     return kube.kubeconfig(tmp_path)
 
 
@@ -31,7 +31,7 @@ def call(command: object, kubeconfig: Path, *words: str) -> Result:
     return result
 
 
-def test_the_table_and_the_page(kube: KubeServer, kubeconfig: Path) -> None:
+def test_status_of_all_runs_and_of_one(kube: KubeServer, kubeconfig: Path) -> None:
     assert call(status.command, kubeconfig).stdout == "No runs in namespace team of here.\n"
     run = launch(kube)
     run.pod(0)
@@ -59,7 +59,7 @@ def test_the_table_and_the_page(kube: KubeServer, kubeconfig: Path) -> None:
     assert run.pods[1] in page
 
 
-def test_json(kube: KubeServer, kubeconfig: Path) -> None:
+def test_status_json(kube: KubeServer, kubeconfig: Path) -> None:
     run = launch(kube)
     run.pod(0)
     one = json.loads(call(status.command, kubeconfig, "demo", "--json").stdout)
@@ -70,7 +70,7 @@ def test_json(kube: KubeServer, kubeconfig: Path) -> None:
     assert set(every["runs"][0]) == set(one)
 
 
-def test_watching_one_run_to_its_end(kube: KubeServer, kubeconfig: Path) -> None:
+def test_watch_one_run_until_it_ends(kube: KubeServer, kubeconfig: Path) -> None:
     run = launch(kube)
     run.pod(0)
     run.say(0, STEP.format(30))
@@ -83,12 +83,12 @@ def test_watching_one_run_to_its_end(kube: KubeServer, kubeconfig: Path) -> None
     assert json.loads(done.stdout)["state"] == "finished"
 
 
-def test_watching_all_runs_until_ctrl_c(kube: KubeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_all_runs_until_ctrl_c(kube: KubeServer, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = launch(kube)
     turns = iter(range(4))
 
     def sleep(seconds: float) -> None:
-        assert seconds == status.AGAIN_SEC
+        assert seconds == status.REFRESH_SEC
         match next(turns):
             case 0:
                 run.pod(0)
@@ -106,19 +106,19 @@ def test_watching_all_runs_until_ctrl_c(kube: KubeServer, kubeconfig: Path, monk
 
 
 @pytest.mark.parametrize("words", [("demo", "-A"), ("-A", "-n", "x"), ("--watch", "--json")])
-def test_options_that_do_not_go_together(kubeconfig: Path, words: tuple[str, ...]) -> None:
+def test_conflicting_options_are_refused(kubeconfig: Path, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         call(status.command, kubeconfig, *words)
 
 
-def test_a_run_that_is_not_there(kube: KubeServer, kubeconfig: Path) -> None:
+def test_unknown_run_suggests_a_similar_name(kube: KubeServer, kubeconfig: Path) -> None:
     launch(kube)
     for command in (status.command, logs.command):
         with pytest.raises(UsageError, match="Did you mean 'demo'"):
             call(command, kubeconfig, "demp")
 
 
-def test_logs(kube: KubeServer, kubeconfig: Path) -> None:
+def test_logs_command(kube: KubeServer, kubeconfig: Path) -> None:
     run = launch(kube)
     run.pod(0)
     run.pod(1)
@@ -126,8 +126,8 @@ def test_logs(kube: KubeServer, kubeconfig: Path) -> None:
     run.say(1, "c")
     assert call(logs.command, kubeconfig, "demo").stdout == "[0] a\n[0] b\n[1] c\n"
     assert call(logs.command, kubeconfig, "demo", "--tail", "1", "--rank", "0").stdout == "[0] b\n"
-    told = [json.loads(line) for line in call(logs.command, kubeconfig, "demo", "--json").stdout.splitlines()]
-    assert [(line["pod"], line["rank"], line["text"]) for line in told] == [
+    rows = [json.loads(line) for line in call(logs.command, kubeconfig, "demo", "--json").stdout.splitlines()]
+    assert [(line["pod"], line["rank"], line["text"]) for line in rows] == [
         (run.pods[0], 0, "a"),
         (run.pods[0], 0, "b"),
         (run.pods[1], 1, "c"),

@@ -40,7 +40,7 @@ def test_what_the_guard_posts(kube: KubeServer, monkeypatch: pytest.MonkeyPatch)
     run.pod(1)
     run.end(0)
     run.end(1)
-    Guard(run.cluster, "team", 60.0, "http://localhost").look()
+    Guard(run.cluster, "team", 60.0, "http://localhost").check()
     shown = re.search(r"```json\n(.*?)```", GUIDE, re.S)
     assert shown
     line = json.loads(shown[1])

@@ -1,4 +1,4 @@
-"""Merged logs: in the order of time, across restarts and replaced pods, from the volume when the pods are gone."""
+"""Merged logs: ordered by time, across restarts and replaced pods, from the volume when the pods are gone."""
 
 import json
 import threading
@@ -11,9 +11,9 @@ from kube_runs import STEP, FakeRun, ended, launch, running
 
 from kube_server import KubeServer
 from llmtrain.errors import UsageError
-from llmtrain.operate.fetch.reader import Sent, Wanted
+from llmtrain.operate.fetch.reader import FileRequest, FileResponse
 from llmtrain.operate.logs import merged_logs as logs
-from llmtrain.operate.logs.merged_logs import line_as_dict, merged_logs, node_of
+from llmtrain.operate.logs.merged_logs import line_as_dict, merged_logs, node_rank_of
 from llmtrain.operate.logs.pod_log import LogLine, split_time
 
 pytestmark = pytest.mark.usefixtures("hurry")
@@ -42,17 +42,17 @@ def test_merged_by_time(kube: KubeServer) -> None:
     assert lines(run) == ["[0] a", "[0] ", "[1] b", "[0] c with 2026-01-01T00:00:00Z in it"]
 
 
-def test_of_one_rank(kube: KubeServer) -> None:
+def test_rank_selects_its_pod(kube: KubeServer) -> None:
     run = both(kube, "indexed_job", "launch.processes_per_node=2")
     run.say(0, "a")
     run.say(1, "b")
     assert lines(run, rank=1) == ["[0] a"]
     assert lines(run, rank=2) == lines(run, rank=3) == ["[1] b"]
-    with pytest.raises(UsageError, match="its ranks are 0 to 3"):
-        node_of(run.record, 4)
+    with pytest.raises(UsageError, match="0 to 3"):
+        node_rank_of(run.record, 4)
 
 
-def test_the_last_lines_of_each_node(kube: KubeServer) -> None:
+def test_tail_applies_to_each_pod(kube: KubeServer) -> None:
     run = both(kube)
     run.say(0, *"abcd")
     run.say(1, *"efgh")
@@ -73,15 +73,15 @@ def test_earlier_containers_and_pods_come_first(kube: KubeServer) -> None:
 
     jobs = launch(kube, name="jobs")
     jobs.pod(0)
-    jobs.say(0, "of the pod that failed")
+    jobs.say(0, "failed pod")
     jobs.end(0, 1)
     jobs.pod(0)
-    jobs.say(0, "of the one in its place")
-    assert lines(jobs) == ["[0] of the pod that failed", "[0] of the one in its place"]
-    assert lines(jobs, previous=False) == ["[0] of the one in its place"]
+    jobs.say(0, "replacement")
+    assert lines(jobs) == ["[0] failed pod", "[0] replacement"]
+    assert lines(jobs, previous=False) == ["[0] replacement"]
 
 
-def test_an_init_container_that_failed_is_what_there_is(kube: KubeServer) -> None:
+def test_log_of_failed_init_container(kube: KubeServer) -> None:
     run = launch(kube)
     run.pod(0, {"waiting": {"reason": "PodInitializing"}})
     row = {"name": "prefetch", "state": ended(65), "restartCount": 0}
@@ -90,7 +90,7 @@ def test_an_init_container_that_failed_is_what_there_is(kube: KubeServer) -> Non
     assert lines(run) == ["[0] error: the hub has no such model"]
 
 
-def test_followed_to_the_end_with_pods_that_come_later(kube: KubeServer) -> None:
+def test_follow_until_the_end_includes_new_pods(kube: KubeServer) -> None:
     run = launch(kube)
     run.pod(0)
     run.say(0, "a")
@@ -113,7 +113,7 @@ def test_followed_to_the_end_with_pods_that_come_later(kube: KubeServer) -> None
     assert [*found, *stream] == ["[0] a", "[1] b", "[0] c", "[0] d", "[1] e"]
 
 
-def test_a_stateful_set_is_followed_until_its_pods_wait(kube: KubeServer) -> None:
+def test_follow_stateful_set_until_its_pods_are_idle(kube: KubeServer) -> None:
     run = both(kube, "stateful_set")
     for index in (0, 1):
         run.say(index, STEP.format(1), "[DDP] ended with exit code 0; it waits to be removed")
@@ -121,7 +121,7 @@ def test_a_stateful_set_is_followed_until_its_pods_wait(kube: KubeServer) -> Non
     assert len(lines(run, follow=True, rank=1, tail=1)) == 1
 
 
-def test_followed_while_the_cluster_is_away(kube: KubeServer) -> None:
+def test_follow_across_an_api_server_outage(kube: KubeServer) -> None:
     run = both(kube)
     run.say(0, "a", "b")
     stream = map(shown, merged_logs(run.cluster, run.record, follow=True))
@@ -139,7 +139,7 @@ def test_followed_while_the_cluster_is_away(kube: KubeServer) -> None:
 
 @pytest.fixture
 def volume(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    """Files of the run directory, behind the interface of operate/reader.py."""
+    """Files of the run directory, read through a fake Reader."""
     files: dict[str, bytes] = {}
 
     class Reader:
@@ -148,13 +148,13 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
                 SimpleNamespace(path=path, size=len(data)) for path, data in files.items() if path.startswith(prefix)
             ]
 
-        def read_many(self, wanted: list[Wanted]) -> Iterator[tuple[Sent, Iterator[bytes]]]:
+        def read_many(self, requests: list[FileRequest]) -> Iterator[tuple[FileResponse, Iterator[bytes]]]:
             nonlocal processes
             processes += 1
             assert processes == 1, "each is a process in a small pod"
-            for want in wanted:
-                data = files[want.path]
-                yield Sent(want.path), (data[at : at + 7] for at in range(0, len(data), 7))
+            for request in requests:
+                data = files[request.path]
+                yield FileResponse(request.path), (data[start : start + 7] for start in range(0, len(data), 7))
             processes -= 1
 
     @contextmanager
@@ -166,7 +166,7 @@ def volume(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     return files
 
 
-def test_from_the_volume_when_the_pods_are_gone(kube: KubeServer, volume: dict[str, bytes]) -> None:
+def test_logs_are_read_from_the_volume_when_pods_are_gone(kube: KubeServer, volume: dict[str, bytes]) -> None:
     run = launch(kube, "indexed_job", "launch.processes_per_node=2")
     volume["logs/train.log"] = b"2026-01-01 00:00:01 [TRAIN] one\n  more of it\n2026-01-01 00:00:03 three \xff\n"
     volume["logs/rank-2.log"] = b"2026-01-01 00:00:02 [DDP] two"
@@ -180,21 +180,21 @@ def test_from_the_volume_when_the_pods_are_gone(kube: KubeServer, volume: dict[s
     assert lines(run) == expected
     assert lines(run, tail=1) == expected[2:]
     assert lines(run, rank=2) == [expected[2]]
-    with pytest.raises(UsageError, match="no log of rank 3"):
+    with pytest.raises(UsageError, match="rank 3"):
         lines(run, rank=3)
     kube.remove("Job", "demo")
-    assert lines(run, follow=True) == expected, "there is nothing to wait for"
+    assert lines(run, follow=True) == expected
 
 
-def test_many_ranks_take_one_process_of_the_reader(kube: KubeServer, volume: dict[str, bytes]) -> None:
+def test_many_ranks_use_one_process_in_the_reader_pod(kube: KubeServer, volume: dict[str, bytes]) -> None:
     ranks = 200
     run = launch(kube)
     for rank in range(ranks):
-        rows = [f"2026-01-01 00:{second:02}:{rank % 60:02} rank {rank} said {second}\n" for second in range(3)]
+        rows = [f"2026-01-01 00:{second:02}:{rank % 60:02} rank {rank} line {second}\n" for second in range(3)]
         volume[f"logs/rank-{rank}.log"] = "".join(rows).encode()
-    said = lines(run)
-    assert len(said) == 3 * ranks
-    times = [line.split()[2] for line in said]
+    merged = lines(run)
+    assert len(merged) == 3 * ranks
+    times = [line.split()[2] for line in merged]
     assert times == sorted(times)
     assert len(lines(run, tail=1)) == ranks
 
@@ -242,12 +242,12 @@ class TestAsDict:
         assert (value["rank"], value["text"], value["time"]) == (rank, text, None)
         json.loads(json.dumps(value), parse_constant=pytest.fail)
 
-    def test_a_line_that_is_json_keeps_its_fields(self) -> None:
+    def test_json_line_keeps_its_fields(self) -> None:
         value = line_as_dict(LogLine(0, "", '{"tag": "EVAL", "val": {"loss": 1.5}, "nan": NaN}', "demo-0"), 1)
         assert value["tag"] == "EVAL"
         assert value["data"] == {"tag": "EVAL", "val": {"loss": 1.5}, "nan": None}
 
-    def test_a_loss_that_is_nan_is_left_out(self) -> None:
+    def test_nan_loss_is_omitted(self) -> None:
         value = line_as_dict(LogLine(0, "", STEP.format(1).replace("5.1922", "nan"), "demo-0"), 1)
         assert "loss" not in value["data"]
         assert value["data"]["step"] == 1
@@ -267,7 +267,7 @@ class TestAsDict:
         assert (second["tag"], second["text"]) == ("DDP", "[DDP] two")
 
 
-def test_times_sort_although_the_cluster_leaves_zeros_out() -> None:
+def test_split_time_pads_fractions_so_that_times_sort() -> None:
     early, text = split_time("2026-01-01T00:00:00.1Z a b")
     late, _ = split_time("2026-01-01T00:00:00.10000001Z x")
     assert text == "a b"

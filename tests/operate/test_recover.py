@@ -1,4 +1,4 @@
-"""Which pods are on a lost machine: told from the pods themselves."""
+"""Detecting pods on lost nodes, and removing them."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ def pod(phase: str = "Running", **conditions: tuple[str, str]) -> dict[str, Any]
         for name, (status, reason) in conditions.items()
     ]
     meta = {"name": "demo-1", "namespace": "team"}
-    return {"metadata": meta, "spec": {"nodeName": "machine-1"}, "status": {"phase": phase, "conditions": rows}}
+    return {"metadata": meta, "spec": {"nodeName": "k8s-node1"}, "status": {"phase": phase, "conditions": rows}}
 
 
 @pytest.mark.parametrize(
@@ -28,11 +28,11 @@ def pod(phase: str = "Running", **conditions: tuple[str, str]) -> dict[str, Any]
         {"Ready": ("False", ""), "ContainersReady": ("True", "")},
     ],
 )
-def test_a_machine_that_does_not_answer(conditions: dict[str, tuple[str, str]]) -> None:
-    found = lost_pod(pod(**conditions))
-    assert found is not None
-    assert (found.name, found.machine) == ("demo-1", "machine-1")
-    assert 39 <= found.since_sec < 60
+def test_lost_pod_on_node_that_is_not_ready(conditions: dict[str, tuple[str, str]]) -> None:
+    lost = lost_pod(pod(**conditions))
+    assert lost is not None
+    assert (lost.name, lost.node) == ("demo-1", "k8s-node1")
+    assert 39 <= lost.since_sec < 60
 
 
 @pytest.mark.parametrize(
@@ -46,25 +46,25 @@ def test_a_machine_that_does_not_answer(conditions: dict[str, tuple[str, str]]) 
         ("Failed", {"Ready": ("False", "NodeNotReady")}),
     ],
 )
-def test_what_is_not_lost(phase: str, conditions: dict[str, tuple[str, str]]) -> None:
+def test_pod_is_not_lost(phase: str, conditions: dict[str, tuple[str, str]]) -> None:
     assert lost_pod(pod(phase, **conditions)) is None
 
 
-def test_one_that_was_given_up_and_not_removed() -> None:
-    """Whoever did that was cut off in between; a StatefulSet waits for its name."""
-    given_up = pod("Failed", Ready=("False", "NodeNotReady"))
-    given_up["status"]["reason"] = "NodeLost"
-    found = lost_pod(given_up)
-    assert found is not None
-    assert found.since_sec >= 39
+def test_pod_marked_lost_but_not_deleted_is_still_lost() -> None:
+    """A recovery was interrupted between the two steps; a StatefulSet waits for the pod's name."""
+    marked = pod("Failed", Ready=("False", "NodeNotReady"))
+    marked["status"]["reason"] = "NodeLost"
+    lost = lost_pod(marked)
+    assert lost is not None
+    assert lost.since_sec >= 39
 
 
-def test_it_acts_on_the_pod_that_was_seen(kube: KubeServer) -> None:
-    """Another one has its name by now: a StatefulSet's pods keep theirs."""
-    seen = pod(Ready=("False", "NodeNotReady"))
-    kube.add({"apiVersion": "v1", "kind": "Pod", **seen})
+def test_recover_does_not_remove_a_new_pod_of_the_same_name(kube: KubeServer) -> None:
+    """Pods of a StatefulSet keep their names."""
+    old = pod(Ready=("False", "NodeNotReady"))
+    kube.add({"apiVersion": "v1", "kind": "Pod", **old})
     lost, _ = find_lost(kube.cluster().find("v1", "Pod", "team"), 10)
-    assert recover(kube.cluster(), "team", [replace(lost[0], uid="of-the-one-before")]) == []
+    assert recover(kube.cluster(), "team", [replace(lost[0], uid="uid-of-another-pod")]) == []
     assert kube.objects["pods", "team", "demo-1"]["status"]["phase"] == "Running"
     assert recover(kube.cluster(), "team", lost) == lost
     assert kube.objects == {}

@@ -123,9 +123,9 @@ def test_foreign_secret_is_refused(tool: Tool, env: Path) -> None:
     [
         ("OTHER=1\n", "sets none of HF_TOKEN"),
         ("HF_TOKEN=\n", "sets none of HF_TOKEN"),
-        (f"HF_TOKEN='{CANARY} {CANARY}'\n", "HF_TOKEN is no token"),
-        (f'HF_TOKEN="{CANARY}\n{CANARY}"\n', "HF_TOKEN is no token"),
-        (f"HF_TOKEN={CANARY}é\n", "HF_TOKEN is no token"),
+        (f"HF_TOKEN='{CANARY} {CANARY}'\n", "HF_TOKEN is not a valid token"),
+        (f'HF_TOKEN="{CANARY}\n{CANARY}"\n', "HF_TOKEN is not a valid token"),
+        (f"HF_TOKEN={CANARY}é\n", "HF_TOKEN is not a valid token"),
         (b"HF_TOKEN=\xff\xfe\n", "not UTF-8"),
     ],
 )

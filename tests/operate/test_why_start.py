@@ -156,7 +156,7 @@ def test_a_lost_node(kube: KubeServer, kind: str, sign: str) -> None:
     lose(run, 1, sign)
     found = why(run)
     assert found.cause == "node_lost", found
-    assert found.what.startswith("machine-1 is lost: 1 pod of 2")
+    assert found.what.startswith("k8s-node1 is lost: 1 pod of 2")
     assert "llmtrain recover demo" in found.remedy
     end(run, 0, 75, *GONE)
     assert why(run).cause == "node_lost", "that the other starts again comes of it"
@@ -199,7 +199,7 @@ def test_evicted_by_its_machine(kube: KubeServer) -> None:
 def test_preempted_and_gone(kube: KubeServer) -> None:
     run = launch(kube)
     run.pod(0)
-    run.event("Preempted", "Preempted by pod 7c1e on node machine-1", "Pod", "demo-1-abcde")
+    run.event("Preempted", "Preempted by pod 7c1e on node k8s-node1", "Pod", "demo-1-abcde")
     assert why(run).cause == "preempted"
     end(run, 0, 75, "stopped: Stopped at step 5 as told.")
     assert why(run).cause == "preempted"

@@ -13,8 +13,8 @@ from why_runs import (
 )
 
 from llmtrain.errors import LlmtrainError
-from llmtrain.operate.fetch.reader import RemoteFile, Sent, Wanted
-from llmtrain.operate.status.scheduler import read_no_room
+from llmtrain.operate.fetch.reader import FileRequest, FileResponse, RemoteFile
+from llmtrain.operate.status.scheduler import parse_unschedulable
 from llmtrain.operate.why.log_patterns import error_in, report_from_text, traceback_end
 from llmtrain.operate.why.snapshot import Stall
 from llmtrain.operate.why.stall import compare, read_beats
@@ -36,16 +36,18 @@ def test_watchdog_lines_in_json_and_of_other_ranks() -> None:
 
 
 def test_the_schedulers_sentence() -> None:
-    room = read_no_room(NO_GPU)
-    assert room.machines == 3
-    assert room.short == {"nvidia.com/gpu": 2}
+    room = parse_unschedulable(NO_GPU)
+    assert room.nodes == 3
+    assert room.insufficient == {"nvidia.com/gpu": 2}
     assert room.fields == ["launch.tolerations"]
-    both = read_no_room("0/2 nodes are available: 1 Insufficient memory, 2 Insufficient cpu. preemption: 0/2 nodes ...")
-    assert both.short == {"memory": 1, "cpu": 2}
-    assert read_no_room("0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector.").fields == [
-        "launch.node_selector and launch.affinity"
-    ]
-    assert read_no_room("no nodes available to schedule pods").rows == ()
+    both = parse_unschedulable(
+        "0/2 nodes are available: 1 Insufficient memory, 2 Insufficient cpu. preemption: 0/2 nodes ..."
+    )
+    assert both.insufficient == {"memory": 1, "cpu": 2}
+    assert parse_unschedulable(
+        "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/selector."
+    ).fields == ["launch.node_selector and launch.affinity"]
+    assert parse_unschedulable("no nodes available to schedule pods").reasons == ()
 
 
 def test_hearts() -> None:
@@ -69,8 +71,8 @@ def test_beats_of_the_newest_generation() -> None:
         def files(self, prefix: str) -> list[RemoteFile]:
             return [RemoteFile(path, 1, 1, "1") for path in files if path.startswith(prefix)]
 
-        def read_many(self, wanted: list[Wanted]) -> list[tuple[Sent, list[bytes]]]:
-            return [(Sent(want.path), [files[want.path]]) for want in wanted]
+        def read_many(self, wanted: list[FileRequest]) -> list[tuple[FileResponse, list[bytes]]]:
+            return [(FileResponse(want.path), [files[want.path]]) for want in wanted]
 
     reader: Any = Files()
     assert read_beats(reader) == {0: {"rank": 0, "generation": 2, "beat": 4}}

@@ -40,14 +40,14 @@ def make(root: Path, run_id: str) -> RunDirectory:
     return run
 
 
-def refused(*words: str) -> pytest.RaisesExc[UsageError]:
-    return pytest.raises(UsageError, match="(?s)" + ".*".join(map(re.escape, words)))
+def refused(*facts: str) -> pytest.RaisesExc[UsageError]:
+    return pytest.raises(UsageError, match="(?s)" + ".*".join(map(re.escape, facts)))
 
 
 class TestRunId:
     @pytest.mark.parametrize("run_id", BAD_IDS)
-    def test_unsafe_ones_are_refused(self, run_id: str, tmp_path: Path) -> None:
-        with refused("not allowed"):
+    def test_invalid_ids_are_refused(self, run_id: str, tmp_path: Path) -> None:
+        with refused(repr(run_id)):
             check_run_id(run_id)
         if run_id:
             with pytest.raises(UsageError):
@@ -55,39 +55,39 @@ class TestRunId:
             assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("run_id", ["ab", "a1", "my-run-1", "a" * 40])
-    def test_safe_ones_are_taken(self, run_id: str) -> None:
+    def test_valid_ids_are_accepted(self, run_id: str) -> None:
         check_run_id(run_id)
 
     @given(st.text())
-    def test_any_name_makes_a_safe_id(self, name: str) -> None:
+    def test_any_name_gives_a_valid_id(self, name: str) -> None:
         assert re.fullmatch(RUN_ID_PATTERN, new_run_id(name))
 
-    def test_the_name_shows_and_two_differ(self) -> None:
+    def test_new_ids_contain_the_name_and_differ(self) -> None:
         first, second = new_run_id("My GPT, no. 2!"), new_run_id("My GPT, no. 2!")
         assert first.startswith("my-gpt-no-2-")
         assert first != second
 
 
 class TestNewRun:
-    def test_it_is_not_made_before_create(self, tmp_path: Path) -> None:
+    def test_new_run_creates_nothing(self, tmp_path: Path) -> None:
         run = new_run(str(tmp_path / "runs"), "one", "x")
         assert list(tmp_path.iterdir()) == []
         run.create()
         assert run.path.is_dir()
         assert run.exists()
 
-    def test_one_that_exists_is_refused(self, tmp_path: Path) -> None:
+    def test_existing_run_is_refused(self, tmp_path: Path) -> None:
         make(tmp_path, "one")
-        with refused("'one' exists", "--resume one"):
+        with refused("'one' already exists", "--resume one"):
             new_run(str(tmp_path), "one", "x")
 
-    def test_two_that_create_at_once(self, tmp_path: Path) -> None:
+    def test_second_create_is_refused(self, tmp_path: Path) -> None:
         first, second = new_run(str(tmp_path), "one", "x"), new_run(str(tmp_path), "one", "x")
         first.create()
-        with refused("'one' exists"):
+        with refused("'one' already exists"):
             second.create()
 
-    def test_a_link_to_a_run_is_a_run(self, tmp_path: Path) -> None:
+    def test_link_to_run(self, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
         (outside / "checkpoints").mkdir(parents=True)
         root = tmp_path / "runs"
@@ -95,15 +95,15 @@ class TestNewRun:
         (root / "one").symlink_to(outside)
         (root / "two").symlink_to(tmp_path / "nowhere")
         for run_id in ("one", "two"):
-            with refused("exists"):
+            with refused("already exists"):
                 new_run(str(root), run_id, "x")
         assert find_run(str(root), "one").run_id == "one"
         assert find_run(str(root), str(root / "one")).path == root / "one"
         assert [run.run_id for run in list_runs(str(root))] == ["one"]
-        with refused("not in"):
+        with refused("no run 'two'"):
             find_run(str(root), "two")
 
-    def test_a_run_that_is_deleted_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_list_skips_run_deleted_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("one", "two"):
             (tmp_path / name / "checkpoints").mkdir(parents=True)
         is_dir = Path.is_dir
@@ -118,14 +118,14 @@ class TestNewRun:
         assert [run.run_id for run in list_runs(str(tmp_path))] == ["two"]
 
     @pytest.mark.parametrize("below", ["", "/deeper", "/deeper/still"])
-    def test_a_file_in_the_way(self, tmp_path: Path, below: str) -> None:
+    def test_file_in_path_is_refused(self, tmp_path: Path, below: str) -> None:
         (tmp_path / "file").write_text("")
         with refused("Cannot write", "output.root_dir"):
             new_run(f"{tmp_path}/file{below}", "one", "x")
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
     @pytest.mark.parametrize("mode", [0o500, 0o000])
-    def test_no_permission(self, tmp_path: Path, mode: int) -> None:
+    def test_missing_permission_is_refused(self, tmp_path: Path, mode: int) -> None:
         locked = tmp_path / "locked"
         locked.mkdir(mode=mode)
         try:
@@ -136,8 +136,8 @@ class TestNewRun:
             locked.chmod(0o700)
 
 
-class TestFinding:
-    def test_by_id_and_by_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class TestFindRun:
+    def test_find_by_id_and_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         made = make(tmp_path / "runs", "one").path
         monkeypatch.chdir(tmp_path)
         assert find_run("runs", "one").path.resolve() == made
@@ -145,17 +145,17 @@ class TestFinding:
         assert find_run("elsewhere", "runs/one").path == made
         assert find_run("elsewhere", "runs/../runs/one").run_id == "one"
 
-    def test_an_unknown_one_brings_the_nearest(self, tmp_path: Path) -> None:
+    def test_unknown_run_suggests_the_nearest(self, tmp_path: Path) -> None:
         make(tmp_path, "first-run")
-        with refused("'first-rum' is not in", "Did you mean 'first-run'?", "runs list"):
+        with refused("'first-rum'", "Did you mean 'first-run'?", "runs list"):
             find_run(str(tmp_path), "first-rum")
 
     @pytest.mark.parametrize("reference", ["../x", "..", "/etc", "a/../../etc", "./", "~"])
-    def test_a_path_must_be_a_run(self, tmp_path: Path, reference: str) -> None:
+    def test_path_must_be_a_run(self, tmp_path: Path, reference: str) -> None:
         with pytest.raises(UsageError):
             find_run(str(tmp_path), reference)
 
-    def test_list_is_oldest_first_and_leaves_out_the_rest(self, tmp_path: Path) -> None:
+    def test_list_is_oldest_first_and_skips_other_files(self, tmp_path: Path) -> None:
         for age, run_id in enumerate(["newest", "middle", "oldest"]):
             run = make(tmp_path, run_id)
             for path in (run.meta, run.path):
@@ -166,11 +166,11 @@ class TestFinding:
         (tmp_path / "mlflow.db").write_text("")
         assert [run.run_id for run in list_runs(str(tmp_path))] == ["oldest", "middle", "newest"]
 
-    def test_no_root_no_runs(self, tmp_path: Path) -> None:
+    def test_list_of_missing_root_is_empty(self, tmp_path: Path) -> None:
         assert list_runs(str(tmp_path / "nowhere")) == []
 
 
-def test_the_files_lie_where_the_docs_say(tmp_path: Path) -> None:
+def test_file_names(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path / "one")
     names = {path.name for path in (run.config, run.meta, run.metrics, run.logs, run.checkpoints)}
     assert names == {"config.yaml", "meta.json", "metrics.jsonl", "logs", "checkpoints"}

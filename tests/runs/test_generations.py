@@ -8,7 +8,7 @@ import pytest
 from llmtrain.errors import CheckpointError, ConfigError, Interrupted, PeerLost, Superseded, TrainingFailed, UsageError
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.exit_report import ERROR_FILE, write_exit_report
-from llmtrain.runs.generations import KEPT, MAX_CRASHES, begin_generation, end_generation, read_generations
+from llmtrain.runs.generations import MAX_CRASHES, MAX_GENERATIONS, begin_generation, end_generation, read_generations
 from llmtrain.runs.lock import RunLock, is_held
 
 
@@ -23,7 +23,7 @@ def begin(run: RunDirectory, from_step: int = 0, is_unattended: bool = True) -> 
     return begin_generation(run, from_step, 2, is_unattended)
 
 
-def test_they_are_numbered_and_say_how_they_ended(run: RunDirectory) -> None:
+def test_generations_are_numbered_with_status(run: RunDirectory) -> None:
     assert begin(run) == 1
     (row,) = read_generations(run)
     assert (row["ended"], row["world_size"], row["from_step"], row["crashes"]) == (None, 2, 0, 0)
@@ -36,7 +36,7 @@ def test_they_are_numbered_and_say_how_they_ended(run: RunDirectory) -> None:
     ]
 
 
-def test_three_crashes_at_one_place_are_enough(run: RunDirectory) -> None:
+def test_three_crashes_without_progress_give_up(run: RunDirectory) -> None:
     for number in range(MAX_CRASHES):
         assert begin(run, 4) == number + 1
     before = run.generations.read_bytes()
@@ -50,7 +50,7 @@ def test_three_crashes_at_one_place_are_enough(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("ended", ["failed", None, "superseded"])
-def test_what_counts_as_a_crash(run: RunDirectory, ended: str | None) -> None:
+def test_ends_that_count_as_crash(run: RunDirectory, ended: str | None) -> None:
     for _ in range(MAX_CRASHES):
         number = begin(run)
         if ended:
@@ -60,47 +60,47 @@ def test_what_counts_as_a_crash(run: RunDirectory, ended: str | None) -> None:
 
 
 @pytest.mark.parametrize("ended", ["stopped", "finished"])
-def test_what_does_not(run: RunDirectory, ended: str) -> None:
+def test_ends_that_do_not_count_as_crash(run: RunDirectory, ended: str) -> None:
     """A pod that is preempted ten times in a row has not crashed."""
     for _ in range(3 * MAX_CRASHES):
         end_generation(run, begin(run), ended, 0)
 
 
-def test_a_newer_checkpoint_starts_the_count_again(run: RunDirectory) -> None:
+def test_newer_checkpoint_resets_the_count(run: RunDirectory) -> None:
     for step in range(3 * MAX_CRASHES):
         begin(run, step)
     assert read_generations(run)[-1]["crashes"] == 0
 
 
-def test_a_stop_in_between_starts_the_count_again(run: RunDirectory) -> None:
+def test_interruption_resets_the_count(run: RunDirectory) -> None:
     for _ in range(2 * MAX_CRASHES):
         begin(run)
         end_generation(run, begin(run), "stopped", 0)
 
 
-def test_going_back_to_an_older_checkpoint_is_no_progress(run: RunDirectory) -> None:
+def test_older_checkpoint_is_not_progress(run: RunDirectory) -> None:
     for step in (6, 4, 2):
         begin(run, step)
     with pytest.raises(TrainingFailed):
         begin(run, 0)
 
 
-def test_a_person_is_never_refused_and_starts_the_count_again(run: RunDirectory) -> None:
+def test_attended_start_resets_the_count(run: RunDirectory) -> None:
     for _ in range(2 * MAX_CRASHES):
         begin(run, 4, is_unattended=False)
     assert begin(run, 4) == 2 * MAX_CRASHES + 1
     assert read_generations(run)[-1]["crashes"] == 1
 
 
-def test_the_file_does_not_grow_for_ever(run: RunDirectory) -> None:
-    for _ in range(KEPT + 20):
+def test_number_of_generations_is_limited(run: RunDirectory) -> None:
+    for _ in range(MAX_GENERATIONS + 20):
         end_generation(run, begin(run), "stopped", 0)
     rows = read_generations(run)
-    assert len(rows) == KEPT
-    assert rows[-1]["generation"] == KEPT + 20
+    assert len(rows) == MAX_GENERATIONS
+    assert rows[-1]["generation"] == MAX_GENERATIONS + 20
 
 
-def test_an_older_generation_ends_itself_only(run: RunDirectory) -> None:
+def test_end_of_older_generation_changes_only_its_row(run: RunDirectory) -> None:
     begin(run)
     begin(run)
     end_generation(run, 1, "failed", 3)
@@ -108,7 +108,7 @@ def test_an_older_generation_ends_itself_only(run: RunDirectory) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[1, null]", "null"])
-def test_a_damaged_file_is_no_history(run: RunDirectory, content: str) -> None:
+def test_damaged_file_is_ignored(run: RunDirectory, content: str) -> None:
     run.generations.write_text(content)
     assert read_generations(run) == []
     assert begin(run) == 1
@@ -117,7 +117,7 @@ def test_a_damaged_file_is_no_history(run: RunDirectory, content: str) -> None:
 @pytest.mark.parametrize(
     "content", ['[{"generation": "x"}]', '[{"ended": null}]', '[{"generation": 1, "crashes": "x"}]']
 )
-def test_damaged_rows_are_no_history(run: RunDirectory, content: str) -> None:
+def test_damaged_rows_are_ignored(run: RunDirectory, content: str) -> None:
     run.generations.write_text(content)
     assert begin(run) >= 1
 
@@ -136,7 +136,7 @@ def test_damaged_rows_are_no_history(run: RunDirectory, content: str) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_the_report_says_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: UsageError) -> None:
+def test_exit_report_for_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: UsageError) -> None:
     monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
     write_exit_report(error)
     report = json.loads((tmp_path / "error.json").read_text())
@@ -147,14 +147,14 @@ def test_the_report_says_it_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "py_callstack" in report["message"]["extraInfo"]
 
 
-def test_without_a_launcher_there_is_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_exit_report_without_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ERROR_FILE, raising=False)
     monkeypatch.chdir(tmp_path)
     write_exit_report(Interrupted("told."))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_exit_report_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ERROR_FILE, str(tmp_path / "nowhere" / "error.json"))
     write_exit_report(Interrupted("told."))
     assert not (tmp_path / "nowhere").exists()
@@ -163,7 +163,7 @@ def test_a_report_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch
 # A launcher's new generation supersedes a living owner
 
 
-def test_a_new_generation_takes_over_from_a_living_owner(run: RunDirectory) -> None:
+def test_new_generation_takes_over_from_live_owner(run: RunDirectory) -> None:
     with RunLock(run.lock) as old:
         with pytest.raises(UsageError), RunLock(run.lock):
             pytest.fail("two writers")
@@ -180,6 +180,6 @@ def test_a_new_generation_takes_over_from_a_living_owner(run: RunDirectory) -> N
         assert not run.lock.exists()
 
 
-def test_to_supersede_nobody_is_to_take(run: RunDirectory) -> None:
+def test_supersede_without_owner_takes_the_lock(run: RunDirectory) -> None:
     with RunLock(run.lock, supersede=True) as lock:
         lock.check()

@@ -11,7 +11,7 @@ import pytest
 from llmtrain.runs.heartbeats import Heartbeat, announce_start, clear_heartbeats, read_heartbeats, started_again
 
 
-def test_a_beat_says_where_the_rank_is(tmp_path: Path) -> None:
+def test_heartbeat_fields(tmp_path: Path) -> None:
     heart = Heartbeat(tmp_path / "beats", rank=3, generation=2)
     assert read_heartbeats(tmp_path / "beats") == {}
     heart.write(step=5, progress=17)
@@ -28,7 +28,7 @@ def test_a_beat_says_where_the_rank_is(tmp_path: Path) -> None:
     }
 
 
-def test_it_counts_up_whether_or_not_the_rank_moves(tmp_path: Path) -> None:
+def test_beat_counts_up_without_progress(tmp_path: Path) -> None:
     heart = Heartbeat(tmp_path, 0, 1)
     for number in (1, 2, 3):
         heart.write(4, 9)
@@ -36,7 +36,7 @@ def test_it_counts_up_whether_or_not_the_rank_moves(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rank-0.json"], "no half-written file stays"
 
 
-def test_an_older_generation_does_not_overwrite_a_newer(tmp_path: Path) -> None:
+def test_older_generation_does_not_overwrite_newer(tmp_path: Path) -> None:
     old, new = Heartbeat(tmp_path, 0, 1), Heartbeat(tmp_path, 0, 2)
     clear_heartbeats(tmp_path, 1)
     old.write(9, 90)
@@ -52,7 +52,7 @@ def test_an_older_generation_does_not_overwrite_a_newer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"rank": "x"}', "{}"])
-def test_a_damaged_beat_is_none_and_is_written_over(tmp_path: Path, content: str) -> None:
+def test_damaged_heartbeat_is_ignored_and_overwritten(tmp_path: Path, content: str) -> None:
     Heartbeat(tmp_path, 0, 1).write(1, 1)
     (tmp_path / "rank-1.json").write_text(content)
     assert list(read_heartbeats(tmp_path)) == [0]
@@ -60,19 +60,19 @@ def test_a_damaged_beat_is_none_and_is_written_over(tmp_path: Path, content: str
     assert read_heartbeats(tmp_path)[1]["step"] == 2
 
 
-def test_storage_that_fails_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_storage_error_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "beats").write_text("not a directory")
     Heartbeat(tmp_path / "beats", 0, 1).write(1, 1)
     assert (tmp_path / "beats").read_text() == "not a directory"
 
 
-def test_a_foreign_generation_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_invalid_generation_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "generation.json").write_text(json.dumps({"generation": "newest"}))
     Heartbeat(tmp_path, 0, 1).write(1, 1)
     assert list(read_heartbeats(tmp_path)) == [0]
 
 
-def test_clearing_forgets_all_ranks(tmp_path: Path) -> None:
+def test_clear_heartbeats_removes_all_ranks(tmp_path: Path) -> None:
     for rank in range(3):
         Heartbeat(tmp_path, rank, 1).write(1, 1)
     (tmp_path / "notes.txt").write_text("mine")
@@ -83,18 +83,18 @@ def test_clearing_forgets_all_ranks(tmp_path: Path) -> None:
 
 
 class TestStarts:
-    def test_of_a_run_that_is_not_there_yet_nothing_is_written(self, tmp_path: Path) -> None:
+    def test_nothing_is_written_for_missing_run(self, tmp_path: Path) -> None:
         start = announce_start(tmp_path / "run" / "heartbeats", 0)
         assert list(tmp_path.iterdir()) == []
         assert started_again(tmp_path / "run" / "heartbeats", [start]) is None
 
-    def test_those_who_started_together_are_no_news(self, tmp_path: Path) -> None:
+    def test_known_starts_are_not_reported(self, tmp_path: Path) -> None:
         starts = [announce_start(tmp_path / "heartbeats", node) for node in range(3)]
         assert started_again(tmp_path / "heartbeats", starts) is None
         assert started_again(tmp_path / "heartbeats", reversed(starts)) is None
 
     @pytest.mark.parametrize("is_first", [True, False])
-    def test_a_node_that_starts_anew(self, tmp_path: Path, is_first: bool) -> None:
+    def test_new_start_is_reported(self, tmp_path: Path, is_first: bool) -> None:
         folder = tmp_path / "run" / "heartbeats"
         folder.parent.mkdir() if not is_first else None
         starts = [announce_start(folder, node) for node in range(2)]
@@ -102,7 +102,7 @@ class TestStarts:
         word = announce_start(folder, 1).split()[0]
         assert started_again(folder, starts) == (1, word)
 
-    def test_an_older_file_is_no_news(self, tmp_path: Path) -> None:
+    def test_older_file_is_not_reported(self, tmp_path: Path) -> None:
         """As a file system may show it for a while."""
         folder = tmp_path / "heartbeats"
         announce_start(folder, 0)
@@ -115,7 +115,7 @@ class TestStarts:
     @pytest.mark.parametrize(
         "content", ["{", "[]", "{}", '{"start": "x"}', '{"start": "x", "node": null}', '{"node": 1}']
     )
-    def test_a_damaged_file_is_no_news(self, tmp_path: Path, content: str) -> None:
+    def test_damaged_file_is_not_reported(self, tmp_path: Path, content: str) -> None:
         starts = [announce_start(tmp_path / "heartbeats", 0)]
         (tmp_path / "heartbeats" / "last-start.json").write_text(content)
         assert started_again(tmp_path / "heartbeats", starts) is None

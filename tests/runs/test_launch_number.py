@@ -32,7 +32,7 @@ def crash(run: RunDirectory, times: int = MAX_CRASHES) -> None:
         begin(run)
 
 
-def test_a_new_launch_starts_the_count_again(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_launch_resets_the_count(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1, 4):
         monkeypatch.setenv(LAUNCH, str(number))
         crash(run)
@@ -46,7 +46,7 @@ def test_a_new_launch_starts_the_count_again(run: RunDirectory, monkeypatch: pyt
     assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1)), "numbers go on"
 
 
-def test_within_a_launch_it_goes_on(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_count_continues_within_a_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCH, "2")
     crash(run, 2)
     assert read_generations(run)[-1]["crashes"] == 1
@@ -55,7 +55,7 @@ def test_within_a_launch_it_goes_on(run: RunDirectory, monkeypatch: pytest.Monke
         begin(run)
 
 
-def test_the_remedy_is_the_command_that_makes_a_new_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remedy_is_the_resume_command(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     crash(run)
     with pytest.raises(TrainingFailed) as here:
         begin(run)
@@ -67,7 +67,9 @@ def test_the_remedy_is_the_command_that_makes_a_new_launch(run: RunDirectory, mo
     assert f"llmtrain resume {run.run_id}" in str(there.value.remedy)
 
 
-def test_a_run_that_moves_between_a_cluster_and_a_machine(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moving_between_cluster_and_machine_resets_the_count(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     crash(run)
     monkeypatch.setenv(LAUNCH, "1")
     begin(run)
@@ -77,7 +79,7 @@ def test_a_run_that_moves_between_a_cluster_and_a_machine(run: RunDirectory, mon
     assert read_generations(run)[-1]["crashes"] == 0
 
 
-def test_rows_of_before_there_were_launches(run: RunDirectory) -> None:
+def test_rows_without_launch(run: RunDirectory) -> None:
     crash(run)
     rows = json.loads(run.generations.read_text())
     run.generations.write_text(json.dumps([{k: v for k, v in row.items() if k != "launch"} for row in rows]))
@@ -85,13 +87,13 @@ def test_rows_of_before_there_were_launches(run: RunDirectory) -> None:
         begin(run)
 
 
-def test_somebody_who_watches_is_never_refused(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attended_start_is_never_refused(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCH, "1")
     crash(run)
     assert begin(run, is_unattended=False) == MAX_CRASHES + 1
 
 
-def test_a_newer_checkpoint_counts_within_a_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_checkpoint_resets_the_count_within_a_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCH, "1")
     for step in range(3 * MAX_CRASHES):
         begin(run, step)

@@ -72,7 +72,7 @@ def boot(path: Path) -> str:
     return str(json.loads(path.read_text())["process"]).partition(":")[0]
 
 
-def test_it_is_held_inside_and_gone_after(path: Path) -> None:
+def test_lock_is_held_inside_and_removed_after(path: Path) -> None:
     assert not is_held(path)
     with RunLock(path) as lock:
         assert is_held(path)
@@ -81,13 +81,13 @@ def test_it_is_held_inside_and_gone_after(path: Path) -> None:
     assert not path.exists()
 
 
-def test_it_is_given_back_after_an_error(path: Path) -> None:
+def test_lock_is_released_after_error(path: Path) -> None:
     with pytest.raises(RuntimeError), RunLock(path):
         raise RuntimeError
     assert not path.exists()
 
 
-def test_a_second_writer_is_refused_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_second_writer_is_refused_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
     started = time.monotonic()
     with pytest.raises(UsageError, match=f"some-run.*process {holder.pid} on ") as caught, RunLock(path):
         pytest.fail("two writers")
@@ -97,12 +97,12 @@ def test_a_second_writer_is_refused_at_once(path: Path, holder: subprocess.Popen
     assert json.loads(path.read_text())["pid"] == holder.pid
 
 
-def test_a_second_writer_in_the_same_process_is_refused(path: Path) -> None:
+def test_second_writer_in_same_process_is_refused(path: Path) -> None:
     with RunLock(path), pytest.raises(UsageError), RunLock(path):
         pytest.fail("two writers")
 
 
-def test_a_killed_owner_is_replaced_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_killed_owner_is_replaced_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
     holder.kill()
     holder.wait()
     assert path.exists()
@@ -111,14 +111,14 @@ def test_a_killed_owner_is_replaced_at_once(path: Path, holder: subprocess.Popen
         lock.check()
 
 
-def test_a_killed_owner_nobody_waited_for_is_replaced(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_zombie_owner_is_replaced(path: Path, holder: subprocess.Popen[str]) -> None:
     holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now, and stays one
     with RunLock(path) as lock:
         lock.check()
 
 
-def test_a_stopped_owner_of_this_machine_is_refused_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_suspended_owner_on_this_machine_keeps_the_lock(path: Path, holder: subprocess.Popen[str]) -> None:
     """The process table decides, however old the heartbeat is."""
     holder.send_signal(signal.SIGSTOP)
     set_age(path, 3600)
@@ -128,7 +128,7 @@ def test_a_stopped_owner_of_this_machine_is_refused_at_once(path: Path, holder: 
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_owner_that_was_replaced_may_publish_nothing(path: Path) -> None:
+def test_check_raises_for_replaced_owner(path: Path) -> None:
     first = RunLock(path)
     first.__enter__()
     change(path, host="elsewhere")
@@ -140,7 +140,7 @@ def test_an_owner_that_was_replaced_may_publish_nothing(path: Path) -> None:
         second.check()
 
 
-def test_a_later_process_with_the_same_number_is_not_the_owner(path: Path) -> None:
+def test_later_process_with_same_pid_is_not_the_owner(path: Path) -> None:
     """A restarted container's first process is number 1 again."""
     with RunLock(path):
         change(path, process=f"{boot(path)}:1")
@@ -161,7 +161,7 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("fields", ELSEWHERE)
-def test_an_owner_that_the_process_table_does_not_show_is_refused_when_its_heartbeat_changes(
+def test_invisible_owner_with_heartbeat_keeps_the_lock(
     path: Path, holder: subprocess.Popen[str], fields: dict[str, Any]
 ) -> None:
     """It is alive, and no number of this machine's process table says so."""
@@ -180,7 +180,7 @@ def test_an_owner_that_the_process_table_does_not_show_is_refused_when_its_heart
 @pytest.mark.parametrize(
     ("fields", "age"), [*((fields, 0) for fields in ELSEWHERE), *((ELSEWHERE[0], age) for age in (3600, -365 * 86400))]
 )
-def test_an_owner_elsewhere_without_a_heartbeat_is_replaced(
+def test_remote_owner_without_heartbeat_is_replaced(
     path: Path, holder: subprocess.Popen[str], fields: dict[str, Any], age: int
 ) -> None:
     """Also one whose lock has a time in the future."""
@@ -194,14 +194,14 @@ def test_an_owner_elsewhere_without_a_heartbeat_is_replaced(
         lock.check()
 
 
-def test_a_living_owner_in_a_lock_of_an_earlier_version_is_refused(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_live_owner_with_lock_of_earlier_version_keeps_it(path: Path, holder: subprocess.Popen[str]) -> None:
     change(path, pid_namespace=None)
     holder.send_signal(signal.SIGSTOP)  # so no heartbeat will change
     with pytest.raises(UsageError), RunLock(path):
         pytest.fail("two writers")
 
 
-def test_a_clock_that_is_ahead_changes_nothing(
+def test_clock_ahead_does_not_matter(
     path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(path, host="elsewhere")
@@ -213,9 +213,9 @@ def test_a_clock_that_is_ahead_changes_nothing(
 
 
 @pytest.mark.usefixtures("quick")
-def test_time_in_which_this_process_was_frozen_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_while_suspended_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner may have been frozen with it (a paused machine), and must get the time to beat."""
-    monkeypatch.setattr(lock_module, "_MOST_COUNTED_SEC", 0.1)
+    monkeypatch.setattr(lock_module, "_MAX_COUNTED_SEC", 0.1)
     path.write_text(json.dumps({"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}))
     sleep = time.sleep
     slept: list[float] = []
@@ -230,7 +230,7 @@ def test_time_in_which_this_process_was_frozen_does_not_count(path: Path, monkey
 
 
 @pytest.mark.usefixtures("quick")
-def test_of_two_that_wait_for_a_dead_owner_one_gets_the_lock(path: Path) -> None:
+def test_one_of_two_waiters_gets_the_lock(path: Path) -> None:
     owner = {"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}
     path.write_text(json.dumps(owner))
     with RunLock(path):
@@ -243,7 +243,7 @@ def test_of_two_that_wait_for_a_dead_owner_one_gets_the_lock(path: Path) -> None
         first.check()
 
 
-def test_a_reader_goes_by_the_age_of_a_heartbeat_elsewhere(path: Path) -> None:
+def test_is_held_uses_age_of_remote_heartbeat(path: Path) -> None:
     path.write_text(json.dumps({"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}))
     assert is_held(path)
     for age in (STALE_AFTER_SEC + 10, -365 * 86400):
@@ -251,7 +251,7 @@ def test_a_reader_goes_by_the_age_of_a_heartbeat_elsewhere(path: Path) -> None:
         assert not is_held(path)
 
 
-def test_another_pid_namespace_does_not_take_over_a_living_owner(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_other_pid_namespace_does_not_take_over_live_owner(path: Path, holder: subprocess.Popen[str]) -> None:
     """As two containers with the name of their machine."""
     other = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if not shutil.which("unshare") or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
@@ -264,7 +264,7 @@ def test_another_pid_namespace_does_not_take_over_a_living_owner(path: Path, hol
     assert json.loads(path.read_text())["pid"] == holder.pid
 
 
-def test_another_time_namespace_does_not_take_over_a_living_owner(path: Path, holder: subprocess.Popen[str]) -> None:
+def test_other_time_namespace_does_not_take_over_live_owner(path: Path, holder: subprocess.Popen[str]) -> None:
     """Where start times of processes are shifted."""
     other = ["unshare", "--user", "--map-root-user", "--time", "--fork", "--boottime", "1000"]
     if not shutil.which("unshare") or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
@@ -295,16 +295,14 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
     monkeypatch.setattr(lock_module, "_read", fail)
 
 
-def test_a_lock_that_cannot_be_read_for_a_moment_is_not_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_briefly_unreadable_lock_is_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(path) as lock:
         unreadable(monkeypatch, 8)  # 2 s
         lock.check()
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_lock_that_stays_unreadable_stops_the_owner_without_a_claim(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_lock_is_peer_lost(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RunLock(path) as lock:
         unreadable(monkeypatch, math.inf)
         with pytest.raises(PeerLost) as caught:
@@ -317,7 +315,7 @@ def test_a_lock_that_stays_unreadable_stops_the_owner_without_a_claim(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_lock_that_cannot_be_read_is_not_free(
+def test_unreadable_lock_is_not_free(
     path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreadable(monkeypatch, math.inf)
@@ -327,20 +325,20 @@ def test_a_lock_that_cannot_be_read_is_not_free(
 
 
 @pytest.mark.parametrize("content", ["", "{", "null", "{}", "[1]"])
-def test_a_damaged_lock_is_no_lock(path: Path, content: str) -> None:
+def test_damaged_lock_is_ignored(path: Path, content: str) -> None:
     path.write_text(content)
     with RunLock(path) as lock:
         lock.check()
 
 
-def test_a_lock_somebody_removed_stops_the_owner(path: Path) -> None:
+def test_removed_lock_supersedes_owner(path: Path) -> None:
     with RunLock(path) as lock:
         path.unlink()
         with pytest.raises(Interrupted):
             lock.check()
 
 
-def test_the_heartbeat_keeps_it_fresh(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_updates_mtime(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "HEARTBEAT_SEC", 0.02)
     with RunLock(path):
         change(path, host="elsewhere")
@@ -351,7 +349,7 @@ def test_the_heartbeat_keeps_it_fresh(path: Path, monkeypatch: pytest.MonkeyPatc
         assert is_held(path)
 
 
-def test_two_that_start_at_once_get_one_lock(path: Path) -> None:
+def test_two_concurrent_starts_get_one_lock(path: Path) -> None:
     processes = [
         subprocess.Popen(
             [sys.executable, "-c", HOLDER, str(path)],

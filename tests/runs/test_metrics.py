@@ -29,32 +29,32 @@ def steps(path: Path) -> list[int]:
     return [row["step"] for row in read_metrics(path)]
 
 
-def test_rows_come_back_in_order(path: Path) -> None:
+def test_rows_are_read_in_order(path: Path) -> None:
     write(path, 1, 2, 3)
     assert list(read_metrics(path)) == [{"step": s, "train/loss": s / 10} for s in (1, 2, 3)]
 
 
-def test_a_row_can_be_read_before_the_log_is_closed(path: Path) -> None:
+def test_row_is_readable_before_close(path: Path) -> None:
     log = MetricsLog(path, 0, 0)
     log.append({"step": 1})
     assert steps(path) == [1]
     log.close()
 
 
-def test_a_resumed_run_drops_what_it_redoes(path: Path) -> None:
+def test_resume_drops_rows_of_repeated_steps(path: Path) -> None:
     write(path, 1, 2, 3, 4)
     write(path, 3, 4, 5, keep=2)
     assert steps(path) == [1, 2, 3, 4, 5]
 
 
-def test_all_rows_of_the_kept_step_stay(path: Path) -> None:
+def test_all_rows_of_the_last_kept_step_stay(path: Path) -> None:
     write(path, 1, 2, 2, 3)
     write(path, keep=2)
     assert steps(path) == [1, 2, 2]
 
 
 @pytest.mark.parametrize("torn", ['{"step": 3, "train/lo', "{", "null", "[1, 2]", '"text"'])
-def test_a_torn_last_line_is_passed_over_and_removed(path: Path, torn: str) -> None:
+def test_incomplete_last_line_is_skipped_and_removed(path: Path, torn: str) -> None:
     write(path, 1, 2)
     with path.open("a") as file:
         file.write(torn)
@@ -64,7 +64,7 @@ def test_a_torn_last_line_is_passed_over_and_removed(path: Path, torn: str) -> N
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_bytes_that_are_no_text_do_not_stop_a_reader(path: Path) -> None:
+def test_invalid_utf8_is_skipped(path: Path) -> None:
     write(path, 1, 2)
     with path.open("ab") as file:
         file.write(b'{"step": 3, "x": "\xff"}\n')
@@ -72,14 +72,14 @@ def test_bytes_that_are_no_text_do_not_stop_a_reader(path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_what_json_cannot_say_becomes_null(path: Path, value: float) -> None:
+def test_non_finite_value_becomes_null(path: Path, value: float) -> None:
     log = MetricsLog(path, 0, 0)
     log.append({"step": 1, "val/loss": value})
     log.close()
     assert json.loads(path.read_text(), parse_constant=pytest.fail) == {"step": 1, "val/loss": None}
 
 
-def test_no_file_means_no_rows(path: Path) -> None:
+def test_missing_file_has_no_rows(path: Path) -> None:
     assert list(read_metrics(path)) == []
 
 
@@ -110,7 +110,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("name", FAILURES)
-def test_write_errors_lose_and_repeat_nothing(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_write_errors_neither_lose_nor_duplicate_rows(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     function, calls, number, part = FAILURES[name]
     log = MetricsLog(path, 0, 0)
     failing = Failing(getattr(os, function), calls, number, part)
@@ -147,7 +147,7 @@ def test_rows_are_written_again_after_a_failed_fsync(path: Path, monkeypatch: py
     assert steps(path) == [1, 2, 3]
 
 
-def test_rows_of_a_long_run_do_not_pile_up_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_memory_are_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "SYNC_BYTES", 100)
     log = MetricsLog(path, 0, 0)
     for step in range(100):

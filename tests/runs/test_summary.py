@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmtrain.runs.directory import RunDirectory, list_runs
-from llmtrain.runs.summary import compare, describe, summarise_all
+from llmtrain.runs.summary import compare, describe, summarize_all
 
 DEEP = "[" * 100_000
 
@@ -80,10 +80,12 @@ def make_run(path: Path) -> RunDirectory:
 
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGE.values(), ids=DAMAGE)
-def test_one_damaged_run(tmp_path: Path, file: str | None, damage: Callable[[RunDirectory], None]) -> None:
+def test_damaged_run_does_not_hide_others(
+    tmp_path: Path, file: str | None, damage: Callable[[RunDirectory], None]
+) -> None:
     good, bad = make_run(tmp_path / "good"), make_run(tmp_path / "bad")
     damage(bad)
-    rows = {row["run_id"]: row for row in summarise_all(list_runs(str(tmp_path)))}
+    rows = {row["run_id"]: row for row in summarize_all(list_runs(str(tmp_path)))}
     assert rows["good"]["damaged"] == []
     assert (rows["good"]["step"], rows["good"]["max_steps"], rows["good"]["val_loss"]) == (3, 3, 2.5)
     assert rows["bad"]["damaged"] == ([file] if file else [])
@@ -91,7 +93,7 @@ def test_one_damaged_run(tmp_path: Path, file: str | None, damage: Callable[[Run
     assert compare(good, bad)["runs"][0]["run_id"] == "good"
 
 
-def test_a_run_that_is_deleted_has_no_row(tmp_path: Path) -> None:
+def test_deleted_run_has_no_row(tmp_path: Path) -> None:
     run = make_run(tmp_path / "good")
-    assert summarise_all([run, RunDirectory(tmp_path / "gone")])[0]["run_id"] == "good"
-    assert len(summarise_all([run, RunDirectory(tmp_path / "gone")])) == 1
+    assert summarize_all([run, RunDirectory(tmp_path / "gone")])[0]["run_id"] == "good"
+    assert len(summarize_all([run, RunDirectory(tmp_path / "gone")])) == 1

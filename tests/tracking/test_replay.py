@@ -109,7 +109,7 @@ def files_of(uri: str, mlflow_run_id: str) -> set[str]:
     return found
 
 
-def test_everything_arrives(fetched: RunDirectory, store: str) -> None:
+def test_replay_is_complete(fetched: RunDirectory, store: str) -> None:
     fetched.adapter.mkdir()
     (fetched.adapter / "adapter_config.json").write_text("{}")
     value = replay_run(fetched, store)
@@ -134,7 +134,7 @@ def test_everything_arrives(fetched: RunDirectory, store: str) -> None:
     assert not [name for name in files if "step_4/" in name or "safetensors" in name]
 
 
-def test_twice_is_once(fetched: RunDirectory, store: str) -> None:
+def test_repeated_replay_adds_nothing(fetched: RunDirectory, store: str) -> None:
     first = replay_run(fetched, store)
     for note in ("kept", "lost"):  # fetched anew, the directory has no note
         if note == "lost":
@@ -147,7 +147,7 @@ def test_twice_is_once(fetched: RunDirectory, store: str) -> None:
     assert history(store, run.info.run_id, "train/loss") == wanted_history(fetched, "train/loss")
 
 
-def test_a_run_that_went_on_meanwhile(fetched: RunDirectory, store: str) -> None:
+def test_replay_after_resume(fetched: RunDirectory, store: str) -> None:
     """Stopped and replayed, then resumed with other settings and replayed again."""
     finished = fetched.finished.read_bytes()
     generations = fetched.generations.read_text()
@@ -168,14 +168,14 @@ def test_a_run_that_went_on_meanwhile(fetched: RunDirectory, store: str) -> None
     assert history(store, run.info.run_id, "train/loss") == wanted_history(fetched, "train/loss")
 
 
-def test_a_start_that_ended_without_a_word_has_failed(fetched: RunDirectory, store: str) -> None:
+def test_start_without_recorded_end_has_failed(fetched: RunDirectory, store: str) -> None:
     fetched.finished.unlink()
     fetched.generations.write_text(fetched.generations.read_text().replace('"finished"', "null"))
     assert replay_run(fetched, store)["status"] == "failed"
     assert read_all(store)[0].info.status == "FAILED"
 
 
-def test_a_run_that_was_tracked_live_is_completed(make_config: MakeConfig, store: str) -> None:
+def test_live_tracked_run_is_completed(make_config: MakeConfig, store: str) -> None:
     """The live tracker's own times stay, and nothing is there twice."""
     config = make_config(tracking__mlflow__enabled=True, tracking__mlflow__tracking_uri=store)
     ended = harness.run(config)
@@ -188,7 +188,7 @@ def test_a_run_that_was_tracked_live_is_completed(make_config: MakeConfig, store
     assert "finished.json" in files_of(store, there.info.run_id)
 
 
-def test_the_note_of_another_store_stays(fetched: RunDirectory, store: str) -> None:
+def test_record_of_other_store_is_kept(fetched: RunDirectory, store: str) -> None:
     """A resumed run goes on in the store where it is at home."""
     note = {"run_id": "1", "tracking_uri": "http://server", "described": True}
     fetched.mlflow.write_text(json.dumps(note))
@@ -199,7 +199,7 @@ def test_the_note_of_another_store_stays(fetched: RunDirectory, store: str) -> N
     assert json.loads(fetched.mlflow.read_text())["run_id"] == value["mlflow_run_id"]
 
 
-def test_by_default_beside_the_run_directory(fetched: RunDirectory, empty_store: Path) -> None:
+def test_default_store_is_beside_the_run(fetched: RunDirectory, empty_store: Path) -> None:
     """Not in /out, where the config says, nor in a store of the pods' own file system."""
     shutil.copy(empty_store, fetched.path.parent / "mlflow.db")
     change_config(fetched, "mlflow", tracking_uri="sqlite:////out/not/here/mlflow.db")
@@ -209,7 +209,7 @@ def test_by_default_beside_the_run_directory(fetched: RunDirectory, empty_store:
     assert not Path("/out").exists()
 
 
-def test_which_store(fetched: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_precedence(fetched: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The config before the environment, as the live tracker does; a login was not written down."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     assert replay_run(fetched)["tracking_uri"] == store
@@ -224,7 +224,7 @@ def test_which_store(fetched: RunDirectory, store: str, tmp_path: Path, monkeypa
         replay_run(fetched)
 
 
-def test_many_metrics_go_in_batches(fetched: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_are_sent_in_batches(fetched: RunDirectory, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"step": step, "train/loss": 1 / step, "time": 1000.0 + step} for step in range(1, 2502)]
     rows.append({"step": 2502, "train/loss": None, "time": 9000.0})  # it was not finite
     fetched.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -244,23 +244,23 @@ def test_many_metrics_go_in_batches(fetched: RunDirectory, store: str, monkeypat
     assert (again["metrics"], again["metrics_there"]) == (0, 2502)
 
 
-def test_mlflow_is_not_installed(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_mlflow_is_usage_error(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_module.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match="mlflow is not installed") as problem:
         replay_run(fetched)
     assert "llmtrain[mlflow]" in str(problem.value)
 
 
-def test_stores_that_cannot_be_used(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_stores_are_usage_errors(fetched: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     for uri in ("http://me:hidden-word@127.0.0.1:9", "nonsense://x"):
-        with pytest.raises(UsageError, match="could not be put into the MLflow store") as problem:
+        with pytest.raises(UsageError, match="MLflow store") as problem:
             replay_run(fetched, uri)
         assert "hidden-word" not in str(problem.value)
         assert problem.value.remedy
 
 
-def test_a_run_without_its_config(fetched: RunDirectory, store: str) -> None:
+def test_run_without_config_is_refused(fetched: RunDirectory, store: str) -> None:
     fetched.config.unlink()
     with pytest.raises(UsageError, match=r"has no config\.yaml"):
         replay_run(fetched, store)

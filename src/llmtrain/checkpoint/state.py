@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from llmtrain.distributed.parallel import whole
+from llmtrain.distributed.parallel import unshard
 
 Tensors = dict[str, torch.Tensor]
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {  # JSON has one type of number
@@ -108,7 +108,7 @@ def state_sha256(*groups: Tensors) -> str:
     digest = hashlib.sha256()
     for group in groups:
         for name in sorted(group):
-            tensor = whole(group[name].detach()).cpu().contiguous()
+            tensor = unshard(group[name].detach()).cpu().contiguous()
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

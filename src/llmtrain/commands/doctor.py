@@ -1,4 +1,4 @@
-"""llmtrain doctor: the preflight."""
+"""llmtrain doctor: preflight checks."""
 
 import json
 import sys
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
     from llmtrain.doctor.report import Report
 
 
-FOUND_SOMETHING = 1  # the exit code
+CHECK_FAILED = 1  # exit code
 
 
 def command(
     config: ConfigOption = None,
     set_: SetOption = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Check with so many processes on this machine.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of processes on this machine.")] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="This machine only: do not join the other processes of the job.")
+        bool, typer.Option("--local", help="Check this machine only, without the other processes of the job.")
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Look for problems before training: on this machine, or with all processes of a job when it is started as one of
-    them. Ends with 1 when something failed."""
+    """Check this machine before training, or all processes of a job if started as one of them. Exits with 1 if a check
+    fails."""
     from llmtrain.config.load import load_config
     from llmtrain.logs import setup_logging
 
     if local and processes:
-        raise UsageError("--local looks at one process; it does not go with --processes.")
+        raise UsageError("--local and --processes are mutually exclusive.", remedy="Use one of them.")
     loaded = load_config(config, set_ or [])
     setup_logging(loaded.logging)
     if processes:
@@ -44,20 +44,20 @@ def command(
     from llmtrain.doctor.examine import examine
 
     if not examine(loaded, lambda report: _show(report, json_), is_local=local):
-        raise typer.Exit(FOUND_SOMETHING)
+        raise typer.Exit(CHECK_FAILED)
 
 
-def run_workers(place: "NodeInfo", words: list[str], distributed: "DistributedSection") -> None:
+def run_workers(node: "NodeInfo", command: list[str], distributed: "DistributedSection") -> None:
     try:
-        run_processes(place, words, distributed)
+        run_processes(node, command, distributed)
     except LlmtrainError as error:
-        if error.exit_code != FOUND_SOMETHING:
+        if error.exit_code != CHECK_FAILED:
             raise
-        raise typer.Exit(FOUND_SOMETHING) from None  # the processes have printed what they found
+        raise typer.Exit(CHECK_FAILED) from None  # the processes have printed their findings
 
 
 def _show(report: "Report", as_json: bool) -> None:
-    """In one piece: several processes may write to the same log. Standard output belongs to rank 0."""
+    """One write per report, because several processes may share the log. Only rank 0 uses standard output."""
     if report.rank:
         print(report.text(is_terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
     elif as_json:

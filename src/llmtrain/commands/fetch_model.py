@@ -1,4 +1,4 @@
-"""llmtrain fetch-model: a model of the Hugging Face hub as a directory."""
+"""llmtrain fetch-model: download a model from the Hugging Face hub."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,23 +6,26 @@ from typing import Annotated
 import typer
 
 from llmtrain.commands.options import JsonOption, show
+from llmtrain.text import format_bytes, plural
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="The model's name on the hub: owner/name.", show_default=False)],
-    to: Annotated[str, typer.Option("--to", help="Directory to fill; a half-finished one is completed.")],
+    name: Annotated[str, typer.Argument(help="Name on the hub: owner/name.", show_default=False)],
+    to: Annotated[str, typer.Option("--to", help="Target directory; an incomplete download is resumed.")],
     revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit. Default: main.")] = None,
-    code: Annotated[bool, typer.Option("--code", help="Fetch its Python files too (model.trust_remote_code).")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Ask the hub even if complete: a branch may move.")] = False,
+    code: Annotated[bool, typer.Option("--code", help="Include Python files (for model.trust_remote_code).")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Update a complete directory if the branch has moved.")
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Download a model from the hub into a directory, for model.path; several processes at once download it once."""
+    """Download a model from the hub into a directory, for use as model.path. Concurrent processes download it once."""
     from llmtrain.config.logging import LoggingSection
     from llmtrain.hub.download import download_model
     from llmtrain.logs import setup_logging
 
     setup_logging(LoggingSection())
     value = download_model(name, revision, Path(to), force=again, code=code)
-    state = "is complete" if value["downloaded"] else "is complete already"
-    text = f"{name} {state} in {to}: {value['files']} files, {value['bytes'] / 1e6:.1f} MB, commit {value['commit']}."
-    show(json_, value, text)
+    state = "downloaded to" if value["downloaded"] else "already complete in"
+    size = f"{plural(value['files'], 'file')}, {format_bytes(value['bytes'])}"
+    show(json_, value, f"{name} {state} {to}: {size}, commit {value['commit']}.")

@@ -1,24 +1,21 @@
-"""llmtrain guard: keep the runs of a namespace alive while nobody watches."""
+"""llmtrain guard: recover runs of a namespace from inside the cluster."""
 
 import os
 import signal
 import threading
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
 import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, connect
 from llmtrain.commands.options import JsonOption, show
 from llmtrain.env import WEBHOOK
-from llmtrain.errors import UsageError
 
-HELP = "Keep the runs of a namespace alive while nobody watches."
+HELP = "Recover runs and send notifications from inside the cluster."
 app = typer.Typer(help=HELP, no_args_is_help=True)
-EVERY_SEC = 5.0
-USUAL_AFTER_SEC = 60.0
+POLL_SEC = 5.0
 
 
 @app.callback(help=HELP)
@@ -29,30 +26,30 @@ def group() -> None:
 @app.command("install")
 def install_command(
     image: Annotated[
-        str | None, typer.Option(help="Image of llmtrain. Default: the one installed, else that of launch.image.")
+        str | None, typer.Option(help="llmtrain image. Default: the installed one, else the default of launch.image.")
     ] = None,
     after: Annotated[
         float | None,
-        typer.Option(min=0, help="Seconds that a machine must have been silent; at first 60."),
+        typer.Option(min=0, help="Seconds a node must be NotReady before its pods are replaced. Initially 60."),
     ] = None,
     webhook: Annotated[
         str | None,
         typer.Option(
             envvar=WEBHOOK,
-            help="URL that gets a line of JSON for each event; kept in a Secret. '' for none.",
+            help="URL to post each event to as JSON; stored in a Secret. '' removes it.",
         ),
     ] = None,
     with_logs: Annotated[
         bool | None,
         typer.Option(
             "--with-logs/--without-logs",
-            help="May read logs too: only they tell when a StatefulSet's run has ended.",
+            help="Allow reading logs, which is needed to detect the end of a StatefulSet run.",
             show_default=False,
         ),
     ] = None,
     pull_policy: Annotated[
         str | None,
-        typer.Option("--image-pull-policy", help="IfNotPresent (unless said otherwise), Always or Never."),
+        typer.Option("--image-pull-policy", help="IfNotPresent (initially), Always or Never."),
     ] = None,
     pull_secret: Annotated[
         list[str] | None, typer.Option("--image-pull-secret", help="Secret of a private registry.", show_default=False)
@@ -62,58 +59,14 @@ def install_command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Put one small pod into a namespace that gives up pods on lost machines (as `recover` does), and tells a webhook
-    when a run has finished, failed or been recovered. Again with other options: those are changed."""
-    from llmtrain.config.launch import LaunchSection
-    from llmtrain.launch.guard import GuardPlan, install
-    from llmtrain.operate.guard.status import guard_status, wait_until_watching
+    """Install a small pod that replaces pods on unreachable nodes (as `recover` does) and notifies a webhook when a run
+    finishes, fails or is recovered. Run it again to change options; the others keep their values."""
+    from llmtrain.operate.guard.install import GuardOptions, install_guard
 
-    if webhook and not _is_address(webhook):
-        raise UsageError("--webhook is no http or https address.")
-    if pull_policy not in (None, "IfNotPresent", "Always", "Never"):
-        raise UsageError(f"--image-pull-policy '{pull_policy}' is unknown.", known=["IfNotPresent", "Always", "Never"])
     cluster = connect(kubeconfig, context)
-    where = namespace or cluster.namespace
-    before = guard_status(cluster, where)
-    keeps_webhook = webhook is None and before is not None and before.webhook
-    plan = GuardPlan(
-        namespace=where,
-        image=image or (before.image if before else LaunchSection().image),
-        image_pull_policy=pull_policy or (before.image_pull_policy if before else "IfNotPresent"),
-        after_sec=after if after is not None else before.after_sec if before else USUAL_AFTER_SEC,
-        installed_at=datetime.now(UTC).isoformat(),
-        webhook=webhook or None,
-        keeps_webhook=keeps_webhook,
-        with_logs=with_logs if with_logs is not None else before is not None and before.with_logs,
-        image_pull_secrets=pull_secret if pull_secret is not None else before.image_pull_secrets if before else [],
-    )
-    done = install(cluster, plan)
-    wait_until_watching(cluster, where)
-    has_webhook = bool(webhook) or keeps_webhook
-    value = {
-        "namespace": where,
-        "done": done,
-        "image": plan.image,
-        "after_sec": plan.after_sec,
-        "with_logs": plan.with_logs,
-        "webhook": has_webhook,
-    }
-    text = (
-        f"The guard of namespace {where} is {done}: pods are given up {plan.after_sec:g} s after their machine went "
-        f"silent, {'a webhook is told' if has_webhook else 'no webhook is told'}."
-    )
-    show(json_, value, text)
-
-
-def _is_address(url: str) -> bool:
-    """One that a request can be made to."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # raises where it is no number
-    except ValueError:
-        return False
-    is_clean = url.isascii() and url.isprintable() and " " not in url
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and is_clean
+    options = GuardOptions(image, after, webhook, with_logs, pull_policy, pull_secret)
+    installed = install_guard(cluster, namespace or cluster.namespace, options)
+    show(json_, asdict(installed), installed.text)
 
 
 @app.command("remove")
@@ -123,14 +76,14 @@ def remove_command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Take the guard out of a namespace, with its account and its rights. Runs are not touched."""
+    """Remove the guard of a namespace with its ServiceAccount and Role. Runs are not affected."""
     from llmtrain.launch.guard import remove
 
     cluster = connect(kubeconfig, context)
-    where = namespace or cluster.namespace
-    was_there = remove(cluster, where)
-    text = f"The guard of namespace {where} is removed." if was_there else f"Namespace {where} has no guard."
-    show(json_, {"namespace": where, "removed": was_there}, text)
+    namespace = namespace or cluster.namespace
+    is_removed = remove(cluster, namespace)
+    text = f"Guard removed from namespace {namespace}." if is_removed else f"Namespace {namespace} has no guard."
+    show(json_, {"namespace": namespace, "removed": is_removed}, text)
 
 
 @app.command("status")
@@ -140,30 +93,29 @@ def status_command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Whether a namespace has a guard, how it does, and what it said last."""
-    from dataclasses import asdict
-
+    """Show whether a namespace has a guard, its settings and its latest log lines."""
     from llmtrain.operate.guard.status import guard_status
 
     cluster = connect(kubeconfig, context)
-    where = namespace or cluster.namespace
-    status = guard_status(cluster, where)
+    namespace = namespace or cluster.namespace
+    status = guard_status(cluster, namespace)
     if status is None:
-        hint = f"Install one: llmtrain guard install{cluster.place(where)}"
-        show(json_, {"namespace": where, "installed": False}, f"Namespace {where} has no guard. {hint}")
+        remedy = f"Install one: llmtrain guard install{cluster.place(namespace)}"
+        show(json_, {"namespace": namespace, "installed": False}, f"Namespace {namespace} has no guard. {remedy}")
         return
-    show(json_, {"namespace": where, "installed": True, **asdict(status)}, f"Namespace {where}: {status.text}")
+    value = {"namespace": namespace, "installed": True, **asdict(status)}
+    show(json_, value, f"Namespace {namespace}: {status.text}")
 
 
 @app.command("watch", hidden=True)
 def watch_command(
-    after: Annotated[float, typer.Option(min=0)] = USUAL_AFTER_SEC,
+    after: Annotated[float, typer.Option(min=0)] = 60.0,
     with_logs: Annotated[bool, typer.Option("--with-logs")] = False,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
 ) -> None:
-    """What the guard's pod runs: watch the runs of a namespace until told to stop."""
+    """Watch the runs of a namespace until SIGTERM. The guard's pod runs this command."""
     from llmtrain.config.logging import LoggingSection
     from llmtrain.launch.guard import WATCHING
     from llmtrain.logs import log, setup_logging
@@ -171,11 +123,11 @@ def watch_command(
 
     setup_logging(LoggingSection())
     cluster = connect(kubeconfig, context)
-    where = namespace or cluster.namespace
-    told = threading.Event()
+    namespace = namespace or cluster.namespace
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    guard = Guard(cluster, where, after, os.environ.get(WEBHOOK), with_logs)
-    log("GUARD", f"watches namespace {where}: pods are given up {after:g} s after their machine went silent")
-    in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    watch(guard, EVERY_SEC, lambda: Path(WATCHING).touch() if in_pod else None, told.wait)
+        signal.signal(number, lambda *_: stop.set())
+    guard = Guard(cluster, namespace, after, os.environ.get(WEBHOOK), with_logs)
+    log("GUARD", f"watching namespace {namespace}: pods are replaced once their node has been NotReady for {after:g} s")
+    is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
+    watch(guard, POLL_SEC, lambda: Path(WATCHING).touch() if is_in_pod else None, stop.wait)

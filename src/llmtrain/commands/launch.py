@@ -128,7 +128,7 @@ def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:
 
 
 def _submit(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
-    from llmtrain.commands.stop import PodCount, warn_of_lost
+    from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
     from llmtrain.commands.watch import check_ended
     from llmtrain.kubernetes.api_errors import AlreadyExists
     from llmtrain.launch import lifecycle
@@ -141,7 +141,7 @@ def _submit(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
             raise
         record = find_record(cluster, plan.run_id, plan.namespace)
         check_ended(cluster, record)
-        warn_of_lost(lifecycle.resume(cluster, record, plan, PodCount()))
+        warn_of_stuck_pods(lifecycle.resume(cluster, record, plan, PodCount()))
 
 
 def short_options(

@@ -1,4 +1,4 @@
-"""llmtrain prefetch: what a config takes from the hub, into the cache. A pod's init container runs it."""
+"""llmtrain prefetch: download everything that a config needs into the cache. Run by the init container of a pod."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 from llmtrain.commands.options import ConfigOption, JsonOption, SetOption, show
 from llmtrain.errors import LlmtrainError
 from llmtrain.terminal import say
+from llmtrain.text import plural
 
 
 def command(
@@ -16,9 +17,7 @@ def command(
     report: Annotated[str | None, typer.Option("--report", hidden=True)] = None,
     json_: JsonOption = False,
 ) -> None:
-    """Fetch the model, tokenizer and dataset that a config names on the hub, so that training needs no network.
-    With --report a mistake is written there for `llmtrain node` to end with: platforms read the exit codes of an init
-    container each in their own way, and most would start it again."""
+    """Download the model, tokenizer and dataset that a config names on the hub, so that training needs no network."""
     try:
         _fetch(config, set_, json_)
     except LlmtrainError as error:
@@ -26,6 +25,7 @@ def command(
             raise
         from llmtrain.files import write_json
 
+        # `llmtrain node` raises it: most platforms restart an init container whatever its exit code.
         write_json(Path(report), error.as_dict())
         say(f"error: {error}")
 
@@ -57,6 +57,7 @@ def _fetch(config: str | None, set_: list[str] | None, json_: bool) -> None:
     if needs.gpt2:
         GPT2Tokenizer()
         fetched.append("tokenizer gpt2")
-    for thing in fetched:
-        log("DATA", f"fetched: {thing}")
-    show(json_, {"fetched": fetched}, f"{len(fetched)} fetched." if fetched else "Nothing to fetch: all is local.")
+    for name in fetched:
+        log("DATA", f"fetched: {name}")
+    text = f"{plural(len(fetched), 'download')} complete." if fetched else "Nothing to download: all files are local."
+    show(json_, {"fetched": fetched}, text)

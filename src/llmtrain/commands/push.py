@@ -1,4 +1,4 @@
-"""llmtrain push: bring files to the pods of a run that are held."""
+"""llmtrain push: copy files into the pods of a run launched with --hold."""
 
 import sys
 from typing import Annotated
@@ -19,26 +19,26 @@ from llmtrain.terminal import say
 
 def command(
     run: RunArgument,
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and folders.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and directories.", show_default=False)],
     pod: PodOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Copy files and folders into the work folder (/work) of every pod of a run launched with --hold, or of those that
-    --pod names. Of folders, .git, .venv, .env, keys, caches and symbolic links are left out."""
+    """Copy files and directories to /work in every pod of a run launched with --hold, or in the pods given by --pod.
+    Inside directories .git, .venv, .env, private keys, caches and symbolic links are skipped."""
     from llmtrain.launch.record import find_record
     from llmtrain.launch.work import WORK_DIR
-    from llmtrain.operate.exec.run_in_pods import pack, push
+    from llmtrain.operate.exec.run_in_pods import bundle_files, push
     from llmtrain.operate.status.view import count
 
     cluster = connect(kubeconfig, context)
-    parcel = pack(files)
-    pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), parcel, pod or ())
-    if parcel.left_out:
-        more = ", ..." if len(parcel.left_out) > 5 else ""
-        say(f"warning: left out: {', '.join(parcel.left_out[:5])}{more}", sys.stderr)
-    value = {"run_id": run, "files": parcel.names, "left_out": parcel.left_out, "pods": [each.name for each in pods]}
-    files_text = f"{count(len(parcel.names), 'file')}, {parcel.size:,} bytes"
-    show(json_, value, f"{files_text}: now in {WORK_DIR} of {count(len(pods), 'pod')}.")
+    bundle = bundle_files(files)
+    pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), bundle, pod or ())
+    if bundle.skipped:
+        more = ", ..." if len(bundle.skipped) > 5 else ""
+        say(f"warning: skipped {', '.join(bundle.skipped[:5])}{more}", sys.stderr)
+    value = {"run_id": run, "files": bundle.names, "left_out": bundle.skipped, "pods": [each.name for each in pods]}
+    files_text = f"{count(len(bundle.names), 'file')} ({bundle.size:,} bytes)"
+    show(json_, value, f"Copied {files_text} to {WORK_DIR} in {count(len(pods), 'pod')}.")

@@ -1,4 +1,4 @@
-"""llmtrain recover: let a run go on whose machine is lost, or of which a rank hangs."""
+"""llmtrain recover: replace pods on unreachable nodes, and pods with a hung rank."""
 
 from typing import Annotated
 
@@ -10,15 +10,16 @@ from llmtrain.commands.options import JsonOption, show
 
 def command(
     run: RunArgument,
-    after: Annotated[float, typer.Option(min=0, help="Seconds that a machine or a rank must have been silent.")] = 60.0,
+    after: Annotated[
+        float, typer.Option(min=0, help="Seconds a node must be NotReady, or a rank without progress.")
+    ] = 60.0,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Give up pods on machines that do not answer, and pods with a rank that hangs, so that others take their place.
-    Nothing is lost but the steps since the newest checkpoint; should the machine come back, what runs there writes
-    nothing more."""
+    """Replace pods on unreachable nodes, and pods with a hung rank. The run resumes from its newest checkpoint. If the
+    node comes back, the processes still running there can no longer write to the run."""
     from dataclasses import asdict
 
     from llmtrain.launch.record import find_record
@@ -30,18 +31,16 @@ def command(
     record = find_record(cluster, run, namespace or cluster.namespace)
     lost, early = find_lost(find_pods(cluster, record), after)
     lost = recover(cluster, record.namespace, lost)
-    lines = [f"{pod.name} on {pod.machine}, silent for {pod.since_sec:.0f} s, was given up." for pod in lost]
-    lines += [
-        f"{pod.name} on {pod.machine} is silent for {pod.since_sec:.0f} s only: --after {after:.0f}." for pod in early
-    ]
-    frozen, what = ([], "") if lost or early else find_stalled(cluster, record, after)
-    frozen = replace_stalled(cluster, record.namespace, frozen)
-    lines += [what] if frozen else []
-    lines += [f"{pod.name} (rank {pod.ranks}) on {pod.node or 'a machine'} was deleted." for pod in frozen]
+    lines = [f"{pod.name} was removed; a new pod will replace it ({pod.text})." for pod in lost]
+    lines += [f"{pod.name} was not removed: {pod.text}, less than --after {after:.0f}." for pod in early]
+    stalled, evidence = ([], "") if lost or early else find_stalled(cluster, record, after)
+    stalled = replace_stalled(cluster, record.namespace, stalled)
+    lines += [evidence] if stalled else []
+    lines += [f"{pod.name} (rank {pod.ranks}) on {pod.node or 'an unknown node'} was deleted." for pod in stalled]
     value = {
         "run_id": run,
         "recovered": [asdict(pod) for pod in lost],
         "too_early": [asdict(pod) for pod in early],
-        "frozen": [asdict(pod) for pod in frozen],
+        "frozen": [asdict(pod) for pod in stalled],
     }
-    show(json_, value, "\n".join(lines) or f"No pod of run {run} is on a lost machine or hangs.")
+    show(json_, value, "\n".join(lines) or f"No pod of run {run} is on an unreachable node or hung.")

@@ -1,4 +1,4 @@
-"""llmtrain resume: go on with a run of the cluster that has ended, as it was or on another number of nodes."""
+"""llmtrain resume: launch a run again from its newest checkpoint, optionally on another number of nodes."""
 
 from llmtrain.commands.cluster_options import (
     ContextOption,
@@ -18,7 +18,7 @@ from llmtrain.commands.launch import (
     warn_of,
 )
 from llmtrain.commands.options import JsonOption, SetOption
-from llmtrain.commands.stop import PodCount, warn_of_lost
+from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
 from llmtrain.errors import UsageError
 
 
@@ -36,11 +36,11 @@ def command(
     recover: RecoverOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Launch a run again by the config it was launched with: it goes on from its newest checkpoint."""
+    """Launch a run again with its recorded config. It resumes from its newest checkpoint."""
     from llmtrain.commands.watch import check_ended, check_watching, follow_run
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config, dump_config
-    from llmtrain.launch import lifecycle as apply
+    from llmtrain.launch import lifecycle
     from llmtrain.launch.plan import plan_job
     from llmtrain.launch.record import check_applied, find_record
 
@@ -50,18 +50,17 @@ def command(
     check_ended(cluster, record)
     if record.unknown:
         raise UsageError(
-            f"Run '{run}' was launched by another version of llmtrain: this one does not know "
-            f"{', '.join(record.unknown)}.",
-            remedy="Resume it with that version, or with `launch --resume` and a config of this one.",
+            f"Run '{run}' was launched by another version of llmtrain; unknown fields: {', '.join(record.unknown)}.",
+            remedy="Resume it with that version, or use `launch --resume` with a config of this version.",
         )
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image)]
     changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
     plan = plan_job(changed, record.work)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
         raise UsageError(
-            f"Run '{run}' keeps its name and its namespace when it is resumed.", remedy="Leave them out of --set."
+            f"A resume cannot change the name or namespace of run '{run}'.", remedy="Remove them from --set."
         )
     check_applied(record, changed, plan)
     warn_of(plan)
-    warn_of_lost(apply.resume(cluster, record, plan, PodCount()))
+    warn_of_stuck_pods(lifecycle.resume(cluster, record, plan, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)

@@ -5,17 +5,18 @@ from typing import Annotated, Any
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, show
+from llmtrain.terminal import format_columns
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True)
 
 
 @app.command("list")
 def list_command(root: RootOption = DEFAULT_ROOT, json_: JsonOption = False) -> None:
-    """All runs, oldest first."""
+    """List all runs, oldest first."""
     from llmtrain.runs.directory import list_runs
-    from llmtrain.runs.summary import summarise_all
+    from llmtrain.runs.summary import summarize_all
 
-    rows = summarise_all(list_runs(root))
+    rows = summarize_all(list_runs(root))
     columns = ("run_id", "status", "step", "max_steps", "train_loss", "val_loss", "best_val_loss")
     more = ("damaged",) if any(row["damaged"] for row in rows) else ()
     show(json_, {"root": root, "runs": rows}, _table(rows, (*columns, *more)) if rows else f"No runs in {root}.")
@@ -27,7 +28,7 @@ def show_command(
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Everything known of one run."""
+    """Show summary, checkpoints, starts, result, metadata and config of a run."""
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.summary import describe
 
@@ -42,7 +43,7 @@ def compare_command(
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """What differs between two runs: config, losses, and whether they ended in the same state."""
+    """Compare config, losses and final state of two runs."""
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.summary import compare
 
@@ -68,14 +69,15 @@ def compare_command(
 
 
 def _causes(value: dict[str, Any]) -> list[str]:
-    """What makes two runs of one config differ in their last bits."""
+    """Differences between the machines that change results in the last bits."""
     labels = {"architectures": "CPU architecture", "threads": "number of CPU threads"}
     lines = []
     for name, label in labels.items():
         first, second = value[name]
         if first and second and (first != second or len(first) > 1):
             lines.append(f"The {label} differs: {_then(first)} in the first run, {_then(second)} in the second.")
-    return [*lines, "Results are bit-identical only on one architecture, with one number of threads."] if lines else []
+    note = "Results are bit-identical only on the same architecture with the same number of threads."
+    return [*lines, note] if lines else []
 
 
 def _then(values: list[Any]) -> str:
@@ -83,11 +85,7 @@ def _then(values: list[Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
-    cells = [columns, *(tuple(_cell(row.get(column)) for column in columns) for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    return format_columns([columns, *([_cell(row.get(column)) for column in columns] for row in rows)])
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""llmtrain status: how the runs of a cluster do."""
+"""llmtrain status: show the status of runs."""
 
 import sys
 import time
@@ -25,15 +25,17 @@ if TYPE_CHECKING:
     from llmtrain.kubernetes.client import Cluster
     from llmtrain.operate.status.run_status import RunStatus
 
-AGAIN_SEC = 2.0
-TAIL_LINES = 20  # of the log of a run that is watched from now on
+REFRESH_SEC = 2.0
+TAIL_LINES = 20  # log lines shown when watching starts
 
 
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run id. Default: all.", show_default=False)
+        str | None, typer.Argument(metavar="[RUN]", help="Run id. Default: all runs.", show_default=False)
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on: one run to its end, all until Ctrl-C.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Watch one run until it ends, or all runs until Ctrl-C.")
+    ] = False,
     recover: RecoverOption = None,
     all_namespaces: AllNamespacesOption = False,
     namespace: NamespaceOption = None,
@@ -41,19 +43,21 @@ def command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """How the runs of a cluster do: all of a namespace, or one with its pods."""
+    """Show the status of runs: all runs of a namespace, or one run with its pods."""
     if all_namespaces and (run or namespace):
-        raise UsageError("--all-namespaces is for the table of all runs; leave RUN and --namespace out.")
+        raise UsageError("--all-namespaces cannot be combined with RUN or --namespace.", remedy="Omit one of them.")
     if watch and json_ and not run:
-        raise UsageError("--watch without a run never ends, so it has no JSON object.", remedy="Name a run.")
+        raise UsageError("--watch --json needs a run: it prints one object when the run ends.", remedy="Pass a run id.")
     if recover is not None and not (run and watch):
-        raise UsageError("--recover-lost-nodes acts while one run is watched.", remedy="Name a run, and add --watch.")
+        raise UsageError(
+            "--recover-lost-nodes only works with --watch and one run.", remedy="Pass a run id and --watch."
+        )
     cluster = connect(kubeconfig, context)
-    place = None if all_namespaces else namespace or cluster.namespace
+    selected = None if all_namespaces else namespace or cluster.namespace
     if run is None:
-        _show_all(cluster, place, watch, json_)
+        _show_all(cluster, selected, watch, json_)
     else:
-        _show_one(cluster, run, str(place), watch, recover, json_)
+        _show_one(cluster, run, str(selected), watch, recover, json_)
 
 
 def _show_one(
@@ -71,12 +75,12 @@ def _show_one(
 
     from llmtrain.operate.status.watch import follow
 
-    out = sys.stderr if json_ else sys.stdout  # standard output is for the object
+    out = sys.stderr if json_ else sys.stdout  # stdout is for the JSON object
     try:
         status = follow(
             cluster, record, is_terminal=out.isatty(), out=out, tail=TAIL_LINES, recover_after=recover_after
         )
-    except KeyboardInterrupt:  # the watching ends, not the run
+    except KeyboardInterrupt:  # stops watching, not the run
         return
     if json_:
         show(json_, status.as_dict(), "")
@@ -88,21 +92,19 @@ def _show_all(cluster: "Cluster", namespace: str | None, watch: bool, json_: boo
 
     where = f"namespace {namespace}" if namespace else "any namespace"
 
-    def text(found: "list[RunStatus]") -> str:
-        return (
-            runs_table(found, with_namespace=namespace is None) if found else f"No runs in {where} of {cluster.name}."
-        )
+    def text(runs: "list[RunStatus]") -> str:
+        return runs_table(runs, with_namespace=namespace is None) if runs else f"No runs in {where} of {cluster.name}."
 
     if not watch:
-        found = all_status(cluster, namespace)
-        value = {"context": cluster.name, "namespace": namespace, "runs": [status.as_dict() for status in found]}
-        show(json_, value, text(found))
+        runs = all_status(cluster, namespace)
+        value = {"context": cluster.name, "namespace": namespace, "runs": [status.as_dict() for status in runs]}
+        show(json_, value, text(runs))
         return
-    _again(lambda: text(all_status(cluster, namespace)))
+    _refresh(lambda: text(all_status(cluster, namespace)))
 
 
-def _again(make: "Callable[[], str]") -> None:
-    """The same table over and over: in place in a terminal, else again when it has changed. Ctrl-C is the way out."""
+def _refresh(make_text: "Callable[[], str]") -> None:
+    """Print the text until Ctrl-C: redrawn in place in a terminal, elsewhere again whenever it changes."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -111,12 +113,12 @@ def _again(make: "Callable[[], str]") -> None:
     with suppress(KeyboardInterrupt), Live(console=Console(), auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             try:
-                text = make()
-            except ClusterError as problem:  # it may come back
+                text = make_text()
+            except ClusterError as problem:  # may be temporary
                 text = problem.what
             if sys.stdout.isatty():
                 live.update(Text(printable(text), no_wrap=True, overflow="ellipsis"), refresh=True)
             elif text != last:
                 say(f"{text}\n")
             last = text
-            time.sleep(AGAIN_SEC)
+            time.sleep(REFRESH_SEC)

@@ -1,4 +1,4 @@
-"""llmtrain stop: let a run of the cluster save and end; it can be resumed."""
+"""llmtrain stop: save a checkpoint and stop a run."""
 
 import sys
 import threading
@@ -21,9 +21,9 @@ def command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Tell a run to save a checkpoint and end. Its objects are removed, its data and its record stay."""
-    from llmtrain.commands.watch import HAVE_FILES
-    from llmtrain.launch import lifecycle as apply
+    """Save a checkpoint and stop a run. Its objects are removed; its data and its record are kept."""
+    from llmtrain.commands.watch import MODES_WITH_FILES
+    from llmtrain.launch import lifecycle
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status.run_status import run_status
 
@@ -31,47 +31,47 @@ def command(
     record = find_record(cluster, run, namespace or cluster.namespace)
     try:
         before = run_status(cluster, record, with_usage=False).state
-    except UsageError:  # objects that nobody understands can be removed all the same
+    except UsageError:  # malformed objects can still be removed
         before = None
     ended_as = before if before in ("finished", "failed") else None
-    listen(cluster, record)
-    left = apply.stop(cluster, record, PodCount(), ended_as)
+    print_rank0_log(cluster, record)
+    stuck = lifecycle.stop(cluster, record, PodCount(), ended_as)
     state = ended_as or "stopped"
     named = f"{run}{cluster.place(record.namespace)}"
-    text = f"Run {run} had {state} before; its objects are removed." if ended_as else f"Run {run} is stopped."
-    text += "" if ended_as else f" Go on with it: llmtrain resume {named}."
-    text += f" Bring it here: llmtrain fetch {named}." if record.work.mode in HAVE_FILES else ""
-    show(json_, {"run_id": run, "namespace": record.namespace, "state": state, "lost_pods": left}, text)
-    warn_of_lost(left)
+    text = f"Run {run} had already {state}; its objects were removed." if ended_as else f"Run {run} stopped."
+    text += "" if ended_as else f" Resume it: llmtrain resume {named}."
+    text += f" Download it: llmtrain fetch {named}." if record.work.mode in MODES_WITH_FILES else ""
+    show(json_, {"run_id": run, "namespace": record.namespace, "state": state, "lost_pods": stuck}, text)
+    warn_of_stuck_pods(stuck)
 
 
 class PodCount:
-    """Says how many pods are still ending, each time that changes."""
+    """Prints how many pods are still shutting down whenever the number changes."""
 
     def __init__(self) -> None:
         self._last = -1
 
     def __call__(self, pods: list[dict[str, Any]]) -> None:
-        going = sum(pod.get("status", {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
-        if going and going != self._last:
-            say(f"waiting for {going} pod{'s' if going != 1 else ''} to save and end", sys.stderr)
-        self._last = going
+        active = sum(pod.get("status", {}).get("phase") not in ("Succeeded", "Failed") for pod in pods)
+        if active and active != self._last:
+            say(f"waiting for {active} pod{'s' if active != 1 else ''} to save and exit", sys.stderr)
+        self._last = active
 
 
-def listen(cluster: "Cluster", record: "Record") -> None:
-    """Print what rank 0 says from now on: whether and where it saves."""
+def print_rank0_log(cluster: "Cluster", record: "Record") -> None:
+    """Print new log lines of rank 0 in the background: whether and where it saves."""
     from llmtrain.operate.status.run_status import run_status
 
     try:
         first = [pod for pod in run_status(cluster, record, with_log=False, with_usage=False).pods if pod.index == 0]
-    except UsageError:  # the log is a courtesy
+    except UsageError:  # stopping does not depend on the log
         return
 
     def copy(pod: str) -> None:
         try:
             for line in cluster.log(pod, record.namespace, record.workload.container, tail=0, follow=True):
                 say(line, sys.stderr)
-        except LlmtrainError:  # the log is a courtesy
+        except LlmtrainError:  # stopping does not depend on the log
             return
 
     for pod in first:
@@ -79,9 +79,10 @@ def listen(cluster: "Cluster", record: "Record") -> None:
             threading.Thread(target=copy, args=(pod.name,), daemon=True).start()
 
 
-def warn_of_lost(pods: list[str]) -> None:
+def warn_of_stuck_pods(pods: list[str]) -> None:
     if pods:
         say(
-            f"warning: {', '.join(pods)} did not end in time. The machine may be lost: the pod stays until it is back.",
+            f"warning: {', '.join(pods)} did not exit in time. If its node is unreachable, the pod stays "
+            "until the node is back.",
             sys.stderr,
         )

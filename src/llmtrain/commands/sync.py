@@ -1,19 +1,20 @@
-"""llmtrain sync: a run directory copied to object storage."""
+"""llmtrain sync: copy a run directory to object storage."""
 
 from typing import Annotated
 
 import typer
 
 from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, show
+from llmtrain.text import format_bytes, plural
 
 
 def command(
     run: Annotated[str, typer.Argument(help="Run id or path.")],
-    uri: Annotated[str, typer.Argument(help="Where to: s3://bucket or s3://bucket/prefix.", show_default=False)],
+    uri: Annotated[str, typer.Argument(help="Target: s3://bucket or s3://bucket/prefix.", show_default=False)],
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Copy a run directory to S3 or a store like it; repeated, it sends only what is new."""
+    """Copy a run directory to S3 or a compatible store. Repeated, it sends only new files."""
     from llmtrain.config.logging import LoggingSection
     from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import find_run
@@ -21,5 +22,5 @@ def command(
 
     setup_logging(LoggingSection())
     value = sync_run(find_run(root, run), uri)
-    text = f"{value['uri']}: {value['files']} files sent, {value['bytes'] / 1e6:.1f} MB; {value['skipped']} were there."
-    show(json_, value, text)
+    sent = f"{plural(value['files'], 'file')} sent ({format_bytes(value['bytes'])})"
+    show(json_, value, f"{value['uri']}: {sent}, {value['skipped']} already there.")

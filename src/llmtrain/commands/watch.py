@@ -1,4 +1,4 @@
-"""What launch and resume do once the job is made: watch it to its end, and end as it did."""
+"""Watching a run after launch and resume: exits with the exit code of the run."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from llmtrain.operate.status.run_status import RunStatus
 
 
-HAVE_FILES = ("train", "command", "hold")  # the others leave nothing on the volume
+MODES_WITH_FILES = ("train", "command", "hold")  # the other modes write nothing to the volume
 
 
 def check_watching(detach: bool, recover_after: float | None) -> None:
     if detach and recover_after is not None:
         raise UsageError(
-            "--recover-lost-nodes acts while the run is watched, and --detach does not watch it.",
-            remedy="Leave one of them out; `llmtrain guard install` watches a whole namespace from inside.",
+            "--recover-lost-nodes cannot be combined with --detach: it only works while the run is watched.",
+            remedy="Omit one of them. `llmtrain guard install` recovers all runs of a namespace without watching.",
         )
 
 
 def follow_run(
     cluster: "Cluster", run_id: str, namespace: str, *, detach: bool, recover_after: float | None, json_: bool
 ) -> None:
-    """Watch a run that was just launched. A launch that cannot start is taken back if it was the run's first."""
+    """Watch a run that was just launched. If it cannot start, the first launch of a run is rolled back."""
     from llmtrain.launch.plan import config_map_name
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status.run_status import run_status
@@ -37,18 +37,22 @@ def follow_run(
     place = cluster.place(record.namespace)
     if detach:
         status = run_status(cluster, record, with_log=False, with_usage=False)
-        show(json_, status.as_dict(), f"Run {run_id} is launched. {_hints(cluster, record)}")
+        show(json_, status.as_dict(), f"Run {run_id} launched. {_next_commands(cluster, record)}")
         return
 
-    def take_back(error: UsageError) -> None:
+    def roll_back(error: UsageError) -> None:
         if record.number == 1:
-            from llmtrain.launch import lifecycle as apply
+            from llmtrain.launch import lifecycle
 
             try:
-                kept = apply.take_back(cluster, record)
-                after = f"Only {', '.join(kept)} stays." if kept else "Nothing was left on the cluster."
+                kept = lifecycle.take_back(cluster, record)
+                after = (
+                    f"The launch was rolled back; {', '.join(kept)} was kept."
+                    if kept
+                    else "The launch was rolled back."
+                )
             except LlmtrainError as problem:
-                after = f"Not all could be taken back ({problem.what}): llmtrain delete {run_id}{place} does."
+                after = f"The launch was only partly rolled back ({problem.what}): run llmtrain delete {run_id}{place}."
             error.remedy = f"{error.remedy} {after}"
         raise error
 
@@ -59,67 +63,67 @@ def follow_run(
             record,
             is_terminal=out.isatty(),
             out=out,
-            on_never_started=take_back,
+            on_never_started=roll_back,
             recover_after=recover_after,
             until_running=record.work.mode == "hold",
         )
     except KeyboardInterrupt:
-        say(f"\nRun {run_id} goes on. {_hints(cluster, record)}", sys.stderr)
+        say(f"\nRun {run_id} keeps running. {_next_commands(cluster, record)}", sys.stderr)
         return
     if status.state == "running":
-        show(json_, status.as_dict(), f"The pods of run {run_id} wait. {_hands(run_id, place)}")
+        show(json_, status.as_dict(), f"The pods of run {run_id} are ready. {_hold_commands(run_id, place)}")
         return
-    is_forgotten = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace) is None
-    end_as(status, json_, place, is_forgotten)
+    is_deleted = cluster.get("v1", "ConfigMap", config_map_name(run_id), namespace) is None
+    exit_as(status, json_, place, is_deleted)
 
 
-def end_as(status: "RunStatus", json_: bool, place: str, is_forgotten: bool) -> None:
-    """Show how a run that was watched has ended, and end with its exit code. `is_forgotten`: the cluster has no record
-    of it any more."""
+def exit_as(status: "RunStatus", json_: bool, place: str, is_deleted: bool) -> None:
+    """Show how the run ended, and raise the error whose exit code is that of the run. `is_deleted`: its record is
+    gone."""
     run = f"{status.run_id}{place}"
     if status.state == "finished":
-        holding = " Its pods hold their resources until it is stopped." if status.kind == "stateful_set" else ""
-        fetch = f"Bring it here: llmtrain fetch {run}. " if status.mode in HAVE_FILES else ""
-        next_ = f"{fetch}Remove it: llmtrain delete {run}."
-        show(json_, status.as_dict(), f"Run {status.run_id} is finished.{holding} {next_}")
+        holding = " Its pods keep their resources until it is stopped." if status.kind == "stateful_set" else ""
+        fetch = f"Download it: llmtrain fetch {run}. " if status.mode in MODES_WITH_FILES else ""
+        show(
+            json_, status.as_dict(), f"Run {status.run_id} finished.{holding} {fetch}Delete it: llmtrain delete {run}."
+        )
         return
     why = f": {status.why_short}" if status.why_short else ""
     if status.state == "failed":
         error = LlmtrainError(
             f"Run {status.run_id} failed{why}.",
-            remedy=f"llmtrain why {run} names the cause; llmtrain logs {run} shows what it said.",
+            remedy=f"Diagnose it: llmtrain why {run}. Logs: llmtrain logs {run}.",
         )
         error.exit_code = status.exit_code or LlmtrainError.exit_code
-    elif is_forgotten:
-        error = Interrupted(f"Run {status.run_id} was deleted while it was watched.")
+    elif is_deleted:
+        error = Interrupted(f"Run {status.run_id} was deleted while it was being watched.")
     else:
-        remedy = f"llmtrain resume {run} goes on with it."
+        remedy = f"Resume it: llmtrain resume {run}."
         error = Interrupted(f"Run {status.run_id} is {status.state}{why}.", remedy=remedy)
     error.details["status"] = status.as_dict()
     raise error
 
 
 def check_ended(cluster: "Cluster", record: "Record") -> None:
-    """A run that is still going cannot be launched again."""
+    """Refuse a run that has not ended."""
     from llmtrain.operate.status.run_status import run_status
 
     status = run_status(cluster, record, with_usage=False)
     if not status.has_ended:
         run = f"{record.run_id}{cluster.place(record.namespace)}"
         raise UsageError(
-            f"Run '{record.run_id}' is still going ({status.state}).",
-            remedy=f"Watch it (llmtrain status {run} --watch), or stop it first (llmtrain stop {run}).",
+            f"Run '{record.run_id}' has not ended (state: {status.state}).",
+            remedy=f"Watch it (llmtrain status {run} --watch) or stop it first (llmtrain stop {run}).",
         )
 
 
-def _hands(run_id: str, place: str) -> str:
+def _hold_commands(run_id: str, place: str) -> str:
     return (
-        f"Bring files: llmtrain push {run_id}{place} FILE... Run: llmtrain exec {run_id}{place} -- torchrun FILE. "
-        f"End it: llmtrain stop {run_id}{place}."
+        f"Copy files: llmtrain push {run_id}{place} FILE... Run a command: "
+        f"llmtrain exec {run_id}{place} -- torchrun FILE. Stop it: llmtrain stop {run_id}{place}."
     )
 
 
-def _hints(cluster: "Cluster", record: "Record") -> str:
-    """The next commands, as they must be typed."""
+def _next_commands(cluster: "Cluster", record: "Record") -> str:
     run = f"{record.run_id}{cluster.place(record.namespace)}"
-    return f"Watch it: llmtrain status {run} --watch. Its log: llmtrain logs {run}. End it: llmtrain stop {run}."
+    return f"Watch it: llmtrain status {run} --watch. Logs: llmtrain logs {run}. Stop it: llmtrain stop {run}."

@@ -1,11 +1,11 @@
-"""llmtrain why: the one cause for which a run of the cluster does not do what it should."""
+"""llmtrain why: diagnose a run."""
 
 import typer
 
 from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RunArgument, connect
 from llmtrain.commands.options import JsonOption, show
 
-NOT_TOLD = 1
+NO_CAUSE_FOUND = 1
 
 
 def command(
@@ -15,8 +15,7 @@ def command(
     context: ContextOption = None,
     json_: JsonOption = False,
 ) -> None:
-    """Why a run does not do what it should: one cause, what shows it, and what to do. Of a run that is well it says
-    so. Exit code 0 if it could be told, else 1."""
+    """Diagnose a run: cause, evidence and remedy. Exits 1 if no cause was found."""
     from llmtrain.launch.record import find_record
     from llmtrain.operate.why.explain import explain
 
@@ -24,4 +23,4 @@ def command(
     why = explain(cluster, find_record(cluster, run, namespace or cluster.namespace))
     show(json_, why.as_dict(), why.text)
     if why.cause == "unknown":
-        raise typer.Exit(NOT_TOLD)
+        raise typer.Exit(NO_CAUSE_FOUND)

@@ -1,6 +1,6 @@
-"""Small messages between the processes of a run: flags, counts, errors. Tensors of the model go elsewhere.
+"""Small messages between the processes of a run: flags, counts, errors. Tensors of the model use other groups.
 
-They travel over gloo, on the CPU, so asking never waits for a GPU. In a world of one everything is answered at once.
+They use gloo on the CPU, so they never wait for a GPU. With a world size of 1 there is no communication.
 """
 
 import re
@@ -31,7 +31,7 @@ class ControlGroup:
         return self.sums([number])[0]
 
     def sums(self, numbers: list[int]) -> list[int]:
-        """The sum over all ranks of each of some numbers."""
+        """Element-wise sums over all ranks."""
         if self.group is None:
             return numbers
         totals = torch.tensor(numbers, dtype=torch.int64)
@@ -39,46 +39,46 @@ class ControlGroup:
         return [int(total) for total in totals]
 
     def gather(self, value: T) -> list[T]:
-        """The value of every rank, in the order of ranks."""
+        """The values of all ranks, in rank order."""
         if self.group is None:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
 
-    def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """(...) of every rank, of one shape, as (ranks, ...) on the CPU."""
-        mine = rows.detach().cpu().contiguous()
+    def gather_tensors(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Tensors of the same shape (...) from all ranks, as (ranks, ...) on the CPU."""
+        own = tensor.detach().cpu().contiguous()
         if self.group is None:
-            return mine.unsqueeze(0)
-        found = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(found, mine, group=self.group)
-        return torch.stack(found)
+            return own.unsqueeze(0)
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(gathered, own, group=self.group)
+        return torch.stack(gathered)
 
-    def on_rank0(self, make: Callable[[], T]) -> T:
-        """What rank 0 makes, for everyone; where it fails there, it fails everywhere."""
-        return cast(T, self._agree(lambda: make() if self.rank == 0 else None, share=True)[0])
+    def on_rank0(self, action: Callable[[], T]) -> T:
+        """Run the action on rank 0 and return its result on all ranks; if it fails, it fails on all ranks."""
+        return cast(T, self._run(lambda: action() if self.rank == 0 else None, share_results=True)[0])
 
     def barrier(self) -> None:
         self.any(False)
 
     def all_or_none(self, action: Callable[[], T]) -> T:
-        """Do something on every rank; this rank's result. Where it fails on one rank it fails on all, with the same
-        kind of error, so that no rank is left waiting for another that has gone."""
-        return cast(T, self._agree(action, share=False)[self.rank])
+        """Run the action on every rank and return this rank's result. If it fails on one rank it fails on all, with
+        the same type of error, so that no rank waits for one that has ended."""
+        return cast(T, self._run(action, share_results=False)[self.rank])
 
     def gather_results(self, action: Callable[[], T]) -> list[T]:
-        """As together, with the results of all ranks."""
-        return cast(list[T], self._agree(action, share=True))
+        """As all_or_none, with the results of all ranks."""
+        return cast(list[T], self._run(action, share_results=True))
 
-    def _agree(self, action: Callable[[], Any], share: bool) -> list[Any]:
+    def _run(self, action: Callable[[], Any], share_results: bool) -> list[Any]:
         result: Any = None
         problem: Exception | None = None
         try:
             result = action()
         except (LlmtrainError, OSError) as caught:
             problem = caught
-        outcomes = self.gather((result if share else None, _pack(problem)))
+        outcomes = self.gather((result if share_results else None, _pack(problem)))
         if problem is not None:
             raise problem
         for rank, (_, packed) in enumerate(outcomes):
@@ -90,7 +90,7 @@ class ControlGroup:
 
 
 _Packed = tuple[str, str, str | None, int | None]
-"""Kind of error, what is wrong, the remedy; of an OSError its errno."""
+"""Error type, message, remedy, and the errno of an OSError."""
 
 
 def _pack(problem: Exception | None) -> _Packed | None:
@@ -106,10 +106,10 @@ def _unpack(packed: _Packed, rank: int) -> Exception:
     if name == "OSError":
         text = f"rank {rank}: {what}"
         return OSError(text) if number is None else OSError(number, text)
-    kind: Any = getattr(errors, name, LlmtrainError)
-    if kind is errors.ConfigError:  # made from a list of problems
-        kind = errors.UsageError
-    error: LlmtrainError = kind(f"rank {rank}: {what}", remedy=remedy)
+    type_: Any = getattr(errors, name, LlmtrainError)
+    if type_ is errors.ConfigError:  # which takes a list of problems
+        type_ = errors.UsageError
+    error: LlmtrainError = type_(f"rank {rank}: {what}", remedy=remedy)
     return error
 
 
@@ -118,7 +118,7 @@ _TRANSPORT_WORDS = ("gloo", "nccl", "connection closed by peer", "connection res
 
 @contextmanager
 def peer_errors() -> Iterator[None]:
-    """What the collective library raises when a peer is gone becomes PeerLost."""
+    """Raise errors of collectives that a lost peer caused as PeerLost."""
     try:
         yield
     except Exception as problem:
@@ -129,7 +129,7 @@ def peer_errors() -> Iterator[None]:
 
 
 def as_peer_lost(problem: BaseException) -> PeerLost | None:
-    """The error to end with when a collective failed because another process is gone; None for any other problem."""
+    """The error for a collective that failed because a peer is gone; None for any other problem."""
     text = str(problem)
     is_transport = isinstance(problem, dist.DistError) or (
         isinstance(problem, RuntimeError) and any(word in text.lower() for word in _TRANSPORT_WORDS)
@@ -137,8 +137,8 @@ def as_peer_lost(problem: BaseException) -> PeerLost | None:
     if not is_transport:
         return None
     first_line = text.strip().splitlines()[0] if text.strip() else type(problem).__name__
-    words = re.sub(r"^(\[[^]]*\]|\S+\.cc:\d+\]?)\s*", "", first_line)  # not the place in the library's source
+    message = re.sub(r"^(\[[^]]*\]|\S+\.cc:\d+\]?)\s*", "", first_line)  # without the library's source location
     return PeerLost(
-        f"Another process of the run is gone: {words[:200]}",
-        remedy="Its own log says why. Start the run again: it goes on from the newest checkpoint.",
+        f"Lost the connection to another process of the run: {message[:200]}",
+        remedy="See its log for the cause. Start the run again: it resumes from the newest checkpoint.",
     )

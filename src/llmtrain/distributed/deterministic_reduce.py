@@ -1,8 +1,8 @@
-"""Gradients summed in one fixed order, whatever the number of processes.
+"""Sums gradients in one fixed order, whatever the number of processes.
 
-The micro-batches of a step are the leaves of a tree. As long as their number is even it is halved; what is left is
-summed from left to right. With 2**n processes each has a whole branch, so a process sums its branch by itself and the
-branches are then exchanged in pairs. `a + b` and `b + a` are the same bits, so both partners hold the same sum.
+The micro-batches of a step are the leaves of a tree: their number is halved while it is even, and the odd remainder is
+summed from left to right. Each of 2**n processes owns a whole subtree and sums it locally; the subtrees are then
+exchanged in pairs. `a + b` and `b + a` have the same bits, so both partners hold the same sum.
 """
 
 import torch
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 Gradients = list[torch.Tensor]
-BUCKET_ELEMENTS = 8 << 20  # exchanged at once: 32 MB of float32
+BUCKET_ELEMENTS = 8 << 20  # 32 MB of float32 per exchange
 
 
 class GradientTree:
@@ -18,15 +18,15 @@ class GradientTree:
         self._parameters = [p for p in module.parameters() if p.requires_grad]
         self._rank, self._world_size = rank, world_size
         self._leaves = odd_part(micro_batches)  # summed from left to right, by autograd itself
-        self._seen = 0
+        self._micro_batches = 0
         self._branches: list[tuple[int, Gradients]] = []  # (level, sum), from the left
 
-    def take(self) -> None:
-        """After the backward pass of one micro-batch."""
-        self._seen += 1
-        if self._seen % self._leaves:
+    def add_micro_batch(self) -> None:
+        """Called after the backward pass of each micro-batch."""
+        self._micro_batches += 1
+        if self._micro_batches % self._leaves:
             return
-        level, carried = 0, self._take_gradients()
+        level, carried = 0, self._detach_gradients()
         while self._branches and self._branches[-1][0] == level:
             _, left = self._branches.pop()
             torch._foreach_add_(left, carried)
@@ -34,22 +34,22 @@ class GradientTree:
         self._branches.append((level, carried))
 
     def finish(self) -> None:
-        """Put the sum over all micro-batches of all processes into the parameters' gradients."""
+        """Set the parameters' gradients to the sum over all micro-batches of all processes."""
         ((_, total),) = self._branches
-        self._branches, self._seen = [], 0
+        self._branches, self._micro_batches = [], 0
         distance = 1
         while distance < self._world_size:
             for bucket in _buckets(total):
-                _add_partners(bucket, self._rank ^ distance)
+                _add_from_partner(bucket, self._rank ^ distance)
             distance *= 2
         for parameter, gradient in zip(self._parameters, total, strict=True):
             parameter.grad = gradient
 
-    def _take_gradients(self) -> Gradients:
-        taken = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
+    def _detach_gradients(self) -> Gradients:
+        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
-        return taken
+        return gradients
 
 
 def odd_part(number: int) -> int:
@@ -70,12 +70,12 @@ def _buckets(gradients: Gradients) -> list[Gradients]:
     return [bucket for bucket in buckets if bucket]
 
 
-def _add_partners(bucket: Gradients, partner: int) -> None:
-    mine = torch.cat([gradient.reshape(-1) for gradient in bucket])
-    theirs = torch.empty_like(mine)
+def _add_from_partner(bucket: Gradients, partner: int) -> None:
+    sent = torch.cat([gradient.reshape(-1) for gradient in bucket])
+    received = torch.empty_like(sent)
     for work in dist.batch_isend_irecv(
-        [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, theirs, partner)]
+        [dist.P2POp(dist.isend, sent, partner), dist.P2POp(dist.irecv, received, partner)]
     ):
         work.wait()
-    parts = torch.split(theirs, [gradient.numel() for gradient in bucket])
+    parts = torch.split(received, [gradient.numel() for gradient in bucket])
     torch._foreach_add_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)])

@@ -1,6 +1,6 @@
-"""Values that a platform may give under several names: read each, remember from where, collect what is wrong.
+"""Values that platforms set under different variable names: parses them, records their source, collects problems.
 
-No torch here, and no knowledge of who needs which value: that is identity.py.
+What the values mean for a node or a process is decided in node_info.py and process_info.py.
 """
 
 import ipaddress
@@ -16,14 +16,15 @@ from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.run import MAX_THREADS
 from llmtrain.env import SHARED_CORES
 from llmtrain.errors import UsageError
+from llmtrain.text import plural
 
 T = TypeVar("T")
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
-# Where the driver lists the GPUs of this machine or container, first existing one counts.
+# Where the driver lists the GPUs of this machine or container; the first that exists is used.
 GPU_LISTS = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
 
-# Names under which the environment gives a thing, the strongest first. All of a row that are set must agree.
+# Environment variables of each value, highest precedence first. Those of a row that are set must agree.
 NAMES: dict[str, tuple[str, ...]] = {
     "nodes": ("PET_NNODES", "NNODES"),
     "processes_per_node": ("PET_NPROC_PER_NODE", "NPROC_PER_NODE"),
@@ -59,183 +60,193 @@ class EnvValue(Generic[T]):
 
 
 class InvalidValue(ValueError):
-    """A text that is not a value of its kind: why, and the remedy."""
+    """A text that does not parse. `problem` completes the sentence that begins with the name of the variable."""
 
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
         self.remedy = remedy
 
 
 class EnvReader:
-    """Reads things from options and environment. `spoiled` are those no further check should be built on."""
+    """Reads values from options and environment. Values in `invalid` are skipped by later checks."""
 
     def __init__(self, environ: Mapping[str, str], options: Mapping[str, str]) -> None:
         self.environ = environ
         self.options = options
         self.problems: list[Problem] = []
         self.sources: dict[str, str] = {}
-        self.spoiled: set[str] = set()
+        self.invalid: set[str] = set()
 
     def text(self, name: str) -> str | None:
-        """An environment variable; an empty one is as good as unset (manifests often carry those)."""
+        """An environment variable; None if it is unset or empty (manifests often set empty ones)."""
         return self.environ.get(name, "").strip() or None
 
-    def complain(self, what: str, remedy: str, *things: str) -> None:
+    def add_problem(self, what: str, remedy: str, *keys: str) -> None:
         problem = Problem(what, remedy)
-        if problem not in self.problems:  # a value may be read for more than one purpose
+        if problem not in self.problems:  # a value may be read more than once
             self.problems.append(problem)
-        self.spoiled.update(things)
+        self.invalid.update(keys)
 
-    def sound(self, *things: str) -> bool:
-        return self.spoiled.isdisjoint(things)
+    def is_valid(self, *keys: str) -> bool:
+        return self.invalid.isdisjoint(keys)
 
     def find(
         self,
-        thing: str,
+        key: str,
         parse: Callable[[str], T],
         names: tuple[str, ...] | None = None,
         same: Callable[[T, T], bool] = operator.eq,
     ) -> EnvValue[T] | None:
-        """The option if given: it overrides. Else the environment, where names that say the same must agree."""
-        rows = [(name, self.text(name)) for name in (names or NAMES[thing])]
-        if thing in self.options:
-            rows = [(option_name(thing), self.options[thing])]
-        found = list(self.parsed(thing, rows, parse))
-        for other in found[1:]:
-            if not same(found[0].value, other.value):
-                self.complain(
-                    f"{found[0].source} is {self.text(found[0].source)!r} but {other.source} is "
-                    f"{self.text(other.source)!r}: they say the same thing and must agree.",
+        """The value of the option if it was passed, else of the environment variables, which must agree."""
+        texts = [(name, self.text(name)) for name in (names or NAMES[key])]
+        if key in self.options:
+            texts = [(option_name(key), self.options[key])]
+        values = list(self.parse_all(key, texts, parse))
+        for other in values[1:]:
+            if not same(values[0].value, other.value):
+                self.add_problem(
+                    f"{values[0].source} is {self.text(values[0].source)!r} but {other.source} is "
+                    f"{self.text(other.source)!r}: they mean the same and must agree.",
                     f"Unset {other.source}, or set both to the same value.",
-                    thing,
+                    key,
                 )
-        return found[0] if found else None
+        return values[0] if values else None
 
-    def parsed(
-        self, thing: str, rows: list[tuple[str, str | None]], parse: Callable[[str], T]
+    def parse_all(
+        self, key: str, texts: list[tuple[str, str | None]], parse: Callable[[str], T]
     ) -> Iterator[EnvValue[T]]:
-        for source, text in rows:
+        """The values of (source, text) that parse; the others become problems."""
+        for source, text in texts:
             if text is None:
                 continue
             try:
                 yield EnvValue(parse(text), source)
             except InvalidValue as error:
-                self.complain(f"{source} is {text!r}, {error.why}.", error.remedy, thing)
+                self.add_problem(f"{source} {error.problem}.", error.remedy, key)
 
-    def settle(self, thing: str, *candidates: EnvValue[T] | None) -> T | None:
-        """The first candidate there is; its source is remembered."""
+    def resolve(self, key: str, *candidates: EnvValue[T] | None) -> T | None:
+        """The first candidate that is not None; its source is recorded."""
         first = next((candidate for candidate in candidates if candidate is not None), None)
         if first is None:
             return None
-        self.sources[thing] = first.source
+        self.sources[key] = first.source
         return first.value
 
     def raise_problems(self) -> None:
-        """All problems in one error, each with its remedy."""
+        """Raise one UsageError with all problems and their remedies."""
         if not self.problems:
             return
-        count = len(self.problems)
+
         lines = "".join(f"\n  - {problem.what}\n    {problem.remedy}" for problem in self.problems)
-        head = f"{count} problem{'s' if count != 1 else ''} with what this process was told about its place in the run:"
-        error = UsageError(head + lines)
+        error = UsageError(f"{plural(len(self.problems), 'problem')} in the distributed environment:{lines}")
         error.details["problems"] = [asdict(problem) for problem in self.problems]
         raise error
 
 
-def option_name(thing: str) -> str:
-    return "--" + thing.replace("_", "-")
+def option_name(key: str) -> str:
+    return "--" + key.replace("_", "-")
 
 
 def from_config(field: str, value: T | None) -> EnvValue[T] | None:
     return None if value is None else EnvValue(value, f"distributed.{field}")
 
 
-def number(text: str) -> int:
-    """A count from 0: a rank or an index."""
-    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
-        raise InvalidValue("which is no number", "Set it to a whole number from 0, or unset it.")
-    if int(text) < 0:
-        raise InvalidValue("which is negative", "Set it to a whole number from 0, or unset it.")
+def parse_rank(text: str) -> int:
+    """A rank or an index, from 0."""
+    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII) or int(text) < 0:
+        raise InvalidValue(f"must be an integer from 0, got {text!r}", "Set it to an integer from 0, or unset it.")
     return int(text)
 
 
-def size(text: str) -> int:
-    value = number(text)
-    if value == 0:
-        raise InvalidValue("which must be at least 1", "Set it to a whole number from 1, or unset it.")
-    return value
+def parse_count(text: str) -> int:
+    """A number of nodes or processes, from 1."""
+    if not re.fullmatch(r"[+]?\d{1,18}", text, re.ASCII) or int(text) < 1:
+        raise InvalidValue(f"must be an integer from 1, got {text!r}", "Set it to an integer from 1, or unset it.")
+    return int(text)
 
 
-def node_range(text: str) -> tuple[int, int]:
-    """`2`, or `2:4` for a run that goes on with two to four nodes."""
+def parse_node_range(text: str) -> tuple[int, int]:
+    """`2`, or `2:4` for an elastic job with two to four nodes."""
     low, colon, high = text.partition(":")
-    fewest, most = size(low), size(high if colon else low)
+    try:
+        fewest, most = parse_count(low), parse_count(high if colon else low)
+    except InvalidValue as error:
+        raise InvalidValue(f"must be an integer from 1, or MIN:MAX, got {text!r}", error.remedy) from None
     if fewest > most:
-        raise InvalidValue("whose first number is above the second", "Write the fewest nodes first, such as 2:4.")
+        raise InvalidValue(f"must be MIN:MAX with MIN <= MAX, got {text!r}", "Write it as MIN:MAX, such as 2:4.")
     return fewest, most
 
 
-def processes(text: str, environ: Mapping[str, str]) -> int:
-    """A number, or `auto` (one for each GPU, else one), `gpu` (one for each GPU), `cpu` (one for each core)."""
+def parse_processes(text: str, environ: Mapping[str, str]) -> int:
+    """A number, `auto` (one per GPU, or one without GPUs), `gpu` (one per GPU) or `cpu` (one per core)."""
     if text == "cpu":
         return usable_cores()
     if text in ("auto", "gpu"):
         gpus = gpu_count(environ)
         if text == "gpu" and not gpus:
-            raise InvalidValue("but this machine shows no GPU", "Ask for GPUs (nvidia.com/gpu), or set it to a number.")
+            raise InvalidValue(
+                f"is {text!r}, but this machine has no visible GPU", "Request nvidia.com/gpu, or set it to a number."
+            )
         return gpus or 1
     try:
-        return size(text)
-    except InvalidValue as error:
-        raise InvalidValue(error.why, "Set it to a number from 1, or to auto, gpu or cpu.") from None
+        return parse_count(text)
+    except InvalidValue:
+        raise InvalidValue(
+            f"must be an integer from 1, auto, gpu or cpu, got {text!r}",
+            "Set it to the number of processes, or to auto, gpu or cpu.",
+        ) from None
 
 
-def port(text: str) -> int:
+def parse_port(text: str) -> int:
     if not re.fullmatch(r"\d{1,5}", text, re.ASCII) or not 1 <= int(text) <= 65535:
-        remedy = f"Set it to a number from 1 to 65535; the usual one is {DEFAULT_MASTER_PORT}."
+        remedy = f"Set it to a port number, such as {DEFAULT_MASTER_PORT}."
         if "://" in text:
-            remedy += " Kubernetes makes such values from a Service's name: set enableServiceLinks: false."
-        raise InvalidValue("which is no port", remedy)
+            remedy += " Kubernetes injects such values for Services: set enableServiceLinks: false."
+        raise InvalidValue(f"must be a port from 1 to 65535, got {text!r}", remedy)
     return int(text)
 
 
-def endpoint(text: str) -> tuple[str, int]:
-    """`host:port`, `[IPv6]:port` or a bare host, whose port is the usual one."""
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """`host:port`, `[IPv6]:port`, or a host with the default port."""
     match = re.fullmatch(r"\[([^\]]+)\](?::([^:]*))?|([^:]+)(?::([^:]*))?", text)
     if match is None:
-        if text.count(":") > 1:  # an IPv6 address without brackets has no room for a port
+        if text.count(":") > 1:  # an IPv6 address without brackets cannot have a port
             return text, DEFAULT_MASTER_PORT
-        raise InvalidValue("which is no host:port", "Write it as host:port, with pod 0's own name as the host.")
+        raise InvalidValue(
+            f"must be host:port, got {text!r}", "Set it to host:port, with the DNS name of pod 0 as host."
+        )
     host, host_port = match[1] or match[3], match[2] or match[4]
     try:
-        return host, port(host_port) if host_port else DEFAULT_MASTER_PORT
+        return host, parse_port(host_port) if host_port else DEFAULT_MASTER_PORT
     except InvalidValue as error:
-        raise InvalidValue("whose port is none", error.remedy) from None
+        raise InvalidValue(f"has an invalid port: {text!r}", error.remedy) from None
 
 
-def backend(text: str) -> str:
+def parse_backend(text: str) -> str:
     if text not in BACKENDS:
-        raise InvalidValue("which is unknown", f"Known: {', '.join(BACKENDS)}. Prefer c10d: it needs no other service.")
+        raise InvalidValue(
+            f"must be one of {', '.join(BACKENDS)}, got {text!r}", "Prefer c10d: it needs no other service."
+        )
     return text
 
 
-def settings(text: str) -> dict[str, str]:
-    """`k=v,k=v`."""
+def parse_settings(text: str) -> dict[str, str]:
+    """`key=value,key=value`"""
     pairs = [pair.partition("=") for pair in text.split(",")]
     if not all(key.strip() and equals for key, equals, _ in pairs):
-        raise InvalidValue("which is not a list of key=value", "Write it as key=value,key=value.")
+        raise InvalidValue(f"must be a list of key=value, got {text!r}", "Write it as key=value,key=value.")
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def same_host(one: str, other: str) -> bool:
-    """Equal, or the same name written out further: train-0.train and train-0.train.default.svc."""
+    """Whether the names are equal, or one is the other with more domains: train-0.train and train-0.train.default."""
     short, long = sorted((one.lower().rstrip("."), other.lower().rstrip(".")), key=len)
     return long == short or long.startswith(f"{short}.")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is written as this machine itself."""
+    """Whether the host is a loopback address or `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -243,16 +254,16 @@ def is_loopback(host: str) -> bool:
 
 
 def split_ordinal(hostname: str) -> tuple[str, int] | None:
-    """`train-3` or `train-3.service` -> ("train", 3): the names that Indexed Jobs and StatefulSets give pods."""
+    """`train-3` or `train-3.service` -> ("train", 3): host names of pods of Indexed Jobs and StatefulSets."""
     match = re.fullmatch(r"(.+)-(\d{1,9})", hostname.partition(".")[0], re.ASCII)
     return (match[1], int(match[2])) if match else None
 
 
 def gpu_count(environ: Mapping[str, str]) -> int:
-    """GPUs that CUDA would show a process, without loading CUDA: its list ends at the first entry that is no device."""
+    """GPUs that CUDA would show to a process, without loading CUDA, which ignores all after the first invalid entry."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        counts = (len(list(Path(folder).glob(pattern))) for folder, pattern in GPU_LISTS)
+        counts = (len(list(Path(directory).glob(pattern))) for directory, pattern in GPU_LISTS)
         return next((count for count in counts if count), 0)
     count = 0
     for entry in visible.split(","):
@@ -263,7 +274,7 @@ def gpu_count(environ: Mapping[str, str]) -> int:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, and in a container its CPU limit."""
+    """Cores that this process may use, from its CPU affinity and the CPU limit of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -275,8 +286,7 @@ def usable_cores() -> int:
 
 
 def omp_threads(environment: Mapping[str, str]) -> int | None:
-    """The number in OMP_NUM_THREADS, which may be a list for nested loops; None where `node` set it by itself, or where
-    it is not a usable number."""
+    """OMP_NUM_THREADS as set by the user (the first number of a list); None where llmtrain set it, or if invalid."""
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if SHARED_CORES in environment or not re.fullmatch("[0-9]{1,6}", first):
         return None

@@ -1,14 +1,14 @@
-"""Exit codes for platforms that read them in their own way. LLMTRAIN_EXIT_CODES says which one `llmtrain node` is on:
+"""Exit codes for platforms with other conventions. LLMTRAIN_EXIT_CODES names the platform of `llmtrain node`:
 
-    pytorchjob   retries codes from 128 only: 128 is added to those that are worth another start.
+    pytorchjob   retries only codes from 128: 128 is added to codes after which a restart may help.
     statefulset  restarts containers whatever their exit code. A node that ends with 0, 64 or 65 exits once, so that
                  the pod's status keeps its code and report, and leaves a marker in the pod; the restarted container
                  sees the marker and waits to be removed. ended.json in the run directory tells pods that come back
                  later (their node was drained, or they lost a peer that waits), so that they neither start the run
                  again nor wait for the others.
 
-The node then runs in a child, and this process sees it through: some ends cannot be translated from inside (the
-watchdog's os._exit, a signal, a script that took the process's place).
+There the node runs in a child process, because some exits cannot be translated from inside it: os._exit of the
+watchdog, a signal, a command that replaced the process.
 """
 
 import ctypes
@@ -29,6 +29,7 @@ from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.files import read_json, write_json
 from llmtrain.logs import log, setup_logging, warn
 from llmtrain.runs.exit_report import ExitReport, parse_report, write_exit_report
+from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -44,34 +45,34 @@ _TELLING = (signal.SIGTERM, signal.SIGINT)
 
 
 def platform_of(environment: Mapping[str, str]) -> str | None:
-    """The platform whose words are to be spoken; None where codes are passed on as they are."""
+    """The platform whose exit-code convention applies; None where codes are passed on unchanged."""
     name = environment.get(EXIT_CODES)
     if name and name not in PLATFORMS:
-        raise UsageError(f"{EXIT_CODES} '{name}' is unknown.{nearest(name, PLATFORMS)}", known=PLATFORMS)
+        raise UsageError(f"{EXIT_CODES}={name} is unknown.{nearest(name, PLATFORMS)}", known=PLATFORMS)
     return name or None
 
 
 def run_in_child(is_own_command: bool = False) -> int | None:
-    """Where the platform has words of its own: the exit code for it, when the node has ended. None in the child, and
-    where nothing is to be translated: there the caller goes on and is the node. `is_own_command`: it runs a program of
-    the user's, whose crashes nobody else counts."""
+    """On a platform with its own convention: run the node in a child process, and return the translated exit code. None
+    in the child, and on other platforms: there the caller is the node. `is_own_command`: the node runs a command of the
+    user, whose crashes are counted here."""
     platform = platform_of(os.environ)
     if platform is None:
         return None
     if platform == "statefulset" and (code := _read_marker()) is not None:
         return _wait_to_be_removed(code)
-    # Blocked signals are kept until they are asked for: none is lost, neither around the fork nor later.
+    # Blocked signals stay pending until sigwait: none is lost, neither around the fork nor later.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TELLING, signal.SIGCHLD))
     started = time.monotonic()
     child = os.fork()
     if child == 0:
-        end_with_parent()
-        os.setpgid(0, 0)  # one Ctrl-C comes once: from us
+        terminate_with_parent()
+        os.setpgid(0, 0)  # Ctrl-C reaches the child once, forwarded by this process
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return None
-    code, was_told = _see_through(child)
+    code, was_told = _supervise(child)
     if is_own_command:
-        code = _after_counting(code, was_told, time.monotonic() - started)
+        code = _count_crash(code, was_told, time.monotonic() - started)
     if platform == "pytorchjob":
         return pytorchjob_code(code)
     if code not in FOR_GOOD or was_told:
@@ -79,7 +80,8 @@ def run_in_child(is_own_command: bool = False) -> int | None:
     return code if _write_marker(code) else _wait_to_be_removed(code)
 
 
-def _after_counting(code: int, was_told: bool, ran_sec: float) -> int:
+def _count_crash(code: int, was_told: bool, ran_sec: float) -> int:
+    """The exit code, or 65 after too many crashes in a row."""
     try:
         count_crash(code, was_told, ran_sec)
     except LlmtrainError as error:
@@ -89,8 +91,8 @@ def _after_counting(code: int, was_told: bool, ran_sec: float) -> int:
     return code
 
 
-def end_with_parent() -> None:
-    """A process whose parent was killed would train on with nobody watching: it is told to stop instead."""
+def terminate_with_parent() -> None:
+    """Send SIGTERM to this process when its parent ends: it would otherwise train on unsupervised."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
@@ -100,24 +102,24 @@ def pytorchjob_code(code: int) -> int:
 
 
 def from_pytorchjob_code(code: int) -> int:
-    """Back again. Codes from 130 to 192 are left: a signal is the likelier cause."""
+    """The inverse of pytorchjob_code. Codes from 130 to 192 are unchanged: they more likely stand for a signal."""
     was_added = code == RETRIED_FROM + 1 or code > RETRIED_FROM + _HIGHEST_SIGNAL
     return code - RETRIED_FROM if was_added else code
 
 
-def _see_through(child: int) -> tuple[int, bool]:
-    """How the child ended, in a shell's words, and whether it was told to. Signals are passed on to it."""
-    was_told = False
+def _supervise(child: int) -> tuple[int, bool]:
+    """The exit code of the child (128 + N for signal N), and whether a signal was forwarded to it."""
+    was_interrupted = False
     while True:
         number = signal.sigwait((*_TELLING, signal.SIGCHLD))
         if number in _TELLING:
-            was_told = True
+            was_interrupted = True
             os.kill(child, number)
             continue
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            return (code if code >= 0 else 128 - code), was_told
+            return (code if code >= 0 else 128 - code), was_interrupted
 
 
 def _marker() -> Path:
@@ -152,28 +154,27 @@ def _wait_to_be_removed(code: int) -> int:
     return 0
 
 
-def refuse_surplus_pod(environment: Mapping[str, str], hostname: str, most_nodes: int) -> None:
-    """A StatefulSet can be scaled beyond the nodes of its run. Such a pod waits to be removed, and keeps no end: the
-    others train on."""
+def refuse_surplus_pod(environment: Mapping[str, str], hostname: str, max_nodes: int) -> None:
+    """Raise UsageError in a pod of a StatefulSet that was scaled beyond the nodes of its run. The end of such a pod is
+    not recorded: the other pods continue."""
     if platform_of(environment) != "statefulset":
         return
     index = environment.get("POD_INDEX") or hostname.rpartition("-")[2]
-    if index.isdecimal() and int(index) >= most_nodes:
+    if index.isdecimal() and int(index) >= max_nodes:
         name, count = hostname.removesuffix(f"-{index}"), int(index) + 1
         raise UsageError(
-            f"The StatefulSet was scaled up: pod {index} is not part of the run, which has {most_nodes} "
-            f"node{'s' * (most_nodes > 1)}.",
-            remedy=f"llmtrain stop {name}, then llmtrain resume {name} --nodes {count}. Or scale back: kubectl scale "
-            f"statefulset {name} --replicas={most_nodes}.",
+            f"The StatefulSet was scaled up: pod {index} is not part of the run of {plural(max_nodes, 'node')}.",
+            remedy=f"To use more nodes: llmtrain stop {name}, then llmtrain resume {name} --nodes {count}. To undo it: "
+            f"kubectl scale statefulset {name} --replicas={max_nodes}.",
         )
 
 
-# What the child keeps, for pods that come back
+# ended.json, for pods that are recreated
 
 
 def kept_run(config: "Config") -> "RunDirectory | None":
-    """The run whose end is to be kept: one with a name, on a platform that may start pods again when it has ended. They
-    would wait for others that are gone."""
+    """The run whose end is recorded: one with an id, on a platform that may recreate pods after the end, which would
+    wait for peers that are gone."""
     from llmtrain.runs.directory import RunDirectory
 
     is_launched = platform_of(os.environ) == "statefulset" or LAUNCH in os.environ

@@ -1,7 +1,7 @@
-"""A launcher as the command of a launcher: `llmtrain node -- torchrun train.py`.
+"""Refuses a launcher as the command of a launcher: `llmtrain node -- torchrun train.py`.
 
-Each process that we start would start a world of its own, so N runs would be trained where one was asked for. The
-command is refused, with the line to type instead.
+Each process would start its own world, so N separate runs would train instead of one. The error shows the command line
+to use instead.
 """
 
 import re
@@ -17,7 +17,7 @@ from llmtrain.errors import UsageError
 class _Launcher:
     label: str
     flags: frozenset[str]
-    """Options without a value; every other one takes one. Written with hyphens."""
+    """Options without a value, with hyphens; every other option takes one."""
     processes: tuple[str, ...]
     nodes: tuple[str, ...]
 
@@ -44,15 +44,15 @@ _DEEPSPEED = _Launcher(
 )
 
 
-def check_own_command(command: Sequence[str], ours: str) -> None:
-    """Raise UsageError for a launcher or an empty command; `ours` is the command line up to the options and `--`."""
+def check_own_command(command: Sequence[str], prefix: str) -> None:
+    """Raise UsageError for a launcher or an empty command. `prefix`: the command line before options and `--`."""
     if not command[0].strip():
-        raise UsageError("The command after -- is empty.", remedy=f"Type: {ours} -- python train.py")
-    direct = _find(command)
-    found = direct or next(filter(None, map(_find, commands_in(command))), None)
-    if found is None:
+        raise UsageError("The command after -- is empty.", remedy=f"Run: {prefix} -- python train.py")
+    direct = _find_launcher(command)
+    match = direct or next(filter(None, map(_find_launcher, commands_in(command))), None)
+    if match is None:
         return
-    launcher, rest = found
+    launcher, rest = match
     options, script = _split(launcher, rest)
     sizes = []
     for option, names in (("--nodes", launcher.nodes), ("--processes-per-node", launcher.processes)):
@@ -65,28 +65,28 @@ def check_own_command(command: Sequence[str], ours: str) -> None:
         words = ["python", *words]
     if direct:
         wrappers = command[: len(command) - len(without_wrappers(command))]
-        what, remedy = "is", f"Type: {ours} {shlex.join([*sizes, '--', *wrappers, *words])}"
+        verb, remedy = "is", f"Run: {prefix} {shlex.join([*sizes, '--', *wrappers, *words])}"
     else:
-        options_too = f"; and give {ours} {shlex.join(sizes)}" if sizes else ""
-        what, remedy = "runs", f"In the script, write: {shlex.join(words)}{options_too}"
+        more = f", and pass {shlex.join(sizes)} to {prefix}" if sizes else ""
+        verb, remedy = "runs", f"In the script, use: {shlex.join(words)}{more}"
     raise UsageError(
-        f"The command {what} {launcher.label}, but llmtrain starts the processes itself: each of them would start a "
-        "run of its own.",
+        f"The command {verb} {launcher.label}, but llmtrain starts the processes: each of them would start a separate "
+        "run.",
         remedy=remedy,
     )
 
 
 def launcher_name(command: Sequence[str]) -> str | None:
-    """torchrun, accelerate launch or deepspeed, where the command is one of them."""
-    found = _find(command)
-    return found[0].label if found else None
+    """torchrun, accelerate launch or deepspeed, if the command is one of them."""
+    match = _find_launcher(command)
+    return match[0].label if match else None
 
 
 def process_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
-    """Where a command starts processes of a run: its name, and what each of them runs (of a script: without python)."""
-    found = _find(command)
-    if found:
-        launcher, rest = found
+    """If the command is a launcher: its name, and the command of each process (a script without `python`)."""
+    match = _find_launcher(command)
+    if match:
+        launcher, rest = match
         options, script = _split(launcher, rest)
         return launcher.label, ["python", "-m", *script] if _is_module(options) else script
     words = without_wrappers(command)
@@ -97,8 +97,8 @@ def process_command(command: Sequence[str]) -> tuple[str, list[str]] | None:
     return None
 
 
-def _find(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
-    """The launcher that a command is, and what follows it."""
+def _find_launcher(command: Sequence[str]) -> tuple[_Launcher, list[str]] | None:
+    """The launcher that the command starts with, and the words after it."""
     words = without_wrappers(command)
     name = program(words)
     if _PYTHON.fullmatch(name):
@@ -129,7 +129,7 @@ def _is_module(options: dict[str, str]) -> bool:
 
 
 def _split(launcher: _Launcher, words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """The launcher's own options by name, and the script with its arguments."""
+    """The options of the launcher by name, and the script with its arguments."""
     options: dict[str, str] = {}
     at = 0
     while at < len(words) and words[at].startswith("-"):

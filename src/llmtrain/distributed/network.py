@@ -1,7 +1,7 @@
-"""Which network interface leads to the master, told to gloo and NCCL before they guess.
+"""Selects the network interface for gloo and NCCL: the one with the route to the master.
 
-Left alone, gloo looks its own hostname up and NCCL takes the first interface: both go wrong on machines with several.
-A name written into a manifest (eth0) goes wrong on every other cluster.
+By default gloo resolves its own hostname and NCCL takes the first interface, which is often wrong on machines with
+several. A name in a manifest (eth0) is wrong on other clusters.
 """
 
 import ipaddress
@@ -21,7 +21,7 @@ IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def interface_to(host: str) -> str | None:
-    """The interface whose address the kernel would use to reach host; None where that cannot be known."""
+    """The interface through which the kernel would reach host; None if unknown."""
     try:
         addresses = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -29,7 +29,7 @@ def interface_to(host: str) -> str | None:
     for family, kind, protocol, _, address in addresses:
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.connect(address)  # UDP: asks the routing table, sends nothing
+                probe.connect(address)  # UDP: looks up the route, sends nothing
                 own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
         except OSError:
             continue
@@ -42,17 +42,17 @@ def interface_to(host: str) -> str | None:
 
 
 def reachable_address(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The address at which other machines reach this one: POD_IP where that is given, else the one by which packets
-    leave it. None where there is no network but loopback."""
+    """The address at which other machines reach this one: POD_IP if set, else the source address of the default route.
+    None where there is only loopback."""
     if environ.get("POD_IP"):
         return environ["POD_IP"]
-    for family, far in ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")):  # nobody has these
+    for family, remote in ((socket.AF_INET, "198.51.100.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
-                probe.connect((far, 9))
+                probe.connect((remote, 9))
                 own = ipaddress.ip_address(probe.getsockname()[0].partition("%")[0])
         except OSError:
-            continue  # no way out
+            continue  # no route
         if not own.is_loopback:
             return str(own)
     others = [address for _, address in _interface_addresses() if not address.is_loopback and not address.is_link_local]
@@ -65,7 +65,7 @@ def interface_of(address: str | None) -> str | None:
 
 
 def own_name_is_loopback() -> bool:
-    """Whether what this machine calls itself leads other machines to themselves (Debian: 127.0.1.1)."""
+    """Whether the host name of this machine resolves to a loopback address (Debian: 127.0.1.1)."""
     try:
         rows = socket.getaddrinfo(socket.getfqdn(), None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -78,33 +78,33 @@ def has_infiniband() -> bool:
 
 
 def setup_network(master_addr: str | None = None, environ: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Set what gloo and NCCL need and nobody has set; returns what it set. The master is the environment's where none
-    is given, else this machine."""
+    """Set the variables of gloo and NCCL that are not set yet, and return them. `master_addr` defaults to the one in
+    the environment, else to this machine."""
     if master_addr is None:
-        given = (environ.get(name, "").strip() for name in NAMES["master_addr"])
-        master_addr = next((name for name in given if name), "127.0.0.1")
-    interface, reason = interface_to(master_addr), f"leads to {master_addr}"
+        addresses = (environ.get(name, "").strip() for name in NAMES["master_addr"])
+        master_addr = next((address for address in addresses if address), "127.0.0.1")
+    interface, reason = interface_to(master_addr), f"route to {master_addr}"
     if interface == "lo" and not is_loopback(master_addr):
-        # This machine's own name often stands for 127.0.1.1, where no other node can come.
-        interface, reason = interface_of(reachable_address(environ)), "leads to the other nodes"
+        # The name of this machine often resolves to 127.0.1.1, which other nodes cannot reach.
+        interface, reason = interface_of(reachable_address(environ)), "route to the other nodes"
     rows = (
         ("GLOO_SOCKET_IFNAME", interface, reason),
         ("NCCL_SOCKET_IFNAME", interface, reason),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "a failed collective ends the process instead of hanging"),
-        ("NCCL_DEBUG", "WARN", "NCCL says what went wrong"),
-        ("NCCL_IB_DISABLE", None if has_infiniband() else "1", "no InfiniBand device here"),
+        ("NCCL_DEBUG", "WARN", "NCCL logs its errors"),
+        ("NCCL_IB_DISABLE", None if has_infiniband() else "1", "no InfiniBand device"),
     )
-    done: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, value, why in rows:
         if name in environ:
-            text = f"{name}={environ[name]} was set already"
+            text = f"{name}={environ[name]} is already set"
         elif value is None:
-            text = f"{name} is left to the library"
+            text = f"{name} is not set: the library chooses"
         else:
-            environ[name] = done[name] = value
+            environ[name] = variables[name] = value
             text = f"{name}={value}: {why}"
         log("DDP", text, logging.DEBUG)
-    return done
+    return variables
 
 
 def _names() -> list[str]:
@@ -117,14 +117,14 @@ def _names() -> list[str]:
 def _interface_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
     try:
         import fcntl
-    except ImportError:  # not a system where the question can be asked
+    except ImportError:  # not on this operating system
         return
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for name in _names():
             try:
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                continue  # it has no IPv4 address
+                continue  # no IPv4 address
             yield name, ipaddress.IPv4Address(answer[20:24])
     try:
         lines = IPV6_ADDRESSES.read_text().splitlines()

@@ -1,7 +1,7 @@
-"""The processes of one node: started and watched by torch's elastic agent, their exit codes passed on.
+"""Runs the worker processes of one node with torch's elastic agent, and returns their exit code.
 
-torchrun does the same but ends with 1 whatever its workers ended with, and starts them again whatever the reason.
-Here a worker's 64, 65 and 75 come out as they are, and only a crash, or a peer's crash, is worth another start.
+torchrun exits with 1 whatever the exit code of its workers, and restarts them whatever the reason. Here exit codes 64,
+65 and 75 are passed on, and workers are restarted only after a crash, of their own or of a peer.
 """
 
 import logging
@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from llmtrain.distributed.env import endpoint
+from llmtrain.distributed.env import parse_endpoint
 from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
 from llmtrain.distributed.process_info import NodeInfo
 from llmtrain.distributed.rendezvous import wait_for_master
-from llmtrain.distributed.worker_exit import JoinState, overall
+from llmtrain.distributed.worker_exit import JoinState, merge_exits
 from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
 from llmtrain.runs.exit_report import ExitReport
@@ -32,113 +32,113 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NodeJob:
-    place: NodeInfo
+    node: NodeInfo
     command: list[str]
-    """What every process of the node runs."""
+    """Run by every process of the node."""
     max_restarts: int = 0
     join_timeout_sec: float = 1800.0
     master_ready_timeout_sec: float = 600.0
     grace_sec: int = 600
-    """How long workers may take to stop once they were told to."""
+    """Time that workers have to stop after SIGTERM."""
 
 
 def run_node(job: NodeJob) -> None:
-    """Run the node's processes to their end. Raises the error that stands for them all when one did not finish."""
-    place = job.place
-    backend = pick_rendezvous(place, job.max_restarts)
-    with exit_on_signal_while_joining() as joining:
-        # Which of the nodes of an elastic job is the master may be for torch to find out: then nobody waits here.
-        if place.nodes > 1 and place.node_rank and not backend.startswith("etcd"):
-            host, port = meeting_point(place)
+    """Run the processes of the node until they end. Raises one error for all of them if any did not finish."""
+    node = job.node
+    backend = pick_rendezvous(node, job.max_restarts)
+    with exit_on_signal_while_joining() as join_state:
+        # Without a node_rank the master is not known yet: torch finds it.
+        if node.nodes > 1 and node.node_rank and not backend.startswith("etcd"):
+            host, port = rendezvous_address(node)
             wait_for_master(host, port, job.master_ready_timeout_sec)
-        setup_network(place.master_addr)  # the workers inherit it
-        ended, was_told = _run_agent(job, backend, joining)
-    error = overall(ended, was_told)
+        setup_network(node.master_addr)  # inherited by the workers
+        exits, was_interrupted = _run_agent(job, backend, join_state)
+    error = merge_exits(exits, was_interrupted)
     if error is not None:
         raise error
 
 
-def pick_rendezvous(place: NodeInfo, max_restarts: int) -> str:
-    """static: fixed nodes, and who dies is started again by the platform. c10d: agents that find each other again."""
-    if place.rdzv_backend == "static" and place.nodes > 1 and max_restarts:
+def pick_rendezvous(node: NodeInfo, max_restarts: int) -> str:
+    """static for a fixed number of nodes that the platform restarts, c10d where the agents join again themselves."""
+    if node.rdzv_backend == "static" and node.nodes > 1 and max_restarts:
         raise UsageError(
-            "The rendezvous static cannot meet again after a restart.",
-            remedy="Leave --rdzv-backend out (c10d is then taken), or --max-restarts to the platform.",
+            "The static rendezvous does not support --max-restarts with several nodes.",
+            remedy="Omit --rdzv-backend (c10d is then used), or omit --max-restarts and let the platform restart pods.",
         )
-    if place.rdzv_backend:
-        return place.rdzv_backend
-    return "static" if place.nodes > 1 and not place.is_elastic and not max_restarts else "c10d"
+    if node.rdzv_backend:
+        return node.rdzv_backend
+    return "static" if node.nodes > 1 and not node.is_elastic and not max_restarts else "c10d"
 
 
-def meeting_point(place: NodeInfo) -> tuple[str, int]:
-    """Where agents meet: the endpoint where one is named, else the master."""
-    return endpoint(place.rdzv_endpoint) if place.rdzv_endpoint else (place.master_addr, place.master_port)
+def rendezvous_address(node: NodeInfo) -> tuple[str, int]:
+    """Host and port of the rendezvous: its endpoint if one is set, else the master."""
+    return parse_endpoint(node.rdzv_endpoint) if node.rdzv_endpoint else (node.master_addr, node.master_port)
 
 
 @contextmanager
 def exit_on_signal_while_joining() -> Iterator[JoinState]:
-    """While nodes wait for each other there is nothing to save: a signal ends the process at once, with 75. The
-    kernel's end of Python's signal handling writes to a pipe, which a thread reads even while the main one waits."""
+    """While nodes wait for each other there is nothing to save: SIGTERM or SIGINT exits at once, with 75. The main
+    thread may be blocked in C++, so a thread reads the signals from Python's wakeup pipe."""
     state = JoinState()
     if threading.current_thread() is not threading.main_thread():
         yield state
         return
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
 
-    def listen() -> None:
-        while data := os.read(reading, 1):
-            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.waiting:
-                log("DDP", f"{signal.Signals(data[0]).name}: stopped while waiting for the other nodes")
+    def watch_signals() -> None:
+        while data := os.read(read_end, 1):
+            if data[0] in (signal.SIGTERM, signal.SIGINT) and state.is_waiting:
+                log("DDP", f"received {signal.Signals(data[0]).name} while waiting for the other nodes")
                 os._exit(Interrupted.exit_code)
 
-    def note(number: int, frame: FrameType | None) -> None:
-        """The thread acts; without a handler of our own there would be nothing written for it."""
+    def ignore(number: int, frame: FrameType | None) -> None:
+        """Python writes to the wakeup pipe only for signals that have a handler."""
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    wakeup_before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=listen, name="signals", daemon=True).start()
+    before = {number: signal.signal(number, ignore) for number in (signal.SIGTERM, signal.SIGINT)}
+    wakeup_before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    threading.Thread(target=watch_signals, name="signals", daemon=True).start()
     try:
         yield state
     finally:
         signal.set_wakeup_fd(wakeup_before)
         for number, handler in before.items():
             signal.signal(number, handler)
-        os.close(writing)  # ends the thread
+        os.close(write_end)  # ends the thread
 
 
-def _run_agent(job: NodeJob, backend: str, joining: JoinState) -> tuple[list[ExitReport], bool]:
-    """How every worker ended, and whether the node was told to stop."""
+def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool]:
+    """The exits of all workers, and whether the node was interrupted by a signal."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
 
-    was_told = False
-    with tempfile.TemporaryDirectory(prefix="llmtrain-node-") as folder:
-        agent = _make_agent(job, backend, joining, folder)
+    was_interrupted = False
+    with tempfile.TemporaryDirectory(prefix="llmtrain-node-") as log_dir:
+        agent = _make_agent(job, backend, join_state, log_dir)
         try:
             agent.run()
-        except SignalException as told:
-            was_told = True
+        except SignalException as interrupt:
+            was_interrupted = True
             with suppress(SignalException):  # a second signal while the workers are stopping
-                log("DDP", f"{signal.Signals(told.sigval).name}: the processes of this node have stopped")
+                log("DDP", f"{signal.Signals(interrupt.sigval).name}: the processes of this node have stopped")
         except RendezvousClosedError:
             raise PeerLost(
-                "The other nodes have given the run up.", remedy="The log of the node that gave up first says why."
+                "The other nodes have ended the run.", remedy="See the log of the node that ended first."
             ) from None
         except Exception as problem:
-            if isinstance(problem, DistError | RendezvousError | OSError) or _is_etcds(problem):
-                raise _no_rendezvous(job, backend, problem) from None
+            if isinstance(problem, DistError | RendezvousError | OSError) or _is_etcd_error(problem):
+                raise _rendezvous_failed(job, backend, problem) from None
             raise
         finally:
-            # A meeting that is closed in etcd stays closed for two hours, and the pods that the platform starts instead
-            # of these could not meet there. (That of c10d ends with node 0.)
+            # A rendezvous closed in etcd stays closed for two hours, and the pods that replace these could not join it.
+            # (That of c10d ends with node 0.)
             is_left_open = backend.startswith("etcd") and not job.max_restarts
-            agent.end_all(close_meeting=not was_told and not is_left_open)
-        return agent.ended(), was_told
+            agent.kill_workers(close_rendezvous=not was_interrupted and not is_left_open)
+        return agent.worker_exits(), was_interrupted
 
 
-def _make_agent(job: NodeJob, backend: str, joining: JoinState, folder: str) -> "NodeAgent":
+def _make_agent(job: NodeJob, backend: str, join_state: JoinState, log_dir: str) -> "NodeAgent":
     from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -148,92 +148,91 @@ def _make_agent(job: NodeJob, backend: str, joining: JoinState, folder: str) -> 
     from llmtrain.distributed.agent import NodeAgent
 
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
-        logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)  # we speak ourselves
-    place = job.place
-    is_static, is_alone = backend == "static", place.max_nodes == 1
-    if not is_alone:
-        # Else an agent that has met others before does not tell a newcomer where the store is, which then waits for
-        # ever: a replaced pod, or a node that joins an elastic job (torch 2.11 to 2.13).
+        # Problems are reported by llmtrain's own errors.
+        logging.getLogger(name).setLevel(logging.INFO if is_debugging() else logging.CRITICAL)
+    node = job.node
+    is_static = backend == "static"
+    if node.max_nodes > 1:
+        # Otherwise an agent that has joined before does not announce the store's address to a new one (a replaced pod,
+        # or a node that joins an elastic job), which then waits forever (torch 2.11 to 2.13).
         os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    meeting, local_addr = _meeting(place), _local_addr(place)
-    log("DDP", f"rendezvous {backend} at {meeting}, processes here: {place.processes_per_node}")
+    endpoint, local_addr = _rendezvous_endpoint(node), _local_addr(node)
+    log("DDP", f"rendezvous {backend} at {endpoint}, processes on this node: {node.processes_per_node}")
     try:
         handler = registry.get_rendezvous_handler(
             RendezvousParameters(
                 backend=backend,
-                endpoint=meeting,
-                run_id=place.rdzv_id or "llmtrain",
-                min_nodes=place.min_nodes,
-                max_nodes=place.max_nodes,
+                endpoint=endpoint,
+                run_id=node.rdzv_id or "llmtrain",
+                min_nodes=node.min_nodes,
+                max_nodes=node.max_nodes,
                 local_addr=local_addr,
                 **_settings(job, backend),
             )
         )
         spec = WorkerSpec(
             role="train",
-            local_world_size=place.processes_per_node,
+            local_world_size=node.processes_per_node,
             entrypoint=job.command[0],
             args=tuple(job.command[1:]),
             rdzv_handler=handler,
             max_restarts=job.max_restarts,
             monitor_interval=0.1,
-            master_addr=place.master_addr if is_static else None,
-            master_port=place.master_port if is_static else None,
+            master_addr=node.master_addr if is_static else None,
+            master_port=node.master_port if is_static else None,
             local_addr=local_addr,
         )
-        return NodeAgent(spec, DefaultLogsSpecs(log_dir=folder), job.grace_sec, joining)
+        return NodeAgent(spec, DefaultLogsSpecs(log_dir=log_dir), job.grace_sec, join_state)
     except TypeError as problem:
-        raise UsageError(f"--rdzv-conf has a setting that cannot be given: {problem}.") from None
+        raise UsageError(f"--rdzv-conf has an unsupported setting: {problem}.") from None
     except ImportError as problem:
         raise UsageError(
-            f"The rendezvous backend {backend} needs a package: {problem}.",
-            remedy="Install the extra: pip install 'llmtrain[etcd]' (it is python-etcd); or use c10d.",
+            f"The rendezvous backend {backend} needs a package that is not installed: {problem}.",
+            remedy="pip install 'llmtrain[etcd]' (python-etcd), or use the backend c10d.",
         ) from None
     except Exception as problem:
-        if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcds(problem):
-            raise _no_rendezvous(job, backend, problem) from None
+        if isinstance(problem, DistError | RendezvousError | ValueError | OSError) or _is_etcd_error(problem):
+            raise _rendezvous_failed(job, backend, problem) from None
         raise
 
 
-def _local_addr(place: NodeInfo) -> str | None:
-    """What this node tells the others to find it by. None: its own name."""
-    if place.max_nodes == 1:
+def _local_addr(node: NodeInfo) -> str | None:
+    """The address that this node announces to the others. None: its host name."""
+    if node.max_nodes == 1:
         return "127.0.0.1"
     return reachable_address() if own_name_is_loopback() else None
 
 
-def _meeting(place: NodeInfo) -> str:
-    """Where the agents meet. A node alone takes any free port, unless one was asked for."""
-    is_free = place.max_nodes == 1 and place.sources.get("master_port", "default") == "default"
-    return place.rdzv_endpoint or f"{place.master_addr}:{0 if is_free else place.master_port}"
+def _rendezvous_endpoint(node: NodeInfo) -> str:
+    """host:port of the rendezvous. A single node uses any free port unless one is set."""
+    is_any_port = node.max_nodes == 1 and node.sources.get("master_port", "default") == "default"
+    return node.rdzv_endpoint or f"{node.master_addr}:{0 if is_any_port else node.master_port}"
 
 
 def _settings(job: NodeJob, backend: str) -> dict[str, Any]:
-    place, timeout = job.place, int(job.join_timeout_sec)
+    node, timeout = job.node, int(job.join_timeout_sec)
     settings: dict[str, Any] = {"timeout": timeout, "join_timeout": timeout, "read_timeout": timeout}
-    if backend == "c10d" and place.node_rank is not None:
-        settings["is_host"] = str(place.node_rank == 0).lower()
-    settings |= place.rdzv_conf
-    return {**settings, "rank": place.node_rank} if backend == "static" else settings
+    if backend == "c10d" and node.node_rank is not None:
+        settings["is_host"] = str(node.node_rank == 0).lower()
+    settings |= node.rdzv_conf
+    return {**settings, "rank": node.node_rank} if backend == "static" else settings
 
 
-def _is_etcds(problem: Exception) -> bool:
+def _is_etcd_error(problem: Exception) -> bool:
     return type(problem).__module__.split(".")[0] == "etcd"
 
 
-def _no_rendezvous(job: NodeJob, backend: str, problem: Exception) -> JoinError:
-    place = job.place
-    what = one_line(problem, 300)
-    host, port = meeting_point(place)
+def _rendezvous_failed(job: NodeJob, backend: str, problem: Exception) -> JoinError:
+    host, port = rendezvous_address(job.node)
     remedy = (
         "Check that the etcd server is reachable from every node and serves the v2 API (etcd --enable-v2, up to 3.5)."
         if backend.startswith("etcd")
-        else "Check that every node has been started with the same --nodes and --master-addr; "
-        "`llmtrain node --doctor` looks closer."
+        else "Check that every node was started with the same --nodes and --master-addr. `llmtrain node --doctor` "
+        "checks the network between them."
     )
     error = JoinError(
-        f"The {place.nodes} nodes did not find each other at {host}:{port} ({backend}) "
-        f"(deadline {job.join_timeout_sec:.0f} s): {what}",
+        f"The {job.node.nodes} nodes did not find each other at {host}:{port} within {job.join_timeout_sec:.0f} s "
+        f"(rendezvous {backend}): {one_line(problem, 300)}",
         remedy=remedy,
     )
     error.details = {"host": host, "port": port, "node": socket.gethostname()}

@@ -1,7 +1,7 @@
-"""none | ddp | fsdp, applied to a finished model from outside: a model never mentions ranks.
+"""Parallelism (none, ddp, fsdp), applied to a model from outside: model code never mentions ranks.
 
-A step's loss is a sum over all its targets divided by their number on all ranks, so gradients must be added up.
-DDP and FSDP take the mean over ranks instead, which is undone by scaling the loss by the number of ranks.
+The loss of a step is a sum over its targets divided by their number on all ranks, so gradients must be summed. DDP and
+FSDP average over ranks instead; scaling the loss by the world size undoes that.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from llmtrain.distributed.world import World
 
 
 class ParallelModel:
-    """One process, and the contract of the others: what to call instead of the model, and what to do around it."""
+    """A model on one process; subclasses add communication in the hooks of a training step."""
 
     loss_scale = 1.0
     is_sharded = False
@@ -27,25 +27,25 @@ class ParallelModel:
         self.module = module
 
     def micro_step(self, is_last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
-        """Around forward and backward of one micro-batch; `is_last` of the step."""
+        """Context of the forward and backward pass of one micro-batch; `is_last`: of the step."""
         return nullcontext()
 
     def after_backward(self) -> None:
-        """After the backward pass of one micro-batch."""
+        """Called after the backward pass of each micro-batch."""
 
     def finish_gradients(self) -> None:
-        """After all of them: from here on the gradients are those of the whole step."""
+        """Called after the last micro-batch; afterwards gradients are those of the whole step."""
 
 
 class DeterministicModel(ParallelModel):
-    """The model as it is; gradients are summed in a fixed order, by one process or by several."""
+    """Sums gradients in a fixed order, the same on any number of processes."""
 
     def __init__(self, module: nn.Module, world: World, micro_batches: int) -> None:
         super().__init__(module)
         self._tree = GradientTree(module, world.rank, world.world_size, micro_batches)
 
     def after_backward(self) -> None:
-        self._tree.take()
+        self._tree.add_micro_batch()
 
     def finish_gradients(self) -> None:
         self._tree.finish()
@@ -55,10 +55,10 @@ class DDPModel(ParallelModel):
     def __init__(self, module: nn.Module, world: World, config: DistributedSection) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        # Buffers here are constants: not sent again at every forward pass. Newer versions of torch renamed the switch.
+        # Buffers are constants, and need no broadcast per forward pass. Newer versions of torch renamed the option.
         names = inspect.signature(DistributedDataParallel.__init__).parameters
-        switch = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        options: dict[str, Any] = {switch: False}
+        sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        options: dict[str, Any] = {sync_buffers: False}
         self._ddp = DistributedDataParallel(
             module,
             device_ids=[world.device] if world.device.type == "cuda" else None,
@@ -74,7 +74,7 @@ class DDPModel(ParallelModel):
 
 
 class FSDPModel(ParallelModel):
-    """Every block is a unit of its own: its weights are gathered when it runs and let go afterwards."""
+    """Each block is one FSDP unit: its weights are gathered for its forward and backward pass and freed afterwards."""
 
     is_sharded = True
 
@@ -83,7 +83,7 @@ class FSDPModel(ParallelModel):
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh(world.device.type, (world.world_size,))
-        # Weights travel and compute in bfloat16; gradients are summed, and weights kept, in float32.
+        # Weights are gathered and computed with in bfloat16; gradients are reduced, and weights stored, in float32.
         low = torch.bfloat16 if precision == "bf16" else None
         policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
         for block in blocks:
@@ -101,7 +101,7 @@ def parallelize(
     precision: str,
     micro_batches: int,
 ) -> ParallelModel:
-    """`micro_batches` is the number in a step, of all processes together."""
+    """`micro_batches`: per step, of all processes together."""
     if config.reproducible_reduce:
         return DeterministicModel(module, world, micro_batches)
     if not world.is_joined or config.strategy == "none":
@@ -112,11 +112,11 @@ def parallelize(
 
 
 def is_sharding(config: DistributedSection, world: World) -> bool:
-    """Whether each process gets a slice of the model; one that joined nobody keeps it whole."""
+    """Whether each process holds a shard of the model."""
     return world.is_joined and config.strategy == "fsdp"
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A sharded tensor put together (every rank has to ask for it); any other as it is."""
+def unshard(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor of a sharded one (a collective: every rank must call it); any other tensor unchanged."""
     full: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return full

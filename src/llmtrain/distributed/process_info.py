@@ -1,8 +1,8 @@
-"""Who am I: the place of this node, or the process of this process, from whatever the platform gives.
+"""Rank and world size of this process, or of this node, on every platform.
 
-Every platform says it in its own words (torchrun, an Indexed Job, a StatefulSet, PyTorchJob, TrainJob, a manifest
-written by hand, the config). Each value has its list of sources, the first that is set wins, and everything wrong
-is reported at once: a pod that fails once for each mistake costs an hour.
+torchrun, Indexed Jobs, StatefulSets, PyTorchJobs, TrainJobs, hand-written manifests and the config each use other
+names. Each value has a list of sources; the first that is set is used. All problems are reported at once, because a
+pod that fails once per mistake costs an hour.
 """
 
 import functools
@@ -19,17 +19,17 @@ from llmtrain.distributed.env import (
     Problem,
     from_config,
     is_loopback,
-    node_range,
-    number,
-    processes,
-    size,
+    parse_count,
+    parse_node_range,
+    parse_processes,
+    parse_rank,
 )
 from llmtrain.distributed.node_info import (
     NodeInfo,
     NodeOptions,
     check_index,
     check_local_rank,
-    in_words,
+    format_range,
     read_master,
     read_node,
 )
@@ -41,18 +41,18 @@ __all__ = [
     "ProcessInfo",
     "find_node_info",
     "find_process_info",
-    "has_agents_store",
+    "uses_agent_store",
     "validate_environment",
 ]
 
-# What torchrun tells a process. What the pod was told besides is about the pod, and torchrun's flags may overrule it.
+# The variables that torchrun sets for a process. All others describe the pod, and torchrun's flags override them.
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 NODE_LEVEL = {"RANK", "WORLD_SIZE", *NAMES["nodes"], *NAMES["node_rank"], *NAMES["pod_index"]}
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
-    """One process among those of the run."""
+    """One process of the run."""
 
     rank: int
     world_size: int
@@ -61,29 +61,28 @@ class ProcessInfo:
     node_rank: int
     master_addr: str
     master_port: int
-    is_launched: bool  # False: nothing spoke of other processes, this is a world of one
+    is_launched: bool  # False: no source mentions other processes; the world size is 1
     sources: dict[str, str]
 
 
-def has_agents_store(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher's own process, torchrun's or that of `node`, listens on the master's port; else rank 0."""
+def uses_agent_store(environ: Mapping[str, str]) -> bool:
+    """Whether the elastic agent (of torchrun or `llmtrain node`) listens on the master port, instead of rank 0."""
     return environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def find_node_info(
-    environ: Mapping[str, str], given: NodeOptions, hostname: str, distributed: DistributedSection
+    environ: Mapping[str, str], options: NodeOptions, hostname: str, distributed: DistributedSection
 ) -> NodeInfo:
-    """The place of this node, for the one process that starts the others of its node."""
-    options = {thing: str(value) for thing, value in asdict(given).items() if value is not None}
-    reader = EnvReader(environ, options)
-    place = read_node(reader, hostname, distributed)
+    """Describe this node, for the process that starts the workers. Raises UsageError with all problems."""
+    reader = EnvReader(environ, {key: str(value) for key, value in asdict(options).items() if value is not None})
+    node = read_node(reader, hostname, distributed)
     reader.raise_problems()
-    return place
+    return node
 
 
 def find_process_info(environ: Mapping[str, str], hostname: str, distributed: DistributedSection) -> ProcessInfo:
-    """The process of this process, which trains."""
-    reader, process = _read_seat(environ, hostname, distributed)
+    """Describe this training process. Raises UsageError with all problems."""
+    reader, process = _read_process_info(environ, hostname, distributed)
     reader.raise_problems()
     return process
 
@@ -93,9 +92,9 @@ def validate_environment(
     hostname: str | None = None,
     distributed: DistributedSection | None = None,
 ) -> list[Problem]:
-    """What is wrong with the environment of one's own script; empty when all is well.
+    """Problems of the environment of a script; empty if there are none.
 
-    With LOCAL_RANK set it is judged as one training process, else as the only process of its node.
+    With LOCAL_RANK set the environment is checked as that of a training process, else as that of a node.
     """
     return _read_environment(environ, hostname, distributed).problems
 
@@ -105,8 +104,7 @@ def require_environment(
     hostname: str | None = None,
     distributed: DistributedSection | None = None,
 ) -> dict[str, str]:
-    """validate_environment for a script that cannot go on with a bad one: raises UsageError with all problems, else
-    returns the variables that say who this process is."""
+    """Raise UsageError with all problems of the environment, else return the variables that define this process."""
     reader = _read_environment(environ, hostname, distributed)
     reader.raise_problems()
     names = (name for row in NAMES.values() for name in row)
@@ -120,41 +118,40 @@ def _read_environment(
     hostname = hostname or socket.gethostname()
     distributed = distributed or DistributedSection()
     if environ.get("LOCAL_RANK"):
-        return _read_seat(environ, hostname, distributed)[0]
+        return _read_process_info(environ, hostname, distributed)[0]
     reader = EnvReader(environ, {})
     read_node(reader, hostname, distributed)
     return reader
 
 
-def _read_seat(
+def _read_process_info(
     environ: Mapping[str, str], hostname: str, distributed: DistributedSection
 ) -> tuple[EnvReader, ProcessInfo]:
-    said = {name for name, text in environ.items() if text.strip()}
-    is_torchrun = "LOCAL_RANK" in said and bool(said & {"GROUP_RANK", "TORCHELASTIC_RUN_ID"})
+    variables = {name for name, text in environ.items() if text.strip()}
+    is_torchrun = "LOCAL_RANK" in variables and bool(variables & {"GROUP_RANK", "TORCHELASTIC_RUN_ID"})
     if is_torchrun:
         environ = {name: environ[name] for name in TORCHRUN if name in environ}
     reader = EnvReader(environ, {})
-    in_config = distributed.rank is not None and distributed.local_rank is not None and not said & NODE_LEVEL
-    if is_torchrun or said >= {"LOCAL_RANK", "RANK"} or in_config:
-        return reader, _read_process(reader, hostname, distributed, is_torchrun=is_torchrun)
-    place = read_node(reader, hostname, distributed, is_train=True)
-    local = reader.find("local_rank", number) or from_config("local_rank", distributed.local_rank)
-    per_node = place.processes_per_node
+    in_config = distributed.rank is not None and distributed.local_rank is not None and not variables & NODE_LEVEL
+    if is_torchrun or variables >= {"LOCAL_RANK", "RANK"} or in_config:
+        return reader, _read_ranked_process(reader, hostname, distributed, is_torchrun=is_torchrun)
+    node = read_node(reader, hostname, distributed, is_train=True)
+    local = reader.find("local_rank", parse_rank) or from_config("local_rank", distributed.local_rank)
+    per_node = node.processes_per_node
     check_local_rank(reader, local, per_node)
-    if per_node > 1 and local is None and reader.sound("processes_per_node"):
-        reader.complain(
-            f"{reader.sources['processes_per_node']} asks for {per_node} processes a node, but LOCAL_RANK is not set: "
-            "this is not one of them.",
+    if per_node > 1 and local is None and reader.is_valid("processes_per_node"):
+        reader.add_problem(
+            f"{reader.sources['processes_per_node']} is {per_node}, but LOCAL_RANK of this process is not set.",
             "Run `llmtrain node` instead: it starts the processes of this pod.",
         )
-    if place.is_elastic:
-        reader.complain(
-            f"{reader.sources['nodes']} is {place.min_nodes}:{place.max_nodes}, but a process has to know how many "
-            "there are.",
-            "Run `llmtrain node` instead: it settles the number when the nodes meet.",
+    if node.is_elastic:
+        reader.add_problem(
+            f"{reader.sources['nodes']} is {node.min_nodes}:{node.max_nodes}, but a training process needs a fixed "
+            "number of nodes.",
+            "Run `llmtrain node` instead: the rendezvous decides the number.",
         )
-    local_rank = reader.settle("local_rank", local, EnvValue(0, "default")) or 0
-    node_rank = place.node_rank or 0
+    local_rank = reader.resolve("local_rank", local, EnvValue(0, "default")) or 0
+    node_rank = node.node_rank or 0
     sources = reader.sources | {
         "rank": reader.sources.get("node_rank", "default"),
         "world_size": reader.sources["nodes"],
@@ -162,50 +159,51 @@ def _read_seat(
     }
     return reader, ProcessInfo(
         rank=node_rank * per_node + local_rank,
-        world_size=place.world_size,
+        world_size=node.world_size,
         local_rank=local_rank,
         local_world_size=per_node,
         node_rank=node_rank,
-        master_addr=place.master_addr,
-        master_port=place.master_port,
+        master_addr=node.master_addr,
+        master_port=node.master_port,
         is_launched=reader.sources["nodes"] != "default",
         sources=sources,
     )
 
 
-def _read_process(
+def _read_ranked_process(
     reader: EnvReader, hostname: str, distributed: DistributedSection, *, is_torchrun: bool
 ) -> ProcessInfo:
-    """Each process was told its own rank: by torchrun, by hand, or by the config."""
-    ranked = reader.find("rank", number)
-    rank = reader.settle("rank", ranked, from_config("rank", distributed.rank)) or 0
-    local = reader.find("local_rank", number) or from_config("local_rank", distributed.local_rank)
-    local_rank = reader.settle("local_rank", local) or 0
-    nodes = reader.find("nodes", node_range)
-    on_node = reader.find("local_world_size", size)
-    if on_node is None:
-        on_node = reader.find("processes_per_node", functools.partial(processes, environ=reader.environ))
-    world_size = reader.settle(
+    """A process whose own rank is set: by torchrun, by hand, or in the config."""
+    from_variable = reader.find("rank", parse_rank)
+    rank = reader.resolve("rank", from_variable, from_config("rank", distributed.rank)) or 0
+    local = reader.find("local_rank", parse_rank) or from_config("local_rank", distributed.local_rank)
+    local_rank = reader.resolve("local_rank", local) or 0
+    nodes = reader.find("nodes", parse_node_range)
+    local_size = reader.find("local_world_size", parse_count)
+    if local_size is None:
+        local_size = reader.find("processes_per_node", functools.partial(parse_processes, environ=reader.environ))
+    world_size = reader.resolve(
         "world_size",
-        reader.find("world_size", size),
+        reader.find("world_size", parse_count),
         from_config("world_size", distributed.world_size),
-        EnvValue(nodes.value[0] * (on_node.value if on_node else 1), nodes.source) if nodes else None,
-        None if ranked else EnvValue(1, "default"),
+        EnvValue(nodes.value[0] * (local_size.value if local_size else 1), nodes.source) if nodes else None,
+        None if from_variable else EnvValue(1, "default"),
     )
-    if world_size is None and reader.sound("rank", "world_size"):
-        reader.complain(
-            f"{ranked}, but WORLD_SIZE is not set: nothing says how many processes there are.",
+    if world_size is None and reader.is_valid("rank", "world_size"):
+        reader.add_problem(
+            f"{from_variable}, but WORLD_SIZE is not set.",
             "Set WORLD_SIZE too, or unset RANK and LOCAL_RANK to train in one process.",
             "world_size",
         )
-    company = f"{reader.sources['world_size']} says there are {world_size} processes" if (world_size or 1) > 1 else None
-    master_addr, master_port = read_master(reader, hostname, distributed, company=company)
-    # With the master on this machine and both ranks equal, everybody is here.
-    everybody = EnvValue(world_size or 1, "world_size") if rank == local_rank and is_loopback(master_addr) else None
-    per_node = reader.settle("local_world_size", on_node, everybody, EnvValue(1, "default")) or 1
-    node = reader.find("group_rank", number) or reader.find("node_rank", number)
-    shared = EnvValue(rank // per_node, reader.sources.get("rank", "default"))
-    node_rank = reader.settle("node_rank", node, shared) or 0
+    peers = f"{world_size} processes ({reader.sources['world_size']})" if (world_size or 1) > 1 else None
+    master_addr, master_port = read_master(reader, hostname, distributed, peers=peers)
+    # With the master on this machine and both ranks equal, all processes are on this machine.
+    is_one_machine = rank == local_rank and is_loopback(master_addr)
+    all_local = EnvValue(world_size or 1, "world_size") if is_one_machine else None
+    per_node = reader.resolve("local_world_size", local_size, all_local, EnvValue(1, "default")) or 1
+    node = reader.find("group_rank", parse_rank) or reader.find("node_rank", parse_rank)
+    derived = EnvValue(rank // per_node, reader.sources.get("rank", "default"))
+    node_rank = reader.resolve("node_rank", node, derived) or 0
     process = ProcessInfo(
         rank=rank,
         world_size=world_size or 1,
@@ -218,8 +216,8 @@ def _read_process(
         sources=dict(reader.sources),
     )
     check_local_rank(reader, local, per_node)
-    check_index(reader, node or shared, reader.find("pod_index", number))
-    if reader.sound("rank", "world_size"):
+    check_index(reader, node or derived, reader.find("pod_index", parse_rank))
+    if reader.is_valid("rank", "world_size"):
         _check_process(reader, process, nodes, is_torchrun=is_torchrun)
     return process
 
@@ -229,27 +227,27 @@ def _check_process(
 ) -> None:
     source = reader.sources
     if process.rank >= process.world_size:
-        reader.complain(
-            f"{source['rank']} is {process.rank}, but there are {process.world_size} processes "
-            f"({source['world_size']}): ranks run from 0 to {process.world_size - 1}.",
-            "Give each process its own rank, or raise the world size.",
+        reader.add_problem(
+            f"{source['rank']} is {process.rank}, but the run has {process.world_size} processes "
+            f"({source['world_size']}): ranks are 0 to {process.world_size - 1}.",
+            "Set a different rank for each process, or raise the world size.",
             "rank",
         )
-    if is_torchrun or not reader.sound("nodes", "local_world_size", "processes_per_node", "local_rank", "node_rank"):
-        return  # torchrun's own numbers fit, also where nodes have different numbers of processes
+    if is_torchrun or not reader.is_valid("nodes", "local_world_size", "processes_per_node", "local_rank", "node_rank"):
+        return  # torchrun's numbers are consistent, also where nodes have different numbers of processes
     count, rest = divmod(process.world_size, process.local_world_size)
     if rest or (nodes and not nodes.value[0] <= count <= nodes.value[1]):
-        told = f"{in_words(nodes.value)} ({nodes.source})" if nodes else "any number of"
-        reader.complain(
-            f"{source['world_size']} is {process.world_size}, which is not {told} nodes x {process.local_world_size} "
+        count_text = f"{format_range(nodes.value)} nodes ({nodes.source})" if nodes else "a number of nodes"
+        reader.add_problem(
+            f"{source['world_size']} is {process.world_size}, which is not {count_text} x {process.local_world_size} "
             f"processes per node ({source['local_world_size']}).",
             "Set WORLD_SIZE to nodes x processes per node.",
         )
     expected = process.node_rank * process.local_world_size + process.local_rank
-    if reader.sound("rank") and process.rank != expected:
-        reader.complain(
+    if reader.is_valid("rank") and process.rank != expected:
+        reader.add_problem(
             f"{source['rank']} is {process.rank}, but node {process.node_rank} ({source['node_rank']}) x "
             f"{process.local_world_size} processes per node ({source['local_world_size']}) + local rank "
             f"{process.local_rank} is {expected}.",
-            "Set RANK to node rank x processes per node + LOCAL_RANK, or let torchrun or `llmtrain node` do it.",
+            "Set RANK to node rank x processes per node + LOCAL_RANK, or use torchrun or `llmtrain node`.",
         )

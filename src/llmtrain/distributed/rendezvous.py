@@ -1,7 +1,6 @@
-"""Waiting for the master, with a deadline: first its name, then its port.
+"""Waits for the master with a deadline: first for its name to resolve, then for its port to accept connections.
 
-Pods start in any order, so a name that does not resolve and a refused connection are normal for a while. What
-people need is to see which of them it is now, and an end.
+Pods start in any order, so both failures are normal for a while; the log says which one it is.
 """
 
 import logging
@@ -18,22 +17,23 @@ from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log
 
-# Environment variables, ours first; the others are those of ColossalAI's guide for Kubernetes.
+# Environment variables in order of precedence; the others are those of ColossalAI's Kubernetes guide.
 DIST_TIMEOUTS = (DIST_TIMEOUT, "COLOSSALAI_DIST_TIMEOUT")
 MASTER_READY_TIMEOUTS = (MASTER_READY_TIMEOUT, "COLOSSALAI_MASTER_READY_TIMEOUT")
 FIRST_PAUSE_SEC = 0.1
 LONGEST_PAUSE_SEC = 2.0
-CONNECT_SEC = 3.0  # a lost SYN is sent again after 1 s; longer than this and a new attempt is better
+CONNECT_SEC = 3.0  # a lost SYN is retransmitted after 1 s; after this time a new attempt is better
 LOOKUP_SEC = 2.0
 
 REMEDIES = {
-    "name": "Use pod 0's own name (<job>-0.<service>). It resolves when a headless Service (clusterIP: None) selects "
-    "the pods, publishNotReadyAddresses is true, and the pods' subdomain is that Service.",
-    "refused": "The master has not started, has ended, or listens on another port: look at the log of rank 0, and "
-    "compare MASTER_PORT.",
-    "no_route": "The address is wrong or unreachable from here: check MASTER_ADDR, a NetworkPolicy, a firewall.",
-    "timeout": "Nothing answers: check a NetworkPolicy (pods of a run must reach each other on all ports), a "
-    "firewall, and that MASTER_ADDR is pod 0's own name.",
+    "name": "Set MASTER_ADDR to the DNS name of pod 0 (<job>-0.<service>). It resolves if a headless Service "
+    "(clusterIP: None) selects the pods, publishNotReadyAddresses is true, and the pods' subdomain is that Service.",
+    "refused": "The master has not started, has ended, or listens on another port: check the log of rank 0 and "
+    "MASTER_PORT.",
+    "no_route": "The address is wrong or unreachable from here: check MASTER_ADDR, and look for a NetworkPolicy or a "
+    "firewall.",
+    "timeout": "The master does not answer: look for a NetworkPolicy (the pods of a run need all ports between them) "
+    "or a firewall, and check that MASTER_ADDR is the DNS name of pod 0.",
 }
 
 
@@ -41,23 +41,25 @@ REMEDIES = {
 class _Failure:
     kind: str  # a key of REMEDIES
     text: str
-    is_cut: bool = False  # the deadline came before an answer could: what failed before tells more
+    is_cut: bool = False  # the deadline ended the attempt: the failure of the attempt before is more informative
 
 
 def deadline_sec(names: Sequence[str], configured: int, environ: Mapping[str, str]) -> float:
     """Seconds from the first of these environment variables that is set, else from the config."""
-    found = [name for name in names if environ.get(name, "").strip()]
-    if not found:
+    variables = [name for name in names if environ.get(name, "").strip()]
+    if not variables:
         return float(configured)
-    name, text = found[0], environ[found[0]].strip()
-    if len(found) > 1:
-        log("DDP", f"{name} is used, {found[1]} is ignored", logging.DEBUG)
+    name, text = variables[0], environ[variables[0]].strip()
+    if len(variables) > 1:
+        log("DDP", f"{name} is used, {variables[1]} is ignored", logging.DEBUG)
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{name} is {text!r}, which is no positive number.", remedy="Set it to seconds, or unset it.")
+        raise UsageError(
+            f"{name} must be a positive number of seconds, got {text!r}.", remedy="Set it to seconds, or unset it."
+        )
     return value
 
 
@@ -70,7 +72,7 @@ def ready_deadline_sec(distributed: DistributedSection, environ: Mapping[str, st
 
 
 def wait_for_master(host: str, port: int, timeout_sec: float, *, progress_sec: float = 10.0) -> float:
-    """Return when the master's port answers, with the seconds that took; JoinError at the deadline."""
+    """Wait until the master's port accepts connections; returns the seconds waited. JoinError at the deadline."""
     started = time.monotonic()
     deadline = started + timeout_sec
     pause, next_line = FIRST_PAUSE_SEC, started + progress_sec
@@ -93,7 +95,7 @@ def wait_for_master(host: str, port: int, timeout_sec: float, *, progress_sec: f
 
 
 class _Lookup:
-    """Name resolution in a thread of its own: getaddrinfo takes no timeout, and a DNS server may be silent."""
+    """Name resolution in a thread: getaddrinfo has no timeout, and a DNS server may not answer."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
@@ -101,22 +103,22 @@ class _Lookup:
         self._thread: threading.Thread | None = None
         self._answer: list[Any] | Exception = []
 
-    def _ask(self) -> None:
+    def _resolve(self) -> None:
         try:
             self._answer = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:  # UnicodeError: a label of the name is too long
             self._answer = error
 
     def addresses(self, deadline: float) -> list[Any] | _Failure:
-        """Asked anew each time, because a pod that was replaced has another address; an open question goes on."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._ask, name="llmtrain-lookup", daemon=True)
+        """Resolved on each call, because a pod that was replaced has another address."""
+        if self._thread is None:  # else the lookup of the previous call is still running
+            self._thread = threading.Thread(target=self._resolve, name="llmtrain-lookup", daemon=True)
             self._thread.start()
-        left = deadline - time.monotonic()
-        self._thread.join(max(0.0, min(LOOKUP_SEC, left)))
+        remaining = deadline - time.monotonic()
+        self._thread.join(max(0.0, min(LOOKUP_SEC, remaining)))
         if self._thread.is_alive():
             text = f"the name {self.host} does not resolve: no answer from DNS yet"
-            return _Failure("name", text, is_cut=left < LOOKUP_SEC)
+            return _Failure("name", text, is_cut=remaining < LOOKUP_SEC)
         self._thread = None
         if isinstance(self._answer, Exception):
             reason = getattr(self._answer, "strerror", None) or self._answer
@@ -130,17 +132,17 @@ def _attempt(lookup: _Lookup, deadline: float) -> _Failure | None:
         return addresses
     failures = []
     for family, kind, protocol, _, address in addresses:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
             break
         try:
             with socket.socket(family, kind, protocol) as probe:
-                probe.settimeout(min(CONNECT_SEC, left))
+                probe.settimeout(min(CONNECT_SEC, remaining))
                 probe.connect(address)
             return None
         except OSError as error:
-            failures.append(_describe(error, address[0], is_cut=left < CONNECT_SEC))
-    # Of several addresses, the one that is nearest to an answer tells most.
+            failures.append(_describe(error, address[0], is_cut=remaining < CONNECT_SEC))
+    # Of several addresses, report the failure that came closest to a connection.
     order = ("refused", "timeout", "no_route")
     nothing = _Failure("timeout", "no time was left to connect", is_cut=True)
     return min(failures, key=lambda failure: order.index(failure.kind), default=nothing)

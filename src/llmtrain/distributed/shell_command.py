@@ -1,7 +1,6 @@
-"""The simple commands of `bash -c SCRIPT`, and what runs behind wrappers such as env, timeout or uv run.
+"""The simple commands of `bash -c SCRIPT`, and the command behind wrappers such as env, timeout or uv run.
 
-It reads shells as a person skims them: quotes, comments, redirections and separators, but no expansion. What it cannot
-tell it leaves alone.
+Understands quotes, comments, redirections and separators, but no expansion.
 """
 
 import re
@@ -20,9 +19,9 @@ _TOKEN = re.compile(
 )
 _QUOTED = re.compile(r"""\\\n|\\(.)|"((?:\\.|[^"\\])*)"|'([^']*)'""", re.DOTALL)
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# What may stand before a command in a script.
+# May precede a command in a script.
 _KEYWORDS = ("if", "then", "elif", "else", "while", "until", "do", "!", "{", "exec", "command", "time")
-# A program that runs the rest: its options that take a value, and how many arguments come before the rest.
+# Programs that run another command: their options with a value, and the number of arguments before that command.
 _WRAPPERS = {
     ("env",): (("-u", "--unset", "-C", "--chdir"), 0),
     ("nohup",): ((), 0),
@@ -44,7 +43,7 @@ _WRAPPERS = {
 
 
 def commands_in(command: Sequence[str]) -> list[list[str]]:
-    """Each simple command of `sh -c SCRIPT`, without wrappers; any other command is one."""
+    """The simple commands of `sh -c SCRIPT`, without wrappers; for any other command, that command."""
     return _commands_in(command, _MAX_NESTED_SHELLS)
 
 
@@ -57,7 +56,7 @@ def _commands_in(command: Sequence[str], depth: int) -> list[list[str]]:
 
 
 def without_wrappers(command: Sequence[str]) -> list[str]:
-    """What runs in the end: without `env A=1`, `timeout 60` and the like in front."""
+    """The command without `env A=1`, `timeout 60` and other wrappers before it."""
     words = list(command)
     for _ in range(_MAX_WRAPPERS):
         rest = _without_wrapper(words)
@@ -69,10 +68,10 @@ def without_wrappers(command: Sequence[str]) -> list[str]:
 
 def _without_wrapper(words: list[str]) -> list[str] | None:
     name = program(words)
-    found = _WRAPPERS.get((name,)) or _WRAPPERS.get((name, *words[1:2]))
-    if found is None:
+    wrapper = _WRAPPERS.get((name,)) or _WRAPPERS.get((name, *words[1:2]))
+    if wrapper is None:
         return None
-    with_value, arguments = found
+    with_value, arguments = wrapper
     at = 1 if (name,) in _WRAPPERS else 2
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in with_value else 1
@@ -84,7 +83,7 @@ def _without_wrapper(words: list[str]) -> list[str] | None:
 
 
 def script_position(words: Sequence[str]) -> int | None:
-    """Where the script of `sh -c SCRIPT` stands."""
+    """The index of SCRIPT in `sh -c SCRIPT`."""
     if program(words) not in _SHELLS:
         return None
     position = 1
@@ -102,17 +101,17 @@ def program(words: Sequence[str]) -> str:
 
 
 def _simple_commands(script: str) -> list[list[str]]:
-    found: list[list[str]] = [[]]
+    commands: list[list[str]] = [[]]
     position = 0
     while match := _TOKEN.match(script, position):
         if match["end"]:
-            found.append([])
-        elif match["word"] and not (not found[-1] and _is_prefix(match["word"])):
-            found[-1].append(_unquoted(match["word"]))
+            commands.append([])
+        elif match["word"] and not (not commands[-1] and _is_prefix(match["word"])):
+            commands[-1].append(_unquoted(match["word"]))
         position = match.end()
-    if position < len(script):  # an open quote: the shell will say so
+    if position < len(script):  # an open quote, which the shell will report
         return []
-    return [words for words in found if words]
+    return [words for words in commands if words]
 
 
 def _is_prefix(word: str) -> bool:

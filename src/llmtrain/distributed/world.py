@@ -1,5 +1,5 @@
-"""World: the processes of a run, and which of them this one is. JoinState it is the part of a start that can hang, so
-every wait in here has a deadline and says what it waits for."""
+"""World: the processes of a run, and the rank of this one. Joining can hang, so every wait has a deadline and logs what
+it waits for."""
 
 import logging
 import os
@@ -22,19 +22,20 @@ from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.run import RunSection
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.distributed.network import setup_network
-from llmtrain.distributed.process_info import ProcessInfo, find_process_info, has_agents_store
+from llmtrain.distributed.process_info import ProcessInfo, find_process_info, uses_agent_store
 from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec, wait_for_master
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
 from llmtrain.runs.exit_report import exit_now
 from llmtrain.runs.metadata import versions
-from llmtrain.text import one_line
+from llmtrain.terminal import format_columns
+from llmtrain.text import one_line, plural
 
 JOIN_ATTEMPTS = 3
 PROGRESS_SEC = 10.0
 WATCHDOG_MARGIN_SEC = 30
-"""The collective library gives up this long after distributed.timeout_sec: our own watchdog, which can name the silent
-rank, comes first."""
+"""Collectives time out this long after distributed.timeout_sec: llmtrain's watchdog, which names the silent rank, must
+be first."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class World:
     node_rank: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     is_joined: bool = False
-    """Whether there is a process group; a lone process needs none."""
+    """Whether there is a process group; a single process needs none."""
     control: ControlGroup = field(default_factory=ControlGroup)
-    """For the loop's small messages."""
+    """For small messages of the training loop."""
     saving: ControlGroup = field(default_factory=ControlGroup)
     """For the thread that writes checkpoints: messages of two threads must not mix."""
 
@@ -57,18 +58,18 @@ class World:
         return self.rank == 0
 
 
-def process_info_here(distributed: DistributedSection) -> ProcessInfo:
-    """Who this process is, by its environment and the config; nothing is waited for."""
+def current_process_info(distributed: DistributedSection) -> ProcessInfo:
+    """Describe this process from its environment and the config, without joining."""
     return find_process_info(os.environ, socket.gethostname(), distributed)
 
 
 @contextmanager
 def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[World]:
-    """The world of this process, for as long as the context lasts. Without a launcher around it is alone."""
-    process = process_info_here(distributed)
+    """Join the other processes for the duration of the context. Without a launcher the world size is 1."""
+    process = current_process_info(distributed)
     set_rank(process.rank, process.world_size)
-    for what, source in sorted(process.sources.items()):
-        log("DDP", f"{what} from {source}", logging.DEBUG)
+    for name, source in sorted(process.sources.items()):
+        log("DDP", f"{name} from {source}", logging.DEBUG)
     device = pick_device(run.device, process.local_rank, process.local_world_size)
     try:
         if not process.is_launched:
@@ -76,39 +77,38 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
             return
         if distributed.strategy == "none" and process.world_size > 1:
             raise UsageError(
-                f"distributed.strategy is none, but there are {process.world_size} processes.",
+                f"distributed.strategy is none, but the run has {process.world_size} processes.",
                 remedy="Set distributed.strategy to ddp or fsdp, or start one process.",
             )
         _join(process, distributed, device)
         try:
-            world = _introduce(process, device, distributed.timeout_sec)
-            log_table(world)
+            world = _make_world(process, device, distributed.timeout_sec)
+            log_processes(world)
             yield world
         finally:
-            with suppress(Exception):  # on the way out of an error there may be nobody left to part from
+            with suppress(Exception):  # after an error peers may already be gone
                 dist.destroy_process_group()
     finally:
         set_rank(0, 1)
 
 
 def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.device) -> None:
-    """Wait for the master, then for everyone. What fails in passing (a connection reset, a name server restarting) is
-    tried again until the deadline."""
+    """Wait for the master, then for all processes, until the deadline."""
     started = time.monotonic()
     join_sec, ready_sec = join_deadline_sec(distributed, os.environ), ready_deadline_sec(distributed, os.environ)
     backend = pick_backend(distributed, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    where = f"{process.master_addr}:{process.master_port}"
-    log("DDP", f"joining as rank {process.rank} of {process.world_size} at {where}", logging.DEBUG)
-    if process.rank != 0 or has_agents_store(os.environ):
+    address = f"{process.master_addr}:{process.master_port}"
+    log("DDP", f"joining as rank {process.rank} of {process.world_size} at {address}", logging.DEBUG)
+    if process.rank != 0 or uses_agent_store(os.environ):
         wait_for_master(process.master_addr, process.master_port, min(ready_sec, join_sec))
-    setup_network(process.master_addr)  # after the wait: before, its name may not resolve
+    setup_network(process.master_addr)  # after the wait: before it, the name may not resolve
     try:
         store = _connect(process, started + join_sec)
-        left = started + join_sec - time.monotonic()
-        late = _join_failed(process, "the processes are there, but do not connect to each other", join_sec, join_sec)
-        with _stdout_to_stderr(), _or_exit(max(10.0, left), late):
+        remaining = started + join_sec - time.monotonic()
+        late = _join_failed(process, "the processes started, but cannot connect to each other", join_sec, join_sec)
+        with _stdout_to_stderr(), _exit_after(max(10.0, remaining), late):
             _init_group(process, store, backend, distributed, device)
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
@@ -130,13 +130,12 @@ def _init_group(
         timeout=timedelta(seconds=distributed.timeout_sec + WATCHDOG_MARGIN_SEC),
         device_id=device if backend == "nccl" else None,
     )
-    dist.barrier()  # the first collective makes the connections
+    dist.barrier()  # the first collective opens the connections
 
 
 @contextmanager
-def _or_exit(seconds: float, error: JoinError) -> Iterator[None]:
-    """Ends the process when the block, which is C++ and hears no signals, does not end in time."""
-
+def _exit_after(seconds: float, error: JoinError) -> Iterator[None]:
+    """Exit the process if the block, which runs C++ code that ignores signals, takes longer."""
     timer = threading.Timer(seconds, exit_now, (error,))
     timer.daemon = True
     timer.start()
@@ -150,64 +149,64 @@ def _or_exit(seconds: float, error: JoinError) -> Iterator[None]:
 def _stdout_to_stderr() -> Iterator[None]:
     """NCCL prints its version to standard output, which is for results."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _connect(process: ProcessInfo, deadline: float) -> Store:
-    """The store that all processes share, once all of them are connected to it. A first connection that fails is
-    tried again: a reset connection or a name server that restarts is no reason to end a job."""
+    """The store that all processes share, once all of them have connected. A failed first connection is retried: it may
+    be a reset or a restarting name server."""
     for attempt in range(1, JOIN_ATTEMPTS + 1):
-        left = timedelta(seconds=max(1.0, deadline - time.monotonic()))
+        remaining = timedelta(seconds=max(1.0, deadline - time.monotonic()))
         try:
-            store = _open_store(process, left)
+            store = _open_store(process, remaining)
             break
         except (dist.DistError, OSError) as problem:
             if attempt == JOIN_ATTEMPTS or time.monotonic() + 1 > deadline:
                 raise
-            what = one_line(problem, 200)
-            warn("DDP", f"connecting failed, trying again ({attempt} of {JOIN_ATTEMPTS}): {what}")
+            message = one_line(problem, 200)
+            warn("DDP", f"cannot connect, retrying (attempt {attempt} of {JOIN_ATTEMPTS}): {message}")
             time.sleep(random.uniform(0.2, 1.0) * attempt)
     shared: Store = PrefixStore("llmtrain", store)
-    if shared.add(f"here/{process.rank}", 1) == 1:  # a process that was started again while others waited counts once
+    if shared.add(f"here/{process.rank}", 1) == 1:  # a process that restarted while others waited counts once
         shared.add("count", 1)
     _wait_for_all(shared, process.world_size, deadline)
     return shared
 
 
 def _open_store(process: ProcessInfo, timeout: timedelta) -> Store:
-    """As torch's env:// does it, but without waiting for the others inside C++, where no signal would be heard."""
-    is_agents = has_agents_store(os.environ)
+    """As torch's env:// does, but without waiting for the others in C++ code that ignores signals."""
+    is_agent_store = uses_agent_store(os.environ)
     store: Store = TCPStore(
         process.master_addr,
         process.master_port,
         process.world_size,
-        is_master=process.rank == 0 and not is_agents,
+        is_master=process.rank == 0 and not is_agent_store,
         timeout=timeout,
         wait_for_workers=False,
         multi_tenant=True,
     )
-    # The agent keeps its store while it restarts workers: each attempt has names of its own.
+    # The agent keeps its store while it restarts workers: each attempt needs its own keys.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore(f"/worker/attempt_{attempt}", store) if is_agents else store
+    return PrefixStore(f"/worker/attempt_{attempt}", store) if is_agent_store else store
 
 
 def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
-    said = time.monotonic()
-    while store.add("count", 0) < world_size:  # one question, however many processes there are
-        if time.monotonic() < min(deadline, said + PROGRESS_SEC):
+    last_message = time.monotonic()
+    while store.add("count", 0) < world_size:  # one request, whatever the world size
+        if time.monotonic() < min(deadline, last_message + PROGRESS_SEC):
             time.sleep(0.05)
             continue
         missing = [rank for rank in range(world_size) if not store.check([f"here/{rank}"])]
         names = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         if time.monotonic() > deadline:
-            raise _ProcessesMissing(f"{len(missing)} of {world_size} processes never came: rank {names}")
-        said = time.monotonic()
+            raise _ProcessesMissing(f"{len(missing)} of {world_size} processes did not join: rank {names}")
+        last_message = time.monotonic()
         warn("DDP", f"still waiting for {len(missing)} of {world_size} processes: rank {names}")
 
 
@@ -219,14 +218,14 @@ def _join_failed(process: ProcessInfo, what: str, waited: float, join_sec: float
     error = JoinError(
         f"Rank {process.rank} could not join the {process.world_size} processes at "
         f"{process.master_addr}:{process.master_port} after {waited:.0f} s (of {join_sec:.0f} s): {what}",
-        remedy="Check that every process has been started and uses the same MASTER_ADDR and MASTER_PORT; "
-        "`llmtrain doctor` looks closer.",
+        remedy="Check that every process was started with the same MASTER_ADDR and MASTER_PORT. `llmtrain doctor` "
+        "checks the network.",
     )
     error.details = {"host": process.master_addr, "port": process.master_port, "waited_sec": round(waited, 1)}
     return error
 
 
-def _introduce(process: ProcessInfo, device: torch.device, timeout_sec: int) -> World:
+def _make_world(process: ProcessInfo, device: torch.device, timeout_sec: int) -> World:
     size = process.world_size
     timeout = timedelta(seconds=timeout_sec + WATCHDOG_MARGIN_SEC)  # a new group does not inherit it
     groups = [dist.new_group(backend="gloo", timeout=timeout) for _ in range(2)]
@@ -243,8 +242,8 @@ def _introduce(process: ProcessInfo, device: torch.device, timeout_sec: int) -> 
     )
 
 
-def log_table(world: World) -> None:
-    """Who is where, said once by rank 0; a rank with other versions than rank 0 is warned about."""
+def log_processes(world: World) -> None:
+    """Log a table of all processes, and a warning for each rank whose versions differ from rank 0."""
     rows = world.control.gather(
         {
             "rank": world.rank,
@@ -256,23 +255,22 @@ def log_table(world: World) -> None:
             "versions": own_versions(),
         }
     )
-    log("DDP", f"{world.world_size} process{'es' if world.world_size > 1 else ''}, backend {dist.get_backend()}")
+    log("DDP", f"{plural(world.world_size, 'process')}, backend {dist.get_backend()}")
     columns = ("rank", "node", "local_rank", "device", "host", "pid")
-    widths = [max(len(c), *(len(str(row[c])) for row in rows)) for c in columns]
-    log("DDP", "  ".join(c.ljust(w) for c, w in zip(columns, widths, strict=True)).rstrip())
-    for row in rows:
-        cells = (str(row[c]).ljust(w) for c, w in zip(columns, widths, strict=True))
-        log("DDP", "  ".join(cells).rstrip(), fields={c: row[c] for c in columns})
+    head, *lines = format_columns([columns, *([str(row[c]) for c in columns] for row in rows)]).splitlines()
+    log("DDP", head)
+    for row, line in zip(rows, lines, strict=True):
+        log("DDP", line, fields={c: row[c] for c in columns})
     for row in rows:
         if world.is_first and row["versions"] != rows[0]["versions"]:
-            warn("DDP", f"rank {row['rank']} runs {row['versions']}, rank 0 {rows[0]['versions']}")
+            warn("DDP", f"versions differ: rank {row['rank']} has {row['versions']}, rank 0 has {rows[0]['versions']}")
 
 
 def own_versions() -> dict[str, Any]:
-    """Of what decides a result; packages that are not installed are left out."""
-    shown = {"torch": torch.__version__}  # with its build, such as +cpu
+    """Versions of the installed packages that affect results."""
+    with_build = {"torch": torch.__version__}  # such as 2.11.0+cpu
     names = ("llmtrain", "torch", "python", "transformers", "peft", "tokenizers")
-    return {name: shown.get(name, value) for name, value in versions().items() if name in names}
+    return {name: with_build.get(name, value) for name, value in versions().items() if name in names}
 
 
 def _device_name(device: torch.device) -> str:
@@ -286,7 +284,7 @@ def pick_backend(distributed: DistributedSection, device: torch.device) -> str:
     if backend == "nccl" and device.type != "cuda":
         raise UsageError(
             "distributed.backend is nccl, but this process trains on a CPU.",
-            remedy="Leave distributed.backend at auto, or use a GPU.",
+            remedy="Set distributed.backend to auto, or use a GPU.",
         )
     return backend
 
@@ -303,7 +301,8 @@ def pick_device(name: str, local_rank: int = 0, local_world_size: int = 1) -> to
     count = torch.cuda.device_count()
     if local_rank >= count:
         raise UsageError(
-            f"Local rank {local_rank} has no GPU of its own: {local_world_size} processes on this node, {count} GPUs.",
-            remedy=f"Start at most {count} processes a node, or set run.device to cpu.",
+            f"No GPU for local rank {local_rank}: this node has {plural(local_world_size, 'process')} and "
+            f"{plural(count, 'GPU')}.",
+            remedy=f"Start at most {count} processes per node, or set run.device to cpu.",
         )
     return torch.device("cuda", local_rank)

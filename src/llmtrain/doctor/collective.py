@@ -1,6 +1,6 @@
-"""All processes together: do they run the same versions, agree on the time, and sum right, and how fast.
+"""Checks across all processes: same versions, synchronized clocks, correct and fast all-reduce.
 
-torch is imported inside the functions, so that this room can be entered without it.
+torch is imported inside the functions, so that the module imports without it.
 """
 
 import statistics
@@ -29,7 +29,7 @@ class Timing:
     bytes: int
     latency_sec: float
     bus_bytes_per_sec: float
-    """As nccl-tests counts it, 2 (n-1)/n of the data a second: what the slowest link carries, however many ranks."""
+    """As in nccl-tests, 2 (n-1)/n of the bytes per second: the load of the slowest link, for any number of ranks."""
     wrong_ranks: list[int]
 
     def as_dict(self) -> dict[str, Any]:
@@ -37,13 +37,13 @@ class Timing:
 
 
 def collective_findings(world: "World") -> tuple[list[Finding], list[Timing]]:
-    """The same on every rank. Every rank must call it: it talks to all of them."""
+    """The same on every rank. A collective: every rank must call it."""
     import torch.distributed as dist
 
     how = f"{dist.get_backend()} on {world.device.type}, {plural(world.world_size, 'rank')}"
     timings = [time_all_reduce(world, count, repetitions) for count, repetitions in SIZES]
-    found = [version_skew(gather_versions(world)), clock_skew(gather_clocks(world)), all_reduce(how, timings)]
-    return found, timings
+    findings = [version_skew(gather_versions(world)), clock_skew(gather_clocks(world)), all_reduce(how, timings)]
+    return findings, timings
 
 
 def gather_versions(world: "World") -> list[dict[str, Any]]:
@@ -64,8 +64,8 @@ def version_skew(rows: list[dict[str, Any]]) -> Finding:
         if len(ranks) > 1:
             differing.append(f"{name} is {' and '.join(f'{v} on rank {_some(r)}' for v, r in ranks.items())}")
     if not differing:
-        told = ", ".join(f"{name} {value}" for name, value in rows[0].items() if value is not None)
-        return passed("same versions", f"{told} on {plural(len(rows), 'rank')}")
+        versions = ", ".join(f"{name} {value}" for name, value in rows[0].items() if value is not None)
+        return passed("same versions", f"{versions} on {plural(len(rows), 'rank')}")
     remedy = "Use one image, by its digest, for all nodes."
     if all(text.startswith("python ") for text in differing):
         return warned("same versions", "; ".join(differing), remedy)
@@ -73,7 +73,7 @@ def version_skew(rows: list[dict[str, Any]]) -> Finding:
 
 
 def gather_clocks(world: "World") -> list[list[float]]:
-    """The time on every rank, right after a barrier lets them all go, a few times over."""
+    """The time on every rank right after a barrier, for several rounds."""
     rounds = []
     for _ in range(CLOCK_ROUNDS):
         world.control.barrier()
@@ -82,7 +82,7 @@ def gather_clocks(world: "World") -> list[list[float]]:
 
 
 def clock_skew(rounds: list[list[float]]) -> Finding:
-    """The smallest spread of all rounds: a rank that was merely slow to leave the barrier is so once, not always."""
+    """The smallest spread of all rounds, so that a rank that left one barrier late does not count."""
     best = min(rounds, key=lambda times: max(times) - min(times))
     skew_sec = max(best) - min(best)
     early, late = best.index(min(best)), best.index(max(best))
@@ -90,7 +90,7 @@ def clock_skew(rounds: list[list[float]]) -> Finding:
         return passed("same time", f"clocks within {1000 * skew_sec:.1f} ms")
     evidence = f"the clock of rank {late} is {skew_sec:.1f} s ahead of rank {early}'s"
     make = failed if skew_sec > CLOCK_FAIL_SEC else warned
-    return make("same time", evidence, "Set the clocks by NTP on the nodes (chronyc tracking, timedatectl).")
+    return make("same time", evidence, "Synchronize the clocks of the nodes with NTP (chronyc tracking, timedatectl).")
 
 
 def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
@@ -98,7 +98,7 @@ def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
     import torch.distributed as dist
 
     size = world.world_size
-    # Small whole numbers, other ones at each position: every sum of them is exact, and a shifted one is wrong.
+    # Small integers that differ by position: their sums are exact, and a shifted result is wrong.
     pattern = torch.arange(count // 4, device=world.device, dtype=torch.float32) % 7 + 1
     expected = pattern * (size * (size + 1) // 2)
     seconds, is_right = [], True
@@ -109,7 +109,7 @@ def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
         started = time.perf_counter()
         dist.all_reduce(value)
         _synchronize(world)
-        if repetition:  # the first makes connections and buffers
+        if repetition:  # the first opens connections and allocates buffers
             seconds.append(time.perf_counter() - started)
         is_right = is_right and torch.equal(value, expected)
     rows = world.control.gather((statistics.median(seconds), is_right))
@@ -125,16 +125,16 @@ def time_all_reduce(world: "World", count: int, repetitions: int) -> Timing:
 def all_reduce(how: str, timings: list[Timing]) -> Finding:
     wrong = [t for t in timings if t.wrong_ranks]
     if wrong:
-        told = "; ".join(f"{format_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in wrong)
+        where = "; ".join(f"{format_bytes(t.bytes)} on rank {_some(t.wrong_ranks)}" for t in wrong)
         return failed(
             "all-reduce",
-            f"{how}: the sum is wrong for {told}",
-            "Do not train on this. Take those nodes out one by one, and look for errors of their memory, GPU and NIC.",
+            f"{how}: the sum is wrong for {where}",
+            "Do not train on these nodes. Test them one by one, and check their memory, GPUs and network cards.",
         )
     small, large = timings[0], timings[-1]
-    evidence = f"{how}: sums are right; {format_bytes(small.bytes)} take {1e6 * small.latency_sec:,.0f} us"
-    if large.bus_bytes_per_sec:  # one rank alone sends nothing
-        evidence += f", {format_bytes(large.bytes)} pass at {format_bytes(large.bus_bytes_per_sec)}/s"
+    evidence = f"{how}: sums are correct; {format_bytes(small.bytes)} take {1e6 * small.latency_sec:,.0f} us"
+    if large.bus_bytes_per_sec:  # 0 for a single rank
+        evidence += f", {format_bytes(large.bytes)} run at {format_bytes(large.bus_bytes_per_sec)}/s"
     return passed("all-reduce", evidence)
 
 

@@ -1,4 +1,4 @@
-"""The whole preflight of one process: alone, or with all processes of the run."""
+"""All preflight checks of one process: local ones, and those with all processes of the run."""
 
 import os
 import signal
@@ -15,82 +15,81 @@ from llmtrain.errors import JoinError, LlmtrainError, UsageError
 from llmtrain.findings import Finding, at_rank, failed, failed_by, run_checks
 
 COLLECTIVE_SEC = 120
-"""Longest a collective may take here; training waits longer, but a preflight is there to give an answer."""
+"""Timeout of collectives in the checks, shorter than that of training."""
 
 
-def examine(config: Config, say: Callable[[Report], None], *, is_local: bool = False) -> bool:
-    """Check, let `say` print what was found, and return whether nothing failed, here or on any rank."""
-    environ = dict(os.environ)  # as it was given: joining adds to it
+def examine(config: Config, show: Callable[[Report], None], *, is_local: bool = False) -> bool:
+    """Run the checks, print the report with `show`, and return whether none failed on any rank."""
+    environ = dict(os.environ)  # a copy: joining adds variables
     if is_local:
-        return _say(Report(diagnose(config, environ)), say)
+        return _show(Report(diagnose(config, environ)), show)
     try:
         process = find_process_info(environ, socket.gethostname(), config.distributed)
     except UsageError as error:
-        return _say(Report(_not_seated(error, diagnose(config, environ))), say)
+        return _show(Report(_with_identity_problems(error, diagnose(config, environ))), show)
     if not process.is_launched:
-        return _say(Report(diagnose(config, environ)), say)
-    return _examine_together(config, process, environ, say)
+        return _show(Report(diagnose(config, environ)), show)
+    return _examine_all_ranks(config, process, environ, show)
 
 
-def _say(report: Report, say: Callable[[Report], None]) -> bool:
-    say(report)
+def _show(report: Report, show: Callable[[Report], None]) -> bool:
+    show(report)
     return report.is_ok
 
 
-def _not_seated(error: UsageError, findings: list[Finding]) -> list[Finding]:
-    """A process that cannot join is judged as a process, which is stricter than as a node."""
+def _with_identity_problems(error: UsageError, findings: list[Finding]) -> list[Finding]:
+    """Replace the identity findings of a node with those of a process, whose checks are stricter."""
     rows = error.details.get("problems")
     problems = (
         [(row["what"], row["remedy"]) for row in rows] if isinstance(rows, list) else [(error.what, error.remedy)]
     )
     others = [finding for finding in findings if finding.name != "identity"]
-    hint = " `llmtrain doctor --local` looks at this machine only."
+    hint = " `llmtrain doctor --local` checks this machine only."
     return [*(failed("identity", what, f"{remedy or ''}{hint}".strip()) for what, remedy in problems), *others]
 
 
-def _examine_together(
-    config: Config, process: ProcessInfo, environ: Mapping[str, str], say: Callable[[Report], None]
+def _examine_all_ranks(
+    config: Config, process: ProcessInfo, environ: Mapping[str, str], show: Callable[[Report], None]
 ) -> bool:
-    with _Stop() as stop:
+    with _SigtermHandler() as sigterm:
         own = at_rank(run_checks(own_checks(config, environ)), process.rank)
         from llmtrain.distributed.control_group import peer_errors
         from llmtrain.distributed.world import join_world
         from llmtrain.doctor.collective import collective_findings
 
-        shorter = min(COLLECTIVE_SEC, config.distributed.timeout_sec)
-        distributed = config.distributed.model_copy(update={"timeout_sec": shorter})
+        timeout_sec = min(COLLECTIVE_SEC, config.distributed.timeout_sec)
+        distributed = config.distributed.model_copy(update={"timeout_sec": timeout_sec})
         try:
-            stop.raise_on_sigterm()
+            sigterm.raise_on_sigterm()
             with peer_errors(), join_world(distributed, config.run) as world:
                 parts = world.control.gather(own)
                 shared, timings = collective_findings(world)
-                stop.defer_sigterm()
+                sigterm.defer_sigterm()
                 report = Report([f for part in parts for f in part] + shared, timings, world.world_size, world.rank)
                 if world.is_first:
-                    say(report)
-                # Whoever started us ends the others as soon as one has failed: rank 0 must have printed by then.
+                    show(report)
+                # The launcher stops all processes once one has failed: rank 0 must have printed before that.
                 with suppress(Exception):
                     world.control.barrier()
                 return report.is_ok
         except LlmtrainError as error:
-            stop.defer_sigterm()
-            found = [*own, *at_rank([failed_by("join", error)], process.rank)]
+            sigterm.defer_sigterm()
+            findings = [*own, *at_rank([failed_by("join", error)], process.rank)]
             if isinstance(error, JoinError):
-                found += at_rank(run_checks(checks_after(error, config, environ)), process.rank)
-            return _say(Report(found, rank=process.rank), say)
+                findings += at_rank(run_checks(checks_after(error, config, environ)), process.rank)
+            return _show(Report(findings, rank=process.rank), show)
 
 
-class _Stop:
-    """SIGTERM, which a launcher sends when another process has given up. While this one waits for the others it is an
-    error like any other that kept it from joining; while it checks and prints it is only noted, so that what was
-    found is said."""
+class _SigtermHandler:
+    """SIGTERM, which a launcher sends when another process has failed. It is an error while this process waits for
+    others, and deferred while it checks and prints, so that its findings are shown."""
 
     def __init__(self) -> None:
         self._is_waiting = False
-        self._is_told = False
+        self._is_received = False
 
-    def __enter__(self) -> "_Stop":
-        self._before = signal.signal(signal.SIGTERM, self._hear)
+    def __enter__(self) -> "_SigtermHandler":
+        self._before = signal.signal(signal.SIGTERM, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,18 +97,18 @@ class _Stop:
 
     def raise_on_sigterm(self) -> None:
         self._is_waiting = True
-        self._raise_if_told()
+        self._raise_if_received()
 
     def defer_sigterm(self) -> None:
         self._is_waiting = False
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self._is_told = True
-        self._raise_if_told()
+    def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._is_received = True
+        self._raise_if_received()
 
-    def _raise_if_told(self) -> None:
-        if self._is_told and self._is_waiting:
+    def _raise_if_received(self) -> None:
+        if self._is_received and self._is_waiting:
             raise JoinError(
-                "Told to stop (SIGTERM) while waiting for the other processes.",
-                remedy="If nobody did that by hand, another process gave up first: what it printed says why.",
+                "Received SIGTERM while waiting for the other processes.",
+                remedy="If it was not sent by hand, another process has failed: see the output of that process.",
             )

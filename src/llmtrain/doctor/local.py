@@ -1,4 +1,4 @@
-"""The checks of one process, in order. Nothing is joined, and nothing but a probe file is written."""
+"""The checks of one process, in order. They join no process group, and write only a temporary file."""
 
 import functools
 import os
@@ -14,17 +14,17 @@ Checks = list[tuple[str, Check]]
 
 
 def diagnose(config: Config | None = None, environ: Mapping[str, str] | None = None) -> list[Finding]:
-    """What is right and wrong with this machine and environment, without joining anything; for any script."""
+    """Check this machine and environment, without joining other processes. Usable from any script."""
     config = config or Config()
     environ = os.environ if environ is None else environ
     return run_checks([*own_checks(config, environ), *master_checks(config, environ)])
 
 
 def own_checks(config: Config, environ: Mapping[str, str], *, time_writing: bool = True) -> Checks:
-    """What concerns this process and its machine only. Volumes are looked at by one process of a node: several that
-    write at once would each see a share of the speed."""
-    spot = environment.find_spot(environ, config.distributed)
-    processes = spot.local_world_size
+    """Checks of this process and its machine. One process per node checks the volumes: several that write at once would
+    each measure a part of the speed."""
+    position = environment.find_position(environ, config.distributed)
+    processes = position.local_world_size
     count = functools.cache(lambda: needs.count_parameters(config))
     checks: Checks = [
         ("versions", environment.versions),
@@ -33,10 +33,10 @@ def own_checks(config: Config, environ: Mapping[str, str], *, time_writing: bool
         ("interfaces", lambda: network.chosen_interfaces(environ)),
         ("gpu", lambda: machine.gpus(config, processes, environ)),
         ("cores", lambda: machine.cores(config, processes)),
-        ("memory", lambda: needs.memory(config, count(), spot.world_size, processes)),
+        ("memory", lambda: needs.memory(config, count(), position.world_size, processes)),
         ("shared memory", lambda: machine.shared_memory(config)),
     ]
-    if spot.local_rank == 0:
+    if position.local_rank == 0:
         checks.append(
             ("volumes", lambda: machine.volumes(config, needs.checkpoint_bytes(config, count()), time_writing))
         )
@@ -44,29 +44,28 @@ def own_checks(config: Config, environ: Mapping[str, str], *, time_writing: bool
 
 
 def master_checks(config: Config, environ: Mapping[str, str]) -> Checks:
-    """The way to the master, where there is one."""
-    spot = environment.find_spot(environ, config.distributed)
-    master = spot.master
+    """Checks of the connection to the master, if there is one."""
+    position = environment.find_position(environ, config.distributed)
+    master = position.master
     if master is None:
         return []
     return [
-        ("master name", lambda: network.way_to_master(master, spot.node_rank)),
+        ("master name", lambda: network.route_to_master(master, position.node_rank)),
         ("master port", lambda: network.master_port(master)),
     ]
 
 
 def checks_after(error: LlmtrainError, config: Config, environ: Mapping[str, str]) -> Checks:
-    """The way to the master once a start has failed. The port is asked only where that tells something new: whoever
-    hosts it has just let it go, and an error about the port has said it already."""
-    spot = environment.find_spot(environ, config.distributed)
-    master, host, port = spot.master, error.details.get("host"), error.details.get("port")
-    is_elsewhere = master is not None and not master.is_hosted_here
-    if isinstance(host, str) and isinstance(port, int):  # `llmtrain node` may know it from an option
-        known = master or environment.Master(host, port, is_hosted_here=False)
-        master = replace(known, host=host, port=port)
+    """Checks of the connection to the master after a failed start. The port is not checked where this process hosted it
+    (it is closed again), or if the error is about the port."""
+    position = environment.find_position(environ, config.distributed)
+    master, host, port = position.master, error.details.get("host"), error.details.get("port")
+    is_remote = master is not None and not master.is_hosted_here
+    if isinstance(host, str) and isinstance(port, int):  # may come from an option of `llmtrain node`
+        master = replace(master or environment.Master(host, port, is_hosted_here=False), host=host, port=port)
     if master is None:
         return []
-    checks: Checks = [("master name", lambda: network.way_to_master(master, spot.node_rank))]
-    if is_elsewhere and "failed" not in error.details:
+    checks: Checks = [("master name", lambda: network.route_to_master(master, position.node_rank))]
+    if is_remote and "failed" not in error.details:
         checks.append(("master port", lambda: network.master_port(master)))
     return checks

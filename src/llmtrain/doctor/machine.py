@@ -1,4 +1,4 @@
-"""This machine, or this container: shared memory, cores, GPUs, and the volumes a run is written to."""
+"""Checks of this machine or container: shared memory, cores, GPUs, and the volumes for runs and caches."""
 
 import os
 import secrets
@@ -23,9 +23,9 @@ SLOW_BYTES_PER_SEC = 50_000_000
 
 
 def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
-    """NCCL, and processes that prepare batches, pass data through it; a container has 64 MB unless told otherwise."""
+    """NCCL and data-loading processes use it; the default of a container is 64 MB."""
     if not SHARED_MEMORY.is_dir():
-        yield passed("shared memory", f"there is no {SHARED_MEMORY} here")
+        yield passed("shared memory", f"this machine has no {SHARED_MEMORY}")
         return
     total = shutil.disk_usage(SHARED_MEMORY).total
     evidence = f"{SHARED_MEMORY} has {format_bytes(total)}"
@@ -34,31 +34,31 @@ def shared_memory(config: Config, least_bytes: int = GIB) -> Iterator[Finding]:
         return
     yield warned(
         "shared memory",
-        f"{evidence}; GPUs and data.num_workers want {format_bytes(least_bytes)}",
-        "In a pod mount an emptyDir with medium: Memory at /dev/shm; with docker give --shm-size=8g.",
+        f"{evidence}; GPUs and data.num_workers need {format_bytes(least_bytes)}",
+        "In a pod, mount an emptyDir with medium: Memory at /dev/shm. With Docker, pass --shm-size=8g.",
     )
 
 
 def cores(config: Config, processes: int) -> Iterator[Finding]:
-    have, threads = usable_cores(), config.run.threads
+    available, threads = usable_cores(), config.run.threads
     if threads is None:
-        share = plural(max(1, have // processes), "thread")
-        evidence = f"{plural(have, 'core')}, {share} for each of {plural(processes, 'process')}"
-        if processes <= have or uses_gpu(config):
+        per_process = plural(max(1, available // processes), "thread")
+        evidence = f"{plural(available, 'core')}, {per_process} for each of {plural(processes, 'process')}"
+        if processes <= available or uses_gpu(config):
             yield passed("cores", evidence)
         else:
             yield warned("cores", evidence, "Start fewer processes, or raise the CPU limit of the container.")
         return
     evidence = (
-        f"{plural(have, 'core')}; run.threads {threads} x {plural(processes, 'process')} is {threads * processes}"
+        f"{plural(available, 'core')}; run.threads {threads} x {plural(processes, 'process')} is {threads * processes}"
     )
-    if threads * processes <= have:
+    if threads * processes <= available:
         yield passed("cores", evidence)
     else:
         yield warned(
             "cores",
-            f"{evidence}: they will wait for each other",
-            f"Set run.threads to {max(1, have // processes)}, start fewer processes, or raise the CPU limit.",
+            f"{evidence}: more threads than cores",
+            f"Set run.threads to {max(1, available // processes)}, start fewer processes, or raise the CPU limit.",
         )
 
 
@@ -70,15 +70,15 @@ def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator
         build = f"torch {torch.__version__}"
         if config.run.device == "cuda":
             evidence = f"run.device is cuda, but {build} finds no usable GPU; the driver lists {listed}"
-            yield failed("gpu", evidence, "Check nvidia-smi, ask for nvidia.com/gpu, or set run.device to auto.")
+            yield failed("gpu", evidence, "Check nvidia-smi, request nvidia.com/gpu, or set run.device to auto.")
         elif listed and config.run.device == "auto":
             yield warned(
                 "gpu",
-                f"the driver lists {listed} GPUs, but {build} cannot use them: it will train on the CPU",
-                "Install a CUDA build of torch that fits the driver, or set run.device to cpu.",
+                f"the driver lists {plural(listed, 'GPU')}, but {build} cannot use them: training will run on the CPU",
+                "Install a CUDA build of torch that supports the driver, or set run.device to cpu.",
             )
         else:
-            yield passed("gpu", "no GPU, trains on the CPU" if not listed else "run.device is cpu")
+            yield passed("gpu", "no GPU: training runs on the CPU" if not listed else "run.device is cpu")
         return
     count = torch.cuda.device_count()
     names = sorted({torch.cuda.get_device_name(index) for index in range(count)})
@@ -89,7 +89,7 @@ def gpus(config: Config, processes: int, environ: Mapping[str, str]) -> Iterator
         yield failed(
             "gpu",
             f"{evidence}; {plural(processes, 'process')} on this node",
-            f"Start at most {plural(count, 'process')} a node: each has a GPU of its own. Or set run.device to cpu.",
+            f"Start at most {plural(count, 'process')} per node, one per GPU, or set run.device to cpu.",
         )
     else:
         yield passed("gpu", evidence)
@@ -117,45 +117,48 @@ def _driver() -> str:
 
 
 def volumes(config: Config, checkpoint_bytes: int | None, time_writing: bool) -> Iterator[Finding]:
-    """Where runs and tokenised text go: room, permission and, as the one test that takes a moment, speed."""
+    """Free space, permissions and write speed of the directories for runs and tokenized text."""
     root = Path(config.output.root_dir).expanduser()
     run = root / config.output.run_id if config.output.run_id else root
-    folder = run if is_there(run) else root
+    directory = run if is_there(run) else root
     trainer = config.trainer
     if trainer.keep_checkpoints == "all":
-        keeps = trainer.steps // (trainer.save_every_steps or trainer.steps) + 1
+        checkpoints = trainer.steps // (trainer.save_every_steps or trainer.steps) + 1
     else:
-        keeps = trainer.keep_checkpoints + 2  # the best one besides, and the next before an old one goes
-    yield room("output room", root, GIB if checkpoint_bytes is None else max(GIB, keeps * checkpoint_bytes))
-    finding = writable("output", folder, "Set output.root_dir to a directory you may write to.")
+        checkpoints = trainer.keep_checkpoints + 2  # the best one, and the next before an old one is deleted
+    needed = GIB if checkpoint_bytes is None else max(GIB, checkpoints * checkpoint_bytes)
+    yield free_space("output space", root, needed)
+    finding = writable("output", directory, "Set output.root_dir to a directory you may write to.")
     yield finding
     if time_writing and finding.status == "pass":
-        yield write_speed(nearest_folder(folder))
+        yield write_speed(nearest_directory(directory))
     cache = Path(config.data.cache_dir).expanduser()
-    yield room("cache room", cache, GIB)
+    yield free_space("cache space", cache, GIB)
     yield writable("cache", cache, "Set data.cache_dir to a directory you may write to.")
 
 
-def room(name: str, folder: Path, least_bytes: int) -> Finding:
-    free = shutil.disk_usage(nearest_folder(folder)).free
-    evidence = f"{format_bytes(free)} free at {folder}"
-    if free >= least_bytes:
+def free_space(name: str, directory: Path, needed_bytes: int) -> Finding:
+    free = shutil.disk_usage(nearest_directory(directory)).free
+    evidence = f"{format_bytes(free)} free at {directory}"
+    if free >= needed_bytes:
         return passed(name, evidence)
-    return warned(name, f"{evidence}; it may need {format_bytes(least_bytes)}", "Free some, or name another volume.")
+    return warned(
+        name, f"{evidence}; the run may need {format_bytes(needed_bytes)}", "Free some space, or use another volume."
+    )
 
 
-def writable(name: str, folder: Path, recommendation: str) -> Finding:
+def writable(name: str, directory: Path, recommendation: str) -> Finding:
     try:
-        check_writable(folder)
+        check_writable(directory)
     except LlmtrainError as error:
         return failed(name, error.what, recommendation)
-    return passed(name, f"{folder} can be written to" + ("" if is_there(folder) else " (it will be made)"))
+    return passed(name, f"{directory} is writable" + ("" if is_there(directory) else " (it will be created)"))
 
 
-def write_speed(folder: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) -> Finding:
-    """Bytes that are on the disk, not in memory: with fsync, as checkpoints are written."""
-    probe = folder / f".llmtrain-{secrets.token_hex(4)}"
-    block = secrets.token_bytes(1_000_000)  # random, for a file system that compresses
+def write_speed(directory: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) -> Finding:
+    """Speed of a write with fsync, as checkpoints are written."""
+    probe = directory / f".llmtrain-{secrets.token_hex(4)}"
+    block = secrets.token_bytes(1_000_000)  # random, in case the file system compresses
     started = time.monotonic()
     try:
         with probe.open("xb", buffering=0) as file:
@@ -164,13 +167,11 @@ def write_speed(folder: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) ->
             os.fsync(file.fileno())
         speed = PROBE_BYTES / (time.monotonic() - started)
     except OSError as problem:
-        evidence = f"writing {format_bytes(PROBE_BYTES)} to {folder} failed: {problem.strerror or problem}"
-        return failed(
-            "write speed", evidence, "Checkpoints would not be written either: free the volume or name another."
-        )
+        evidence = f"writing {format_bytes(PROBE_BYTES)} to {directory} failed: {problem.strerror or problem}"
+        return failed("write speed", evidence, "Checkpoints would fail too: free some space, or use another volume.")
     finally:
         probe.unlink(missing_ok=True)
-    evidence = f"{format_bytes(speed)}/s to {folder}"
+    evidence = f"{format_bytes(speed)}/s to {directory}"
     if speed >= slow_bytes_per_sec:
         return passed("write speed", evidence)
     return warned(
@@ -180,6 +181,6 @@ def write_speed(folder: Path, slow_bytes_per_sec: float = SLOW_BYTES_PER_SEC) ->
     )
 
 
-def nearest_folder(path: Path) -> Path:
-    """The path itself, or the nearest directory above it that is there."""
-    return next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
+def nearest_directory(path: Path) -> Path:
+    """The path itself, or the nearest parent directory that exists."""
+    return next(directory for directory in (path, *path.absolute().parents) if directory.is_dir())

@@ -1,4 +1,4 @@
-"""What the config asks for in memory, from the number of parameters: counted without making a single one."""
+"""Memory that a config needs, from the number of parameters, which is counted on the meta device."""
 
 import os
 from collections.abc import Iterator
@@ -13,11 +13,11 @@ from llmtrain.errors import LlmtrainError
 from llmtrain.findings import Finding, failed, failed_by, passed, warned
 from llmtrain.text import format_bytes, one_line
 
-# Of a trained weight, besides itself: its gradient and the optimizer's two averages (adafactor: next to nothing).
+# Bytes per trained weight besides the weight: its gradient, and two averages of the optimizer (adafactor: almost none).
 TRAINING_BYTES = {"adamw": 12, "adafactor": 4}
 CHECKPOINT_BYTES = {"adamw": 12, "adafactor": 4}  # the weight and the averages
 CHEAP_VOCABULARIES = {"byte": 256, "gpt2": 50257}
-COMFORTABLE_SHARE = 0.8
+WARN_FRACTION = 0.8
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -26,24 +26,24 @@ class Count:
     parameters: int | None = None
     trained: int = 0
     weight_bytes: int = 0
-    why_not: str = ""
+    unknown_because: str = ""
     problem: LlmtrainError | None = None
-    """The config cannot be built at all."""
+    """Why the model cannot be built from the config."""
 
 
 def count_parameters(config: Config) -> Count:
-    """On torch's meta device, where tensors have a shape and no content."""
+    """Build the model on torch's meta device, where tensors have no data."""
     section: ModelSection = config.model
     if isinstance(section, GptSection):
-        section = section.model_copy(update={"init": "random"})  # the size is the same, and no file is read
+        section = section.model_copy(update={"init": "random"})  # has the same size, and reads no file
     tokenizer = config.data.tokenizer or "byte"
     vocabulary = CHEAP_VOCABULARIES.get(tokenizer, getattr(section, "vocab_size", None))
     if isinstance(section, HfCausalLmSection):
         vocabulary = 0  # the model has its own
         if not Path(section.path).expanduser().is_dir():
-            return Count(why_not=f"{section.path} is on the hub, and nothing is downloaded for this")
+            return Count(unknown_because=f"{section.path} is on the hub, and is not downloaded for this check")
     if vocabulary is None:
-        return Count(why_not=f"the vocabulary of tokenizer '{tokenizer}' is known once its text is read")
+        return Count(unknown_because=f"the vocabulary of tokenizer '{tokenizer}' depends on the text")
     import torch
 
     from llmtrain.models.base import parameter_count, trainable_count
@@ -61,8 +61,8 @@ def count_parameters(config: Config) -> Count:
         return Count(total, trained, weight_bytes=4 * trained + int(frozen_bytes * (total - trained)))
     except LlmtrainError as error:
         return Count(problem=error)
-    except Exception as problem:  # another family's build may not know the meta device
-        return Count(why_not=f"{type(problem).__name__}: {one_line(problem, 200)}")
+    except Exception as problem:  # other models may not support the meta device
+        return Count(unknown_because=f"{type(problem).__name__}: {one_line(problem, 200)}")
 
 
 def checkpoint_bytes(config: Config, count: Count) -> int | None:
@@ -70,34 +70,34 @@ def checkpoint_bytes(config: Config, count: Count) -> int | None:
 
 
 def memory(config: Config, count: Count, world_size: int, processes: int) -> Iterator[Finding]:
-    """The machine's, shared by its processes; on GPUs, that of one GPU for one process."""
+    """Memory of the machine, shared by its processes; with GPUs, of one GPU for one process."""
     is_gpu, limit = memory_limit(config)
     if count.problem is not None:
         yield failed_by("memory", count.problem)
         return
-    place = "of each GPU" if is_gpu else "of this machine or container"
+    owner = "of each GPU" if is_gpu else "of this machine or container"
     if count.parameters is None:
-        yield passed("memory", f"{format_bytes(limit)} {place}; the need was not counted: {count.why_not}")
+        yield passed("memory", f"{format_bytes(limit)} {owner}; requirement unknown: {count.unknown_because}")
         return
     optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
-    shares = world_size if strategy == "fsdp" else 1
-    need = (count.weight_bytes + count.trained * TRAINING_BYTES[optimizer]) // shares * (1 if is_gpu else processes)
+    shards = world_size if strategy == "fsdp" else 1
+    need = (count.weight_bytes + count.trained * TRAINING_BYTES[optimizer]) // shards * (1 if is_gpu else processes)
     evidence = (
         f"{count.parameters:,} parameters need {format_bytes(need)} "
         + (f"in {processes} processes " if processes > 1 and not is_gpu else "")
-        + f"for weights, gradients and {optimizer} (activations come on top), of {format_bytes(limit)} {place}"
+        + f"for weights, gradients and {optimizer} (plus activations), of {format_bytes(limit)} {owner}"
     )
     remedy = "Use a smaller model, trainer.optimizer adafactor, or distributed.strategy fsdp on more nodes or GPUs."
     if need > limit:
         yield failed("memory", evidence, remedy)
-    elif need > COMFORTABLE_SHARE * limit:
+    elif need > WARN_FRACTION * limit:
         yield warned("memory", evidence, remedy)
     else:
         yield passed("memory", evidence)
 
 
 def memory_limit(config: Config) -> tuple[bool, int]:
-    """(whether on GPUs, bytes)"""
+    """(whether it is GPU memory, bytes)"""
     import torch
 
     if uses_gpu(config):

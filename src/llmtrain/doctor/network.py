@@ -1,4 +1,4 @@
-"""The way to the master: its name, its port, the interface that leads there, and what gloo and NCCL were told."""
+"""Checks of the connection to the master: name, port, interface, and the interface variables of gloo and NCCL."""
 
 import re
 import socket
@@ -13,8 +13,8 @@ from llmtrain.findings import Finding, failed, passed, warned
 PROBE_SEC = 3.0
 
 
-def way_to_master(master: Master, node_rank: int | None) -> Iterator[Finding]:
-    """Its name, and the interface that leads there."""
+def route_to_master(master: Master, node_rank: int | None) -> Iterator[Finding]:
+    """The name of the master, and the interface of the route to it."""
     host = master.host
     try:
         rows = socket.getaddrinfo(host, master.port, type=socket.SOCK_STREAM)
@@ -27,21 +27,22 @@ def way_to_master(master: Master, node_rank: int | None) -> Iterator[Finding]:
     if interface is None:
         yield warned(
             "interface",
-            f"no interface here is known to lead to {host}",
-            "Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME by hand; `ip route get <address>` shows the name.",
+            f"the interface of the route to {host} is unknown",
+            "Set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; `ip route get <address>` shows the interface.",
         )
     elif interface == "lo" and node_rank:
         yield warned(
             "interface",
-            f"{host} leads back to this machine (lo), but this is node {node_rank}: the master is node 0",
-            "Set MASTER_ADDR to node 0's own name, such as <job>-0.<service>. With all nodes on one machine, fine.",
+            f"{host} resolves to this machine (lo), but this is node rank {node_rank}: the master is node rank 0",
+            "Set MASTER_ADDR to the DNS name of pod 0, such as <job>-0.<service>. Ignore this if all nodes are on one "
+            "machine.",
         )
     else:
-        yield passed("interface", f"{interface} leads to {host}")
+        yield passed("interface", f"{interface} has the route to {host}")
 
 
 def master_port(master: Master) -> Iterator[Finding]:
-    """Whether it answers; on the side that hosts it, whether it is free to listen on."""
+    """Whether the port accepts connections, or is free if this process hosts it."""
     if master.is_hosted_here:
         problem = _why_not_free(master.port)
         if problem is None:
@@ -49,22 +50,22 @@ def master_port(master: Master) -> Iterator[Finding]:
         else:
             yield failed(
                 "master port",
-                f"port {master.port} cannot be listened on: {problem}",
-                f"This run already, or another program has it (`ss -ltnp 'sport = :{master.port}'` shows which). End "
-                "that one, or set MASTER_PORT to a free port, the same on every node.",
+                f"cannot listen on port {master.port}: {problem}",
+                f"Stop the program that uses the port (`ss -ltnp 'sport = :{master.port}'` shows it; it may be this "
+                "run), or set MASTER_PORT to a free port, the same on every node.",
             )
         return
     try:
         waited_sec = wait_for_master(master.host, master.port, PROBE_SEC)
     except JoinError as error:
-        if error.details.get("failed") != "name":  # that is told by the check of the name
+        if error.details.get("failed") != "name":  # reported by the check of the name
             yield failed("master port", error.what, error.remedy)
         return
     yield passed("master port", f"{master.host}:{master.port} answered in {1000 * waited_sec:.0f} ms")
 
 
 def _why_not_free(port: int) -> str | None:
-    """As TCPStore listens: on all addresses, and over the remains of a connection that has just been closed."""
+    """Listens as TCPStore does: on all addresses, and despite connections in TIME_WAIT."""
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     try:
         socket.create_server(
@@ -76,33 +77,33 @@ def _why_not_free(port: int) -> str | None:
 
 
 def chosen_interfaces(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Each library reads its variable in its own way: gloo whole names, NCCL the beginnings of names."""
+    """Whether the configured interfaces exist. gloo matches complete names, NCCL prefixes."""
     known = sorted(name for _, name in socket.if_nameindex())
-    for variable, is_there in (("GLOO_SOCKET_IFNAME", _gloo_finds), ("NCCL_SOCKET_IFNAME", _nccl_finds)):
+    for variable, matches in (("GLOO_SOCKET_IFNAME", _gloo_matches), ("NCCL_SOCKET_IFNAME", _nccl_matches)):
         text = environ.get(variable, "").strip()
         if not text:
             continue
-        if is_there(text, known):
-            yield passed(variable, f"{text}, of {', '.join(known)}")
+        if matches(text, known):
+            yield passed(variable, f"{text}, one of {', '.join(known)}")
         else:
             yield failed(
                 variable,
-                f"{variable} is {text!r}, but the interfaces here are {', '.join(known)}",
-                f"Unset {variable}: llmtrain then takes the interface that leads to the master.",
+                f"{variable} is {text!r}, but the interfaces of this machine are {', '.join(known)}",
+                f"Unset {variable}: llmtrain then uses the interface of the route to the master.",
             )
 
 
-def _gloo_finds(text: str, known: list[str]) -> bool:
+def _gloo_matches(text: str, known: list[str]) -> bool:
     return all(name.strip() in known for name in text.split(","))
 
 
-def _nccl_finds(text: str, known: list[str]) -> bool:
-    """`eth` any that begins so, `=eth0` exactly it, `^docker,lo` anything but; one that is there will do."""
+def _nccl_matches(text: str, known: list[str]) -> bool:
+    """Whether any interface matches: `eth` is a prefix, `=eth0` an exact name, `^docker,lo` excludes."""
     match = re.match(r"(\^?)(=?)(.*)", text)
     assert match is not None
-    is_without, is_exact, names = match[1], match[2], [name.strip() for name in match[3].split(",")]
+    is_exclusion, is_exact, names = match[1], match[2], [name.strip() for name in match[3].split(",")]
 
     def is_named(interface: str) -> bool:
         return any(interface == name if is_exact else interface.startswith(name) for name in names)
 
-    return any(is_named(interface) is not bool(is_without) for interface in known)
+    return any(is_named(interface) is not bool(is_exclusion) for interface in known)

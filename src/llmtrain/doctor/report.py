@@ -1,4 +1,4 @@
-"""Findings for a person (a table that survives a log file) and for a program (JSON)."""
+"""The report of the doctor, as a table and as JSON."""
 
 import io
 import os
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from llmtrain.config.schema import Config
     from llmtrain.doctor.collective import Timing
 
-COLOURS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
-MOST_VARIANTS = 4
+COLORS = {"pass": "green", "warn": "yellow", "fail": "bold red"}
+MAX_VARIANTS = 4
 LOG_WIDTH = 10_000
-"""Where there is no terminal a line is as long as it has to be: broken lines cannot be searched."""
+"""Without a terminal lines are not wrapped, so that they can be searched."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Report:
         }
 
     def text(self, *, is_terminal: bool) -> str:
-        """Of a rank that speaks beside rank 0, because it could not join, only what is not right."""
-        head = f"rank {self.rank}, which is not joined to the others:\n" if self.rank else ""
+        """For a rank other than 0, which prints only if it could not join: without findings that pass."""
+        head = f"rank {self.rank} could not join the other processes:\n" if self.rank else ""
         shown = [finding for finding in self.findings if finding.status != "pass" or not self.rank]
         parts = [head + findings_table(shown, self.world_size, is_terminal=is_terminal)]
         if self.allreduce:
@@ -55,13 +55,13 @@ class Report:
 
     def verdict(self) -> str:
         shown = grouped(self.findings)
-        counts = {status: sum(row.status == status for row, _ in shown) for status in COLOURS}
-        told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-        return f"{'Fit to train' if self.is_ok else 'Not fit to train'}: {told}."
+        counts = {status: sum(row.status == status for row, _ in shown) for status in COLORS}
+        totals = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        return f"{'Ready to train' if self.is_ok else 'Not ready to train'}: {totals}."
 
 
 def grouped(findings: Iterable[Finding]) -> list[tuple[Finding, list[int]]]:
-    """What several ranks found alike, once, with their ranks; findings of one name stay together."""
+    """Equal findings of several ranks as one, with their ranks; findings with one name stay together."""
     order: dict[str, int] = {}
     rows: dict[tuple[Any, ...], tuple[Finding, list[int]]] = {}
     for finding in findings:
@@ -78,7 +78,7 @@ def findings_table(findings: Iterable[Finding], world_size: int, *, is_terminal:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    columns = ["status", "check", *(["rank"] if world_size > 1 else []), "evidence, and what to do"]
+    columns = ["status", "check", *(["rank"] if world_size > 1 else []), "evidence and remedy"]
     for column in columns:
         is_last = column == columns[-1]
         table.add_column(column, no_wrap=not is_last, overflow="fold" if is_last else "ignore")
@@ -91,17 +91,17 @@ def findings_table(findings: Iterable[Finding], world_size: int, *, is_terminal:
             evidence.append(printable(f"\n-> {finding.recommendation}"), style="bold")
         where = [Text(_span(ranks, world_size))] if world_size > 1 else []
         status = finding.status.upper() if finding.status == "fail" else finding.status
-        table.add_row(Text(status, style=COLOURS[finding.status]), Text(finding.name), *where, evidence)
+        table.add_row(Text(status, style=COLORS[finding.status]), Text(finding.name), *where, evidence)
     for name, count in variants.items():
-        if count > MOST_VARIANTS:
-            more = Text(f"and {count - MOST_VARIANTS} more of this check that pass; --json has them all")
-            table.add_row(Text("pass", style=COLOURS["pass"]), Text(name), Text("..."), more)
-    return _drawn(table, is_terminal=is_terminal)
+        if count > MAX_VARIANTS:
+            more = Text(f"and {count - MAX_VARIANTS} more that pass; --json lists all")
+            table.add_row(Text("pass", style=COLORS["pass"]), Text(name), Text("..."), more)
+    return _render(table, is_terminal=is_terminal)
 
 
 def _too_many(variants: dict[str, int], name: str) -> bool:
     variants[name] = variants.get(name, 0) + 1
-    return variants[name] > MOST_VARIANTS
+    return variants[name] > MAX_VARIANTS
 
 
 def allreduce_table(timings: Iterable["Timing"], *, is_terminal: bool) -> str:
@@ -112,13 +112,13 @@ def allreduce_table(timings: Iterable["Timing"], *, is_terminal: bool) -> str:
     for column in ("all-reduce of", "latency", "bus bandwidth", "sum"):
         table.add_column(column, no_wrap=True, justify="left" if column == "sum" else "right")
     for timing in timings:
-        verdict = Text("wrong", style=COLOURS["fail"]) if timing.wrong_ranks else Text("right", style=COLOURS["pass"])
+        verdict = Text("wrong", style=COLORS["fail"]) if timing.wrong_ranks else Text("correct", style=COLORS["pass"])
         bandwidth = f"{format_bytes(timing.bus_bytes_per_sec)}/s"
         table.add_row(format_bytes(timing.bytes), f"{1e6 * timing.latency_sec:,.0f} us", bandwidth, verdict)
-    return _drawn(table, is_terminal=is_terminal)
+    return _render(table, is_terminal=is_terminal)
 
 
-def _drawn(table: Any, *, is_terminal: bool) -> str:
+def _render(table: Any, *, is_terminal: bool) -> str:
     from rich.console import Console
 
     width = max(60, shutil.get_terminal_size().columns) if is_terminal else LOG_WIDTH
@@ -129,7 +129,7 @@ def _drawn(table: Any, *, is_terminal: bool) -> str:
 
 
 def _span(ranks: list[int], world_size: int) -> str:
-    """[0, 1, 2, 5] -> `0-2,5`; `all` for everybody."""
+    """[0, 1, 2, 5] -> `0-2,5`; `all` for all ranks."""
     if not ranks or len(set(ranks)) == world_size:
         return "all"
     spans: list[list[int]] = []
@@ -142,15 +142,15 @@ def _span(ranks: list[int], world_size: int) -> str:
 
 
 def explain_failed_start(error: LlmtrainError, config: "Config", environ: Mapping[str, str] | None = None) -> None:
-    """After a start that failed: what the local checks make of it, on standard error. It never raises: the error that
-    is being explained is the one to end with."""
+    """Print the failed local checks on standard error after a failed start. Never raises, so that the original error is
+    reported."""
     with suppress(Exception):
         environ = os.environ if environ is None else environ
         checks = [*own_checks(config, environ, time_writing=False), *checks_after(error, config, environ)]
-        wrong = [finding for finding in run_checks(checks) if finding.status != "pass"]
-        if wrong:
+        problems = [finding for finding in run_checks(checks) if finding.status != "pass"]
+        if problems:
             is_terminal = sys.stderr.isatty()
-            body = "llmtrain doctor on this machine:\n" + findings_table(wrong, 1, is_terminal=is_terminal)
+            body = "llmtrain doctor on this machine:\n" + findings_table(problems, 1, is_terminal=is_terminal)
         else:
-            body = "llmtrain doctor on this machine: the local checks pass; look at the other nodes and the network."
+            body = "llmtrain doctor on this machine: the local checks pass; check the other nodes and the network."
         print(body, file=sys.stderr, flush=True)

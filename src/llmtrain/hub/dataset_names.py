@@ -1,5 +1,5 @@
-"""Datasets that are known by a name without an owner, such as `wikitext`. The hub has moved them to their owners, and
-the datasets library refuses the short names since its version 5."""
+"""Full names of datasets with a short name, such as `wikitext`. The hub has moved them to owners, and version 5 of the
+datasets library refuses short names."""
 
 import functools
 from pathlib import Path
@@ -8,8 +8,8 @@ from llmtrain.files import read_json, write_json
 from llmtrain.hub.token import hub_token
 from llmtrain.logs import log
 
-# Where the hub sends these names, so that it need not be asked. Only c4 is ours: the hub names a repository that holds
-# a script, which the library no longer runs, and its card names this one.
+# The hub redirects to these owners. Only c4 differs: there the hub redirects to a repository with a loading script,
+# which the library no longer runs, and whose card refers to this one.
 OWNERS = {
     "ag_news": "fancyzhx",
     "bookcorpus": "bookcorpus",
@@ -34,38 +34,38 @@ OWNERS = {
     "xsum": "EdinburghNLP",
     "yelp_review_full": "Yelp",
 }
-ANSWERS = "hub-names.json"
+CACHE_FILE = "hub-names.json"
 HUB_TIMEOUT_SEC = 30.0
 
 
 def full_dataset_name(name: str, cache: Path) -> str:
-    """owner/name of a dataset; a directory, or a name that has an owner, as it is. What the hub answers is kept in
-    `cache`, for those that may not ask it later."""
+    """owner/name of a dataset; a directory or a name with an owner is returned unchanged. The answer of the hub is
+    stored in `cache` for offline use."""
     if "/" in name or Path(name).is_dir():
         return name
-    full = f"{OWNERS[name]}/{name}" if name in OWNERS else _ask(name, cache / ANSWERS)
-    _tell(name, full)
+    full = f"{OWNERS[name]}/{name}" if name in OWNERS else _resolve(name, cache / CACHE_FILE)
+    _log_once(name, full)
     return full
 
 
-def _ask(name: str, answers: Path) -> str:
+def _resolve(name: str, cache_file: Path) -> str:
     from huggingface_hub import HfApi
 
-    known = read_json(answers)
-    known = known if isinstance(known, dict) else {}
+    cached = read_json(cache_file)
+    cached = cached if isinstance(cached, dict) else {}
     try:
         full = HfApi(token=hub_token()).dataset_info(name, timeout=HUB_TIMEOUT_SEC).id
-    except Exception:  # offline, or the hub is away: what it said before is good enough
-        if isinstance(known.get(name), str):
-            return str(known[name])
+    except Exception:  # offline, or the hub is unreachable
+        if isinstance(cached.get(name), str):
+            return str(cached[name])
         raise
-    if known.get(name) != full:
-        answers.parent.mkdir(parents=True, exist_ok=True)
-        write_json(answers, {**known, name: full})
+    if cached.get(name) != full:
+        cache_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(cache_file, {**cached, name: full})
     return full
 
 
 @functools.cache
-def _tell(name: str, full: str) -> None:
-    """Once per process: a dataset is loaded split by split."""
+def _log_once(name: str, full: str) -> None:
+    """Once per process, although each split is loaded separately."""
     log("DATA", f"dataset '{name}' is '{full}' on the hub")

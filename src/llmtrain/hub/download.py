@@ -1,7 +1,7 @@
-"""Bringing a repository of the hub into a directory, once, safely, however many processes ask.
+"""Downloads a repository of the hub into a directory once, also if several processes request it.
 
-A download says in the folder itself how far it is: `.llmtrain-fetch.partial.json` while it goes on, and
-`.llmtrain-fetch.json`, written last, once every file is there. Both name the repository, the commit and the files.
+The directory records its state: `.llmtrain-fetch.partial.json` during a download, and `.llmtrain-fetch.json` once every
+file is complete. Both contain the repository, the commit and the files.
 """
 
 import contextlib
@@ -20,11 +20,12 @@ from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.find import check_id, file_patterns, quiet_bars
 from llmtrain.hub.token import hub_token
 from llmtrain.logs import log, warn
+from llmtrain.text import format_bytes, plural
 
 MARKER = ".llmtrain-fetch.json"
 PARTIAL = ".llmtrain-fetch.partial.json"
 LOCK = ".llmtrain-fetch.lock"
-LIBRARY_FOLDER = Path(".cache", "huggingface")
+LIBRARY_DIR = Path(".cache", "huggingface")
 
 WAIT_FOR_OTHER_SEC = 24 * 3600.0
 HUB_TIMEOUT_SEC = 30.0
@@ -32,7 +33,7 @@ LEFTOVER_AFTER_SEC = 60.0
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Request:
     kind: Literal["model", "dataset"]
     repo: str
     revision: str
@@ -51,125 +52,129 @@ class _Wanted:
 
 
 def download_model(
-    name: str, revision: str | None, folder: Path, *, force: bool = False, code: bool = False
+    name: str, revision: str | None, directory: Path, *, force: bool = False, code: bool = False
 ) -> dict[str, Any]:
-    """Bring a model into a folder, once, however many processes ask for it at the same time.
+    """Download a model into a directory, once, also if several processes request it.
 
-    A folder that is complete is left alone without asking the hub, also where the revision is a branch that has moved
-    since. `force` asks, and brings the folder to where the branch is now. `code`: with the Python files."""
-    return _download(_Wanted("model", name, revision or "main", code), folder, force)
+    A complete directory is not changed and the hub is not contacted, even if the revision is a branch that has moved.
+    `force` updates it to the current commit of the branch. `code`: include the Python files."""
+    return _download(_Request("model", name, revision or "main", code), directory, force)
 
 
-def download_data(name: str, revision: str | None, folder: Path, *, force: bool = False) -> dict[str, Any]:
+def download_data(name: str, revision: str | None, directory: Path, *, force: bool = False) -> dict[str, Any]:
     """As download_model, for all files of a dataset."""
-    return _download(_Wanted("dataset", name, revision or "main"), folder, force)
+    return _download(_Request("dataset", name, revision or "main"), directory, force)
 
 
-def _download(wanted: _Wanted, folder: Path, force: bool) -> dict[str, Any]:
-    check_id(wanted.repo, f"'{wanted.repo}' is no name on the hub.")
+def _download(request: _Request, directory: Path, force: bool) -> dict[str, Any]:
+    check_id(request.repo, f"'{request.repo}' is not a valid name on the hub.")
     try:
-        folder = folder.expanduser()
-        # Without the lock first: a complete folder may lie on a volume that is read-only here.
-        found = None if force else _complete(wanted, folder)
-        if found is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            with _alone(folder):
-                found = None if force else _complete(wanted, folder)  # another process may have just made it so
-                if found is None:
-                    return _result(_fetch(wanted, folder, force), folder, downloaded=True)
+        directory = directory.expanduser()
+        # First without the lock: a complete directory may be on a read-only volume.
+        state = None if force else _complete(request, directory)
+        if state is None:
+            directory.mkdir(parents=True, exist_ok=True)
+            with _exclusive(directory):
+                state = None if force else _complete(request, directory)  # another process may have completed it
+                if state is None:
+                    return _result(_fetch(request, directory, force), directory, downloaded=True)
     except LlmtrainError:
         raise
-    except Exception as problem:  # the library raises many kinds, few of them its own
-        verb = "fetch-model" if wanted.kind == "model" else "fetch-data"
-        remedy = f"Run `llmtrain {verb} {wanted.repo} --to DIR` where there is a network, and copy DIR here."
-        raise explain_hub_error(problem, wanted.what, remedy) from None
-    log("DATA", f"{wanted.what} is complete already in {folder}")
-    return _result(found, folder, downloaded=False)
+    except Exception as problem:  # the library raises many types, few of them its own
+        verb = "fetch-model" if request.kind == "model" else "fetch-data"
+        remedy = f"Run `llmtrain {verb} {request.repo} --to DIR` on a machine with network access, and copy DIR here."
+        raise explain_hub_error(problem, request.what, remedy) from None
+    log("DATA", f"{request.what} is already complete in {directory}")
+    return _result(state, directory, downloaded=False)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time. The lock lies inside the folder, so that pods which mount just the folder share it."""
-    lock = FileLock(folder / LOCK)
+def _exclusive(directory: Path) -> Iterator[None]:
+    """One process at a time. The lock is inside the directory, so that pods that mount only the directory share it."""
+    lock = FileLock(directory / LOCK)
     try:
         lock.acquire(timeout=1.0)
     except Timeout:
-        log("DATA", f"waiting for another process that is downloading into {folder}")
+        log("DATA", f"waiting for another process that is downloading into {directory}")
         try:
             lock.acquire(timeout=WAIT_FOR_OTHER_SEC)
         except Timeout:
-            raise UsageError(f"Another process has been downloading into {folder} for a day.") from None
+            raise UsageError(f"Another process has been downloading into {directory} for 24 hours.") from None
     try:
         yield
     finally:
         lock.release()
 
 
-def _fetch(wanted: _Wanted, folder: Path, force: bool) -> dict[str, Any]:
-    """Under the lock: list, make room, download, check, and only then write the marker."""
+def _fetch(request: _Request, directory: Path, force: bool) -> dict[str, Any]:
+    """Under the lock: list the files, remove outdated ones, download, verify, and write the marker last."""
     from huggingface_hub import snapshot_download
 
-    before = _read_state(folder / MARKER) or _read_state(folder / PARTIAL)
-    _check_folder(wanted, folder, before, force)
-    # A repair or a resumption stays at the commit it began with; force asks where the branch is now.
-    goes_on = before is not None and not force and wanted.has_same_revision(before)
-    state = _list_files(wanted, before["commit"] if before is not None and goes_on else wanted.revision)
-    _remove_outdated(folder, before, state["files"])
-    write_json(folder / PARTIAL, state)
-    (folder / MARKER).unlink(missing_ok=True)
+    before = _read_state(directory / MARKER) or _read_state(directory / PARTIAL)
+    _check_directory(request, directory, before, force)
+    # A repaired or resumed download keeps its commit; force uses the current commit of the branch.
+    is_resumed = before is not None and not force and request.has_same_revision(before)
+    state = _list_files(request, before["commit"] if before is not None and is_resumed else request.revision)
+    _remove_outdated(directory, before, state["files"])
+    write_json(directory / PARTIAL, state)
+    (directory / MARKER).unlink(missing_ok=True)
     total = sum(file["bytes"] for file in state["files"].values())
-    log("DATA", f"downloading {wanted.what} ({len(state['files'])} files, {total / 1e6:.1f} MB) into {folder}")
+    log(
+        "DATA",
+        f"downloading {request.what} ({plural(len(state['files']), 'file')}, {format_bytes(total)}) into {directory}",
+    )
     quiet_bars()
     snapshot_download(
-        wanted.repo,
-        repo_type=wanted.kind,
+        request.repo,
+        repo_type=request.kind,
         revision=state["commit"],
-        local_dir=folder,
+        local_dir=directory,
         token=hub_token(),
-        **file_patterns(wanted.kind, wanted.code),
+        **file_patterns(request.kind, request.code),
     )
-    damaged = _damaged(folder, state["files"])
-    if damaged:  # where the hub cannot be asked, the library logs a warning and returns what there is
+    damaged = _damaged(directory, state["files"])
+    if damaged:  # if the hub is unreachable, the library logs a warning and returns the existing files
         raise DataError(
-            f"{wanted.what} did not arrive whole: {len(damaged)} files are missing or too short, such as {damaged[0]}.",
-            remedy="Run the same command again; files that are whole are kept.",
+            f"The download of {request.what} is incomplete: {plural(len(damaged), 'file')} missing or too short, such "
+            f"as {damaged[0]}.",
+            remedy="Run the same command again; complete files are kept.",
         )
-    _remove_leftovers(folder)
-    write_json(folder / MARKER, state)
-    (folder / PARTIAL).unlink(missing_ok=True)
+    _remove_leftovers(directory)
+    write_json(directory / MARKER, state)
+    (directory / PARTIAL).unlink(missing_ok=True)
     return state
 
 
-def _check_folder(wanted: _Wanted, folder: Path, state: dict[str, Any] | None, force: bool) -> None:
+def _check_directory(request: _Request, directory: Path, state: dict[str, Any] | None, force: bool) -> None:
     if state is None:
-        # lost+found is in the root of every new ext4 volume.
-        others = {path.name for path in folder.iterdir()} - {LOCK, MARKER, PARTIAL, "lost+found"}
-        if others and not (folder / LIBRARY_FOLDER).is_dir():
+        # Every new ext4 volume has a lost+found in its root.
+        others = {path.name for path in directory.iterdir()} - {LOCK, MARKER, PARTIAL, "lost+found"}
+        if others and not (directory / LIBRARY_DIR).is_dir():
             raise UsageError(
-                f"{folder} is not empty, and not a download of this command: it has {min(others)}.",
+                f"{directory} is not empty and was not created by this command: it contains {min(others)}.",
                 remedy="Choose another directory for --to, or empty this one.",
             )
-    elif not wanted.has_same_repo(state):
+    elif not request.has_same_repo(state):
         raise UsageError(
-            f"{folder} holds {state['kind']} '{state['repo']}' already, not {wanted.kind} '{wanted.repo}'.",
+            f"{directory} contains {state['kind']} '{state['repo']}', not {request.kind} '{request.repo}'.",
             remedy="Choose another directory for --to.",
         )
-    elif not force and not wanted.has_same_revision(state):
+    elif not force and not request.has_same_revision(state):
         raise UsageError(
-            f"{folder} holds '{state['repo']}' at revision '{state['revision']}', not '{wanted.revision}'.",
+            f"{directory} contains '{state['repo']}' at revision '{state['revision']}', not '{request.revision}'.",
             remedy="Choose another directory for --to, or replace it with --again.",
         )
 
 
-def _list_files(wanted: _Wanted, revision: str) -> dict[str, Any]:
-    """The commit a revision is at now, and its files: what a marker holds."""
+def _list_files(request: _Request, revision: str) -> dict[str, Any]:
+    """The content of a marker: the current commit of a revision, and its files."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
     api = HfApi(token=hub_token())
-    commit = api.repo_info(wanted.repo, revision=revision, repo_type=wanted.kind, timeout=HUB_TIMEOUT_SEC).sha
-    tree = api.list_repo_tree(wanted.repo, recursive=True, revision=commit, repo_type=wanted.kind)
-    patterns = file_patterns(wanted.kind, wanted.code)
+    commit = api.repo_info(request.repo, revision=revision, repo_type=request.kind, timeout=HUB_TIMEOUT_SEC).sha
+    tree = api.list_repo_tree(request.repo, recursive=True, revision=commit, repo_type=request.kind)
+    patterns = file_patterns(request.kind, request.code)
     files = {
         entry.path: _entry(entry)
         for entry in tree
@@ -179,17 +184,17 @@ def _list_files(wanted: _Wanted, revision: str) -> dict[str, Any]:
     }
     for name in files:
         if not _is_below(name):
-            raise DataError(f"{wanted.what} has a file that would lie outside the directory: {name!r:.80}.")
+            raise DataError(f"{request.what} has a file with a path outside the directory: {name!r:.80}.")
     if not files:
-        raise UsageError(f"{wanted.what} has no file that can be used.", known=patterns["allow_patterns"])
-    if wanted.kind == "model" and not any(name.endswith(".safetensors") for name in files):
-        warn("DATA", f"{wanted.what} has no *.safetensors, and other weights are not fetched: pickles run code")
+        raise UsageError(f"{request.what} has no usable file.", known=patterns["allow_patterns"])
+    if request.kind == "model" and not any(name.endswith(".safetensors") for name in files):
+        warn("DATA", f"{request.what} has no *.safetensors; other weight formats are not downloaded (pickles run code)")
     return {
-        "repo": wanted.repo,
-        "kind": wanted.kind,
-        "revision": wanted.revision,
+        "repo": request.repo,
+        "kind": request.kind,
+        "revision": request.revision,
         "commit": commit,
-        "code": wanted.code,
+        "code": request.code,
         "files": files,
     }
 
@@ -200,7 +205,7 @@ def _is_below(name: str) -> bool:
 
 
 def _matches(name: str, patterns: list[str]) -> bool:
-    """As the library matches its allow_patterns and ignore_patterns: a * goes across directories."""
+    """As the library matches allow_patterns and ignore_patterns: * also matches slashes."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
@@ -210,34 +215,33 @@ def _entry(file: Any) -> dict[str, Any]:
     return {"bytes": lfs.size, "id": lfs.sha256} if lfs is not None else {"bytes": file.size, "id": file.blob_id}
 
 
-def _remove_outdated(folder: Path, before: dict[str, Any] | None, files: dict[str, Any]) -> None:
-    """Remove what the library would keep though it is wrong: files of an earlier commit (it keeps them when the hub
-    fails to answer for one file, and always when the new commit has none of that name), and damaged ones (it does not
-    look at sizes)."""
+def _remove_outdated(directory: Path, before: dict[str, Any] | None, files: dict[str, Any]) -> None:
+    """Remove wrong files that the library would keep: those of an earlier commit (kept if the hub fails to answer for a
+    file, or if the new commit has no such file), and damaged ones (it does not check sizes)."""
     old = before["files"] if before else {}
-    outdated = {name for name in old if old[name] != files.get(name)} | set(_damaged(folder, files))
-    root = folder.resolve()
-    for name in sorted(outdated):  # before any is removed; the marker may have come with the folder from elsewhere
-        if not _is_below(name) or not (folder / name).parent.resolve().is_relative_to(root):
+    outdated = {name for name in old if old[name] != files.get(name)} | set(_damaged(directory, files))
+    root = directory.resolve()
+    for name in sorted(outdated):  # checked before any is removed: the marker may be from an untrusted source
+        if not _is_below(name) or not (directory / name).parent.resolve().is_relative_to(root):
             raise DataError(
-                f"{folder} names a file that lies outside it and would be removed: {name!r:.80}.",
+                f"The marker in {directory} lists a file outside the directory, which would be removed: {name!r:.80}.",
                 remedy="Choose another directory for --to.",
             )
     for name in outdated:
-        (folder / name).unlink(missing_ok=True)
-    _remove_leftovers(folder)
+        (directory / name).unlink(missing_ok=True)
+    _remove_leftovers(directory)
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Pieces of a killed process's files: the library never goes on with them, nor removes them."""
-    for path in (folder / LIBRARY_FOLDER).rglob("*.incomplete"):
+def _remove_leftovers(directory: Path) -> None:
+    """Remove partial files of killed processes: the library neither resumes nor removes them."""
+    for path in (directory / LIBRARY_DIR).rglob("*.incomplete"):
         with contextlib.suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > LEFTOVER_AFTER_SEC:  # the lock may mean nothing on this volume
+            if time.time() - path.stat().st_mtime > LEFTOVER_AFTER_SEC:  # the volume may not support locks
                 path.unlink()
 
 
-def _damaged(folder: Path, files: dict[str, Any]) -> list[str]:
-    """Files that are not there, or not with the size they should have."""
+def _damaged(directory: Path, files: dict[str, Any]) -> list[str]:
+    """Files that are missing or have another size."""
 
     def size(path: Path) -> int | None:
         try:
@@ -245,21 +249,21 @@ def _damaged(folder: Path, files: dict[str, Any]) -> list[str]:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    return [name for name, file in files.items() if size(folder / name) != file["bytes"]]
+    return [name for name, file in files.items() if size(directory / name) != file["bytes"]]
 
 
-def _complete(wanted: _Wanted, folder: Path) -> dict[str, Any] | None:
-    """The marker of a folder that holds all of what is wanted."""
-    state = _read_state(folder / MARKER)
-    if state is None or not wanted.has_same_repo(state) or not wanted.has_same_revision(state):
+def _complete(request: _Request, directory: Path) -> dict[str, Any] | None:
+    """The marker of a directory that contains all requested files."""
+    state = _read_state(directory / MARKER)
+    if state is None or not request.has_same_repo(state) or not request.has_same_revision(state):
         return None
-    if (wanted.code and not state["code"]) or _damaged(folder, state["files"]):
+    if (request.code and not state["code"]) or _damaged(directory, state["files"]):
         return None
     return state
 
 
 def _read_state(path: Path) -> dict[str, Any] | None:
-    """A marker, or None where there is none that makes sense."""
+    """A marker, or None if it is missing or invalid."""
     state = read_json(path)
     keys = {"repo", "kind", "revision", "commit", "code", "files"}
     if not isinstance(state, dict) or not keys <= state.keys() or not isinstance(state["files"], dict):
@@ -267,10 +271,10 @@ def _read_state(path: Path) -> dict[str, Any] | None:
     return state if all(isinstance(file, dict) and "bytes" in file for file in state["files"].values()) else None
 
 
-def _result(state: dict[str, Any], folder: Path, downloaded: bool) -> dict[str, Any]:
+def _result(state: dict[str, Any], directory: Path, downloaded: bool) -> dict[str, Any]:
     return {
         **{key: state[key] for key in ("repo", "revision", "commit")},
-        "to": str(folder),
+        "to": str(directory),
         "files": len(state["files"]),
         "bytes": sum(file["bytes"] for file in state["files"].values()),
         "downloaded": downloaded,

@@ -1,4 +1,4 @@
-"""What went wrong with the hub, in our words."""
+"""Errors of the Hugging Face hub as errors of llmtrain."""
 
 import errno
 from typing import Any
@@ -11,13 +11,14 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, err
 _DISK |= {errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
 _SET_A_TOKEN = f"set {TOKEN_VARIABLES[0]} (or {', '.join(TOKEN_VARIABLES[1:])}) to a token of that account."
 OFFLINE_REMEDY = (
-    "With a network, run `llmtrain fetch-model NAME --to DIR` (fetch-data for a dataset), then set model.path to DIR."
+    "On a machine with network access, run `llmtrain fetch-model NAME --to DIR` (fetch-data for a dataset), then set "
+    "model.path to DIR."
 )
 
 
 def explain_hub_error(problem: BaseException, what: str, offline_remedy: str = OFFLINE_REMEDY) -> LlmtrainError:
-    """What the hub library raised, as an error of ours; `what` begins its sentence: "Model 'owner/name'". Works for
-    what transformers and datasets make of it too: they keep the cause. No token is ever part of it."""
+    """The error for an exception of huggingface_hub, also if transformers or datasets wrapped it; without tokens.
+    `what` begins the message: "Model 'owner/name'"."""
     error: LlmtrainError | None = None
     cause: BaseException | None = problem
     while cause is not None and error is None:
@@ -25,7 +26,7 @@ def explain_hub_error(problem: BaseException, what: str, offline_remedy: str = O
         cause = cause.__cause__
     if error is None:
         lines = [line for line in str(problem).splitlines() if line.strip()] or [""]
-        error = DataError(f"{what} cannot be fetched: {type(problem).__name__}: {lines[0].strip():.300}")
+        error = DataError(f"{what} cannot be downloaded: {type(problem).__name__}: {lines[0].strip():.300}")
     return type(error)(clean(error.what), remedy=clean(error.remedy) if error.remedy else None)
 
 
@@ -35,29 +36,29 @@ def _explain_one(problem: BaseException, what: str, offline_remedy: str) -> Llmt
     if isinstance(problem, errors.HfHubHTTPError):
         return _explain_answer(problem, what)
     if isinstance(problem, errors.LocalEntryNotFoundError) and problem.__cause__ is not None:
-        return None  # said of any trouble with the hub; the cause knows which
+        return None  # raised for any failure of the hub: the cause is more specific
     if isinstance(problem, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return UsageError(
-            f"{what} is not in the local cache, and the hub may not be asked (offline).", remedy=offline_remedy
+            f"{what} is not in the local cache, and the hub must not be contacted (offline).", remedy=offline_remedy
         )
-    # By name, since the library has changed what it talks HTTP with (requests, httpx, httpx2).
+    # By name, because the library has changed its HTTP client (requests, httpx, httpx2).
     by_http = type(problem).__module__.partition(".")[0] in ("httpx2", "httpx", "requests", "urllib3")
     if by_http or isinstance(problem, ConnectionError | TimeoutError):
         reason = one_line(problem, 200) or type(problem).__name__
         return UsageError(f"{what}: the hub cannot be reached: {reason}.", remedy=offline_remedy)
     if isinstance(problem, FileNotFoundError) and problem.filename:
-        return DataError(f"{what} lacks a file: {problem.filename}.", remedy="Save or download it again.")
+        return DataError(f"{what} has no file {problem.filename}.", remedy="Save or download it again.")
     if isinstance(problem, OSError) and problem.errno in _DISK:
         where = f" ({problem.filename})" if problem.filename else ""
         return UsageError(
             f"{what} cannot be written to disk: {problem.strerror}{where}.",
-            remedy="Make room, or choose a directory you may write to. What is there already is kept.",
+            remedy="Free some space, or choose a writable directory. Downloaded files are kept.",
         )
     return None
 
 
 def _explain_answer(problem: Any, what: str) -> LlmtrainError:
-    """An answer of the hub that is not a yes."""
+    """The error for an HTTP error response of the hub."""
     from huggingface_hub import errors
 
     variable = next((name for name, _ in tokens()), None)
@@ -65,28 +66,28 @@ def _explain_answer(problem: Any, what: str) -> LlmtrainError:
     if isinstance(problem, errors.GatedRepoError):
         if variable:
             return UsageError(
-                f"{what} is gated, and the token in {variable} has no access yet.",
-                remedy="Accept its licence on its page with the account of that token, and wait until it is granted.",
+                f"{what} is gated, and the token in {variable} has no access to it.",
+                remedy="Accept its license on its page with the account of that token, and wait for approval.",
             )
         return UsageError(
-            f"{what} is gated.", remedy=f"Accept its licence on its page while logged in, and {_SET_A_TOKEN}"
+            f"{what} is gated.", remedy=f"Accept its license on its page while logged in, and {_SET_A_TOKEN}"
         )
     if isinstance(problem, errors.RepositoryNotFoundError):
         if variable:
             return UsageError(
-                f"{what} is not on the hub, or is private and the token in {variable} may not see it.",
-                remedy="Check the spelling, that the token is still valid, and what its account may read.",
+                f"{what} is not on the hub, or is private and not visible with the token in {variable}.",
+                remedy="Check the spelling, and the validity and permissions of the token.",
             )
         return UsageError(
             f"{what} is not on the hub, or is private.",
-            remedy=f"Check the spelling. To read a private one, {_SET_A_TOKEN}",
+            remedy=f"Check the spelling. For a private repository, {_SET_A_TOKEN}",
         )
     if isinstance(problem, errors.RevisionNotFoundError):
-        return UsageError(f"{what}: the hub has no such revision.", remedy="Name one of its branches, tags or commits.")
+        return UsageError(f"{what}: the hub has no such revision.", remedy="Use one of its branches, tags or commits.")
     if status == 401:
         which = f"the token in {variable}" if variable else "the login of the hub library"
-        return UsageError(f"{what}: the hub does not accept {which}.", remedy="Make a new token, or unset this one.")
+        return UsageError(f"{what}: the hub does not accept {which}.", remedy="Create a new token, or unset this one.")
     if status == 429:
-        return DataError(f"{what}: the hub has been asked too often (429).", remedy="Try again later, with a token.")
+        return DataError(f"{what}: the rate limit of the hub is exceeded (429).", remedy="Retry later, with a token.")
     reason = (problem.server_message or str(problem)).strip().partition("\n")[0][:300]
-    return DataError(f"{what} cannot be fetched: the hub answers {status} ({type(problem).__name__}): {reason}")
+    return DataError(f"{what} cannot be downloaded: the hub returned {status} ({type(problem).__name__}): {reason}")

@@ -1,4 +1,4 @@
-"""Finding a model: a directory, or a name on the hub. Everything else works on directories."""
+"""Finds the directory of a model: a local one, or one downloaded from the hub."""
 
 import re
 import sys
@@ -9,12 +9,12 @@ from llmtrain.errors import UsageError
 from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.token import clean, hub_token, is_offline
 
-# What transformers needs to load a causal language model. Never a pickle: loading one runs code.
+# The files that transformers needs to load a causal language model. No pickles: loading one runs code.
 MODEL_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt")
 CODE_FILES = ("*.py",)
-OTHER_FORMATS = ("original/*", "onnx/*", "consolidated*.safetensors")  # the same weights once more
-# In a fetched folder that somebody uploaded; here they would be taken for ours.
-NOTES = (".llmtrain-fetch*", ".cache/*")
+OTHER_FORMATS = ("original/*", "onnx/*", "consolidated*.safetensors")  # the same weights again
+# Of a downloaded directory that was uploaded; they would be mistaken for markers of this download.
+MARKERS = (".llmtrain-fetch*", ".cache/*")
 
 _ID = re.compile(r"(?!.*(?:--|\.\.))(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_](?:[\w.-]{0,94}\w)?", re.ASCII)
 
@@ -22,52 +22,52 @@ _ID = re.compile(r"(?!.*(?:--|\.\.))(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9_](?:[\w.-
 def find_model(
     path: str, revision: str | None, local_files_only: bool, field: str = "model.path", *, code: bool = False
 ) -> Path:
-    """The directory of a model: `path` itself where it is one (then the hub is out of it), else from the hub's cache,
-    downloaded first where it is missing. `code`: with the Python files of the repository."""
-    folder = _existing_directory(path, field)
-    if folder is not None:
-        return folder
-    check_id(path, f"{field} '{path}' is no directory here, and no name on the hub either.")
+    """The directory of a model: `path` if it is a directory, else a directory in the cache of the hub, downloaded if
+    missing. `code`: include the Python files of the repository."""
+    directory = _existing_directory(path, field)
+    if directory is not None:
+        return directory
+    check_id(path, f"{field} '{path}' is neither an existing directory nor a valid name on the hub.")
     token = hub_token()
     try:
         from huggingface_hub import snapshot_download
 
         quiet_bars()
-        found = snapshot_download(
+        snapshot = snapshot_download(
             path,
             revision=revision,
             token=token,
             local_files_only=local_files_only or is_offline(),
             **file_patterns("model", code),
         )
-    except Exception as problem:  # the library raises many kinds, few of them its own
-        what = f"{field} '{path}'{f' at revision {revision!r}' if revision else ''} (no directory here)"
+    except Exception as problem:  # the library raises many types, few of them its own
+        what = f"{field} '{path}'{f' at revision {revision!r}' if revision else ''} (not a local directory)"
         remedy = (
-            f"With a network, run `llmtrain fetch-model {path} --to DIR`{' (with --revision)' if revision else ''},"
-            f" then set {field} to DIR."
+            f"On a machine with network access, run `llmtrain fetch-model {path} --to DIR`"
+            f"{' (with --revision)' if revision else ''}, then set {field} to DIR."
         )
         raise explain_hub_error(problem, what, remedy) from None
-    return Path(found)
+    return Path(snapshot)
 
 
 def _existing_directory(path: str, field: str) -> Path | None:
     try:
-        folder = Path(path).expanduser()
-        if folder.is_dir():
-            return folder
-    except (OSError, RuntimeError) as problem:  # not ours to look into; ~somebody who is not known
+        directory = Path(path).expanduser()
+        if directory.is_dir():
+            return directory
+    except (OSError, RuntimeError) as problem:  # no permission; ~user for an unknown user
         reason = getattr(problem, "strerror", None) or problem
         raise UsageError(clean(f"{field} '{path}' cannot be read: {reason}.")) from None
     if looks_like_path(path):
         raise UsageError(
             clean(f"{field} '{path}' does not exist, or is not a directory."),
-            remedy="Name a directory with config.json and *.safetensors in it, or a model on the hub as owner/name.",
+            remedy="Use a directory with config.json and *.safetensors, or the name of a model on the hub: owner/name.",
         )
     return None
 
 
 def looks_like_path(reference: str) -> bool:
-    """Whether it can only be a path: no name on the hub looks so."""
+    """Whether the reference can only be a path, not a name on the hub."""
     is_rooted = reference.startswith(("/", "./", "../", "~")) or reference in (".", "..")
     return is_rooted or reference.endswith("/") or reference.count("/") > 1
 
@@ -81,15 +81,15 @@ def check_id(name: str, what: str) -> None:
 
 
 def file_patterns(kind: str, code: bool) -> dict[str, Any]:
-    """Which files, in the words of the library. Of a dataset: all."""
+    """allow_patterns and ignore_patterns of the library; all files of a dataset."""
     if kind == "dataset":
-        return {"allow_patterns": ["*"], "ignore_patterns": list(NOTES)}
+        return {"allow_patterns": ["*"], "ignore_patterns": list(MARKERS)}
     allowed = [*MODEL_FILES, *(CODE_FILES if code else ())]
-    return {"allow_patterns": allowed, "ignore_patterns": [*OTHER_FORMATS, *NOTES]}
+    return {"allow_patterns": allowed, "ignore_patterns": [*OTHER_FORMATS, *MARKERS]}
 
 
 def quiet_bars() -> None:
-    """No progress bars into a log file."""
+    """Disable progress bars without a terminal."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # public, but lazily so
 
     if not sys.stderr.isatty():

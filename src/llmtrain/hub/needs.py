@@ -1,4 +1,4 @@
-"""What a config takes from the network: the hub's models and datasets, and the files of GPT-2's tokenizer."""
+"""The downloads that a config needs: models and datasets of the hub, and the files of the GPT-2 tokenizer."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from llmtrain.hub.find import looks_like_path
 class HubNeeds:
     model: bool = False
     tokenizer: bool = False
-    """Of `hf_causal_lm`, where it is not the model's own."""
+    """Of `hf_causal_lm`, if it is not that of the model."""
     dataset: bool = False
     gpt2: bool = False
-    """The tokenizer gpt2, whose files tiktoken fetches."""
+    """The tokenizer gpt2, whose files tiktoken downloads."""
 
     @property
     def any(self) -> bool:
@@ -34,7 +34,7 @@ def hub_needs(config: Config) -> HubNeeds:
 
 
 def _reads_files(data: HubDatasetSection) -> bool:
-    """Local files come before the dataset of the same section."""
+    """Local files take precedence over the dataset of the same section."""
     return bool(getattr(data, "files", None) or getattr(data, "train_file", None))
 
 

@@ -7,7 +7,7 @@ from llmtrain.config.schema import Config
 from llmtrain.hub.find import looks_like_path
 from llmtrain.launch.endpoints import tracking_uri
 from llmtrain.launch.work import Work
-from llmtrain.tracking.mlflow import local_folder
+from llmtrain.tracking.mlflow import local_directory
 
 WRITABLE_DIRS = ("/tmp", "/cache")
 
@@ -60,7 +60,7 @@ def _read_only_cache(config: Config) -> list[str]:
 def _lost_tracking(config: Config, work: Work) -> list[str]:
     """A tracking store in a directory that is deleted with the pod, or that the pod cannot write."""
     field, uri = tracking_uri(config, work) or ("", None)
-    directory = local_folder(uri) if uri else None
+    directory = local_directory(uri) if uri else None
     launch = config.launch
     writable = {
         name: path

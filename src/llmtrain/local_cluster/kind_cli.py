@@ -1,4 +1,4 @@
-"""kind, and what it makes its nodes with, as programs: no shell, and what they complain about in one line."""
+"""Running kind (the tool) and its container provider: without a shell, with the reason of a failure in one line."""
 
 import json
 import os
@@ -9,43 +9,42 @@ from contextlib import suppress
 
 from llmtrain.errors import ClusterError, UsageError
 
-# What kind can make nodes with, in the order in which it looks for them; the last two only if they are named.
+# Container providers in the order in which kind tries them; the last two only if selected.
 PROVIDERS = ("docker", "nerdctl", "podman", "finch", "nerdctl.lima")
-CHOICE = "KIND_EXPERIMENTAL_PROVIDER"
-HOW_TO_INSTALL = "https://kind.sigs.k8s.io/docs/user/quick-start"
-ANY_CLUSTER = "No cluster of your own is needed: all other commands take --kubeconfig and --context."
+PROVIDER_VARIABLE = "KIND_EXPERIMENTAL_PROVIDER"
+INSTALL_URL = "https://kind.sigs.k8s.io/docs/user/quick-start"
+ANY_CLUSTER = "Or use an existing cluster: all other commands take --kubeconfig and --context."
 
 
 def list_clusters() -> list[str]:
-    """Names of all kind clusters of this machine. Whatever is missing for that is told."""
-    maker = provider()
+    """Names of all kind clusters on this machine. Raises if kind or its provider is missing."""
+    program = provider()
     if shutil.which("kind") is None:
-        raise UsageError("kind is not installed.", remedy=f"Install it: {HOW_TO_INSTALL}. {ANY_CLUSTER}")
+        raise UsageError("kind is not installed.", remedy=f"Install it: {INSTALL_URL}. {ANY_CLUSTER}")
     done = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         raise UsageError(
-            f"{maker} does not answer kind: {_complaint(done.stderr)}",
-            remedy=f"Start it, and see that `{maker} ps` works for you. {ANY_CLUSTER}",
+            f"kind cannot use {program}: {_error_line(done.stderr)}",
+            remedy=f"Start {program} and check that `{program} ps` works. {ANY_CLUSTER}",
         )
     return done.stdout.split()
 
 
 def provider() -> str:
-    """The program that kind makes its nodes with."""
-    named = os.environ.get(CHOICE, "")
-    wanted = (named,) if named in PROVIDERS else PROVIDERS[:3]
-    for program in wanted:
+    """The container provider that kind uses."""
+    selected = os.environ.get(PROVIDER_VARIABLE, "")
+    candidates = (selected,) if selected in PROVIDERS else PROVIDERS[:3]
+    for program in candidates:
         if shutil.which(program):
             return program
     raise UsageError(
-        f"{wanted[0]} is not installed.",
-        remedy=f"Install Docker (kind also works with podman and nerdctl): {HOW_TO_INSTALL}. {ANY_CLUSTER}",
+        f"{candidates[0]} is not installed.",
+        remedy=f"Install Docker, podman or nerdctl: {INSTALL_URL}. {ANY_CLUSTER}",
     )
 
 
 def mounts_of(container: str) -> list[str]:
-    """Where things are mounted in a container, also when it does not run. Nowhere if there is no such
-    container."""
+    """Mount points of a container, running or not; empty if it does not exist."""
     words = [provider(), "container", "inspect", container]
     done = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
@@ -54,9 +53,8 @@ def mounts_of(container: str) -> list[str]:
 
 
 def run(*words: str, input_: str = "") -> None:
-    """Run a program that takes its time. What it says is shown as it comes, on standard error: the other is for our
-    result."""
-    said = []
+    """Run a program and copy its output to standard error as it is printed: stdout is for our own result."""
+    output = []
     pipe = subprocess.PIPE
     with subprocess.Popen(
         words, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -64,27 +62,26 @@ def run(*words: str, input_: str = "") -> None:
         assert process.stdin
         assert process.stdout
         try:
-            with suppress(BrokenPipeError):  # it ended without reading
+            with suppress(BrokenPipeError):  # it exited without reading its input
                 process.stdin.write(input_)
                 process.stdin.close()
             for line in process.stdout:
-                said.append(line)
+                output.append(line)
                 print(line, end="", file=sys.stderr, flush=True)
         except BaseException:
-            process.kill()  # kind has no other way to end on a signal either
-            process.wait()  # whoever cleans up must not work against it
+            process.kill()  # kind does not handle signals either
+            process.wait()  # it must not run while the caller cleans up
             raise
     if process.returncode:
-        what = " ".join(words[:3])
-        raise ClusterError(f"{what} failed: {_complaint(''.join(said))}", remedy="What it said is above.")
+        command = " ".join(words[:3])
+        raise ClusterError(f"{command} failed: {_error_line(''.join(output))}", remedy="Its full output is above.")
 
 
-def _complaint(said: str) -> str:
-    """The line of what a program said that tells most: what the program below it put out, else its error, else the
-    last one."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _error_line(output: str) -> str:
+    """The most informative line of an output: that of a nested command, else of the error, else the last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     for start in ("Command Output:", "ERROR:"):
         for line in lines:
             if line.startswith(start) and line != start:
                 return line.removeprefix(start).strip()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "no output"

@@ -1,9 +1,9 @@
-"""A cluster on one's own machine: kind (Kubernetes in Docker), with its runs in a folder of that machine.
+"""A local cluster made with kind (Kubernetes in Docker) that stores its runs in a local directory.
 
-kind does the work. Added to it is a volume that all nodes write, and proof of who made the cluster: the place where the
-folder is mounted has a random mark in its name, which is written down here before kind is asked. A container keeps its
-mounts for life, so the mark is there from its first moment on and also when nothing in it runs any more; and whoever
-makes a cluster of the same name by hand has no such mark.
+Two things are added to what kind does: a volume that all nodes can write, and a proof that `up` created the cluster.
+The mount path of the directory contains a random token, which is recorded locally before kind is started. A container
+keeps its mounts for life, so the token identifies the cluster from its first moment on, also when it is stopped; a
+cluster of the same name created by hand has no such token.
 """
 
 import os
@@ -25,22 +25,22 @@ from llmtrain.kubernetes.labels import COMMON_LABELS
 from llmtrain.local_cluster.kind_cli import list_clusters, mounts_of, provider, run
 
 CLAIM, NAMESPACE = "runs", "default"
-MOUNTED_AT = "/llmtrain"  # in the nodes; below it is the mark
-SIZE = "100Gi"  # a claim must have one; a folder of the host is as large as its disk
+MOUNT_ROOT = "/llmtrain"  # in the nodes; the mount path is a subdirectory named by the token
+SIZE = "100Gi"  # required by a claim; a host directory is not limited by it
 WAIT = "180s"
 
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """What is written down of a cluster that `up` makes."""
+    """The local record of a cluster that `up` created."""
 
     name: str
     mark: str
     nodes: int
     runs: str
-    """Folder of this machine."""
+    """Local directory."""
     kubeconfig: str | None
-    """Where its context is, if it was named."""
+    """The kubeconfig with its context, if one was passed."""
 
     @property
     def context(self) -> str:
@@ -48,7 +48,7 @@ class LocalCluster:
 
     @property
     def mounted_at(self) -> str:
-        return f"{MOUNTED_AT}/{self.mark}"
+        return f"{MOUNT_ROOT}/{self.mark}"
 
     def write(self) -> None:
         file = _record_file(self.mark)
@@ -57,11 +57,11 @@ class LocalCluster:
             write_json(file, asdict(self))
         except OSError as problem:
             raise UsageError(
-                f"{file.parent} cannot be written: {problem.strerror}. It says which clusters are ours.",
-                remedy="Name a directory of yours in XDG_STATE_HOME.",
+                f"Cannot write {file.parent}, which records the clusters created by llmtrain: {problem.strerror}.",
+                remedy="Set XDG_STATE_HOME to a directory you can write to.",
             ) from None
 
-    def forget(self) -> None:
+    def delete_record(self) -> None:
         _record_file(self.mark).unlink(missing_ok=True)
 
 
@@ -73,98 +73,99 @@ class UpResult:
 
 
 def context_of(name: str) -> str:
-    """The name kind gives to the context of a cluster."""
+    """The context name that kind gives a cluster."""
     return f"kind-{name}"
 
 
 def up(name: str, nodes: int, runs: Path | None, image: str | None, kubeconfig: str | None) -> UpResult:
-    """Make the cluster, or see that one that is ours has all it needs. One that fails on the way is taken back."""
+    """Create the cluster, or complete an existing one of ours. A failed creation is rolled back."""
     _check_name(name)
-    if find_spec("kubernetes") is None:  # found out before minutes are spent
+    if find_spec("kubernetes") is None:  # checked before the cluster, which takes minutes
         raise UsageError(
             "The Kubernetes client is not installed.", remedy="Install the extra: pip install 'llmtrain[k8s]'."
         )
     if name in list_clusters():
-        return _complete(_ours(name), runs, kubeconfig)
-    folder = open_folder(runs or Path("runs"))
-    file = str(Path(kubeconfig).expanduser().absolute()) if kubeconfig else None  # `down` may be typed elsewhere
-    made = LocalCluster(name, secrets.token_hex(8), nodes, str(folder), file)
-    made.write()
+        return _complete(_find_own(name), runs, kubeconfig)
+    directory = open_directory(runs or Path("runs"))
+    file = str(Path(kubeconfig).expanduser().absolute()) if kubeconfig else None  # `down` may run in another directory
+    cluster = LocalCluster(name, secrets.token_hex(8), nodes, str(directory), file)
+    cluster.write()
     try:
         options = ["--config=-", f"--wait={WAIT}", *([f"--image={image}"] if image else [])]
-        run("kind", "create", "cluster", *_at(made), *options, input_=yaml.safe_dump(kind_config(made)))
-        make_claim(Cluster.connect(file, made.context), made.mounted_at)
+        run("kind", "create", "cluster", *_kind_options(cluster), *options, input_=yaml.safe_dump(kind_config(cluster)))
+        create_claim(Cluster.connect(file, cluster.context), cluster.mounted_at)
     except BaseException:  # Ctrl-C too
-        with suppress(LlmtrainError):  # what went wrong first is what is told
-            _take_back(made)
+        with suppress(LlmtrainError):  # the first error is the one to report
+            _roll_back(cluster)
         raise
-    return UpResult(made, is_new=True, has_new_claim=True)
+    return UpResult(cluster, is_new=True, has_new_claim=True)
 
 
-def _complete(found: LocalCluster, runs: Path | None, kubeconfig: str | None) -> UpResult:
-    """A cluster that is there already: its context becomes the current one, and a claim that is missing is made."""
-    if runs is not None and str(_resolve(runs)) != found.runs:
+def _complete(cluster: LocalCluster, runs: Path | None, kubeconfig: str | None) -> UpResult:
+    """Make the context of an existing cluster the current one and create a missing claim."""
+    if runs is not None and str(_resolve(runs)) != cluster.runs:
         raise UsageError(
-            f"Cluster {found.name} is there already, and keeps its runs in {found.runs}; that cannot be changed.",
-            remedy=f"Leave --runs out, or make it anew: llmtrain cluster down --name {found.name}",
+            f"Cluster {cluster.name} already exists and stores its runs in {cluster.runs}, which cannot be changed.",
+            remedy=f"Omit --runs, or delete the cluster first: llmtrain cluster down --name {cluster.name}",
         )
-    where = kubeconfig or found.kubeconfig
+    kubeconfig = kubeconfig or cluster.kubeconfig
     try:
-        run("kind", "export", "kubeconfig", f"--name={found.name}", *_kubeconfig(where))
-        has_new_claim = make_claim(Cluster.connect(where, found.context), found.mounted_at)
+        run("kind", "export", "kubeconfig", f"--name={cluster.name}", *_kubeconfig_option(kubeconfig))
+        has_new_claim = create_claim(Cluster.connect(kubeconfig, cluster.context), cluster.mounted_at)
     except ClusterError as problem:
         raise ClusterError(
-            f"Cluster {found.name} is there, but does not work: {problem.what}",
-            remedy=f"Its containers may have been stopped: start them, or llmtrain cluster down --name {found.name}.",
+            f"Cluster {cluster.name} exists but does not respond: {problem.what}",
+            remedy="Start its containers if they are stopped, or delete it: llmtrain cluster down --name "
+            f"{cluster.name}.",
         ) from None
-    return UpResult(found, is_new=False, has_new_claim=has_new_claim)
+    return UpResult(cluster, is_new=False, has_new_claim=has_new_claim)
 
 
-def _take_back(made: LocalCluster) -> None:
-    """kind removes what it could not finish, but not if it is interrupted, or if it comes as far as the kubeconfig.
-    Only containers with our mark are touched: somebody else may have been faster with the same name."""
-    if _mark_of(made.name) == made.mark:
-        run("kind", "delete", "cluster", *_at(made))
-    elif made.name in list_clusters():
-        return  # somebody else's, or one that does not say whose: what is written down does no harm
-    made.forget()
+def _roll_back(cluster: LocalCluster) -> None:
+    """Delete an incomplete cluster: kind does not if it was interrupted or failed late. Only containers with our token
+    are deleted, because another process may have created a cluster of the same name."""
+    if _token_of(cluster.name) == cluster.mark:
+        run("kind", "delete", "cluster", *_kind_options(cluster))
+    elif cluster.name in list_clusters():
+        return  # not ours, or unknown: keep the record, which is harmless
+    cluster.delete_record()
 
 
 def down(name: str) -> LocalCluster | None:
-    """Remove a cluster that `up` made, and nothing else. None where there is none."""
+    """Delete a cluster that `up` created, and no other. None if it does not exist."""
     _check_name(name)
     if name not in list_clusters():
         return None
-    found = _ours(name)
-    run("kind", "delete", "cluster", *_at(found))
-    found.forget()
-    return found
+    cluster = _find_own(name)
+    run("kind", "delete", "cluster", *_kind_options(cluster))
+    cluster.delete_record()
+    return cluster
 
 
 def load_image(name: str, image: str) -> None:
-    """Copy an image of this machine to the nodes of any kind cluster, ours or not."""
+    """Copy a local image to the nodes of any kind cluster, whoever created it."""
     _check_name(name)
     known = list_clusters()
     if name not in known:
-        raise UsageError(f"There is no kind cluster {name}.", known=known, remedy="Make it: llmtrain cluster up")
-    maker = provider()
+        raise UsageError(f"There is no kind cluster {name}.", known=known, remedy="Create it: llmtrain cluster up")
+    program = provider()
     try:
-        if maker == "docker":
+        if program == "docker":
             run("kind", "load", "docker-image", f"--name={name}", "--", image)
             return
-        with TemporaryDirectory() as folder:  # `docker-image` asks docker, whatever the nodes are made with
-            archive = f"{folder}/image.tar"
-            run(maker, "save", "-o", archive, "--", image)
+        with TemporaryDirectory() as directory:  # `load docker-image` only works with docker
+            archive = f"{directory}/image.tar"
+            run(program, "save", "-o", archive, "--", image)
             run("kind", "load", "image-archive", f"--name={name}", "--", archive)
     except ClusterError as problem:
         raise UsageError(
             f"Image {image} was not loaded into {name}: {problem.what}",
-            remedy=f"`{maker} image ls` lists the images that there are; `make k8s-build` builds ours.",
+            remedy=f"List local images with `{program} image ls`; build the llmtrain image with `make k8s-build`.",
         ) from None
 
 
 def kind_config(cluster: LocalCluster) -> Object:
-    """What kind is asked for. A lone control plane takes pods; beside workers it does not."""
+    """The kind config. A single control-plane node also runs pods; with workers it does not."""
     mount = {"hostPath": cluster.runs, "containerPath": cluster.mounted_at}
     workers = cluster.nodes if cluster.nodes > 1 else 0
     roles = ["control-plane", *["worker"] * workers]
@@ -172,46 +173,50 @@ def kind_config(cluster: LocalCluster) -> Object:
     return {"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "nodes": nodes}
 
 
-def make_claim(cluster: Cluster, folder: str) -> bool:
-    """The claim, with a volume for it alone. False where there is one already, whoever made it."""
+def create_claim(cluster: Cluster, directory: str) -> bool:
+    """Create the claim and its volume. False if the claim exists."""
     if cluster.get("v1", "PersistentVolumeClaim", CLAIM, NAMESPACE) is not None:
         return False
-    for manifest in volume_manifests(folder, NAMESPACE, CLAIM):
+    for manifest in volume_manifests(directory, NAMESPACE, CLAIM):
         cluster.create(manifest)
     return True
 
 
-def volume_manifests(folder: str, namespace: str, claim: str) -> list[Object]:
-    """A folder of the nodes as a volume that all of them write, and the claim on it. kind's own storage class has only
-    volumes for one node. No class: none is to be asked. A new name each time: a volume whose claim was deleted serves
-    nobody else."""
+def volume_manifests(directory: str, namespace: str, claim: str) -> list[Object]:
+    """A ReadWriteMany volume on a directory of the nodes, and the claim bound to it. kind's storage class only has
+    ReadWriteOnce volumes, so no class is used. The name is new each time, because a volume whose claim was deleted
+    cannot be bound again."""
     labels = dict(COMMON_LABELS)
     name = f"llmtrain-{claim}-{secrets.token_hex(3)}"
     shared: Object = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = {
+    volume_spec = {
         **shared,
         "capacity": {"storage": SIZE},
         "persistentVolumeReclaimPolicy": "Retain",
         "claimRef": {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": namespace, "name": claim},
-        "hostPath": {"path": folder, "type": "Directory"},
+        "hostPath": {"path": directory, "type": "Directory"},
     }
-    wish = {**shared, "volumeName": name, "resources": {"requests": {"storage": SIZE}}}
+    claim_spec = {**shared, "volumeName": name, "resources": {"requests": {"storage": SIZE}}}
     return [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name, "labels": labels}, "spec": volume},
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name, "labels": labels},
+            "spec": volume_spec,
+        },
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {"name": claim, "namespace": namespace, "labels": labels},
-            "spec": wish,
+            "spec": claim_spec,
         },
     ]
 
 
-def open_folder(folder: Path) -> Path:
-    """Made if it is missing, and opened to everybody: Kubernetes does not change who owns a folder of the host, and
-    pods are user 1000, which may be anybody on this machine (with rootless Docker, nobody it knows). Sticky, so that
-    files can still be removed only by those who own them."""
-    path = _resolve(folder)
+def open_directory(directory: Path) -> Path:
+    """Create the directory if needed and make it writable for all users: Kubernetes does not change the owner of a host
+    directory, and pods run as user 1000. The sticky bit keeps users from deleting each other's files."""
+    path = _resolve(directory)
     try:
         path.mkdir(parents=True, exist_ok=True)
         mode = S_IMODE(path.stat().st_mode)
@@ -219,53 +224,51 @@ def open_folder(folder: Path) -> Path:
             path.chmod(mode | 0o1007)
     except OSError as problem:
         raise UsageError(
-            f"{path} cannot be used for runs, which pods (user 1000) must be able to write there: {problem.strerror}.",
-            remedy="Name a directory of yours with --runs; if this one is somebody else's, it needs chmod o+rwx.",
+            f"{path} cannot be made writable for pods (user 1000): {problem.strerror}.",
+            remedy="Choose a directory you own with --runs, or ask the owner to run chmod o+rwx on it.",
         ) from None
     return path
 
 
-def _resolve(folder: Path) -> Path:
-    path = folder.expanduser().resolve()
-    if ":" in str(path):  # what is mounted where is written FROM:TO
-        raise UsageError(f"{path} cannot be mounted: it has a colon in it.", remedy="Name another with --runs.")
+def _resolve(directory: Path) -> Path:
+    path = directory.expanduser().resolve()
+    if ":" in str(path):  # mounts are written as FROM:TO
+        raise UsageError(f"--runs must not contain a colon, got '{path}'.", remedy="Choose another directory.")
     return path
 
 
-def _ours(name: str) -> LocalCluster:
-    """What was written down when `up` made the cluster of that name; refused where it did not."""
-    mark = _mark_of(name)
-    found = read_json(_record_file(mark)) if mark else None
-    if not isinstance(found, dict) or found.get("name") != name:
+def _find_own(name: str) -> LocalCluster:
+    """The record of a cluster that `up` created. Other clusters are refused."""
+    token = _token_of(name)
+    record = read_json(_record_file(token)) if token else None
+    if not isinstance(record, dict) or record.get("name") != name:
         raise UsageError(
-            f"The kind cluster {name} was not made by `llmtrain cluster up` of this account. Nothing was changed.",
-            remedy=f"Choose another with --name. If it is yours, you can remove it: kind delete cluster --name {name}",
+            f"The kind cluster {name} was not created by `llmtrain cluster up` of this user. Nothing was changed.",
+            remedy=f"Choose another --name, or delete the cluster yourself: kind delete cluster --name {name}",
         )
-    return LocalCluster(**found)
+    return LocalCluster(**record)
 
 
-def _record_file(mark: str) -> Path:
-    named = os.environ.get("XDG_STATE_HOME", "")
-    state = Path(named) if Path(named).is_absolute() else Path.home() / ".local" / "state"
-    return state / "llmtrain" / "clusters" / f"{mark}.json"
+def _record_file(token: str) -> Path:
+    variable = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(variable) if Path(variable).is_absolute() else Path.home() / ".local" / "state"
+    return state / "llmtrain" / "clusters" / f"{token}.json"
 
 
-def _at(cluster: LocalCluster) -> list[str]:
-    return [f"--name={cluster.name}", *_kubeconfig(cluster.kubeconfig)]
+def _kind_options(cluster: LocalCluster) -> list[str]:
+    return [f"--name={cluster.name}", *_kubeconfig_option(cluster.kubeconfig)]
 
 
-def _kubeconfig(path: str | None) -> list[str]:
+def _kubeconfig_option(path: str | None) -> list[str]:
     return [f"--kubeconfig={path}"] if path else []
 
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,48}[a-z0-9])?", name):
-        raise UsageError(
-            f"A cluster cannot be called '{name}'.", remedy="Use up to 50 lower-case letters, digits, hyphens and dots."
-        )
+        raise UsageError(f"--name must be up to 50 lower-case letters, digits, hyphens and dots, got '{name}'.")
 
 
-def _mark_of(name: str) -> str | None:
-    """The mark on the control plane of a cluster. None: it is nothing of ours."""
-    marks = (re.fullmatch(rf"{MOUNTED_AT}/([0-9a-f]{{16}})", place) for place in mounts_of(f"{name}-control-plane"))
-    return next((found[1] for found in marks if found), None)
+def _token_of(name: str) -> str | None:
+    """The token in the mounts of a cluster's control plane; None if `up` did not create it."""
+    matches = (re.fullmatch(rf"{MOUNT_ROOT}/([0-9a-f]{{16}})", path) for path in mounts_of(f"{name}-control-plane"))
+    return next((match[1] for match in matches if match), None)

@@ -1,4 +1,4 @@
-"""Operators for a cluster of one's own: the installs that their projects publish, at the versions we test with."""
+"""Operators for a local cluster: the manifests their projects publish, at the versions llmtrain is tested with."""
 
 import shutil
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ WAIT = "300s"  # for images to be pulled
 class Operator:
     version: str
     source: tuple[str, str]
-    """What `kubectl apply` is given: -k or -f, and an address."""
+    """Arguments of `kubectl apply`: -k or -f, and a URL."""
     namespace: str
     deployments: tuple[str, ...]
 
 
 JOBSET = "jobset-controller-manager"
-# The commands of docs/kinds/*.md; a test compares them.
+# The same commands as in docs/kinds/*.md; a test compares them.
 OPERATORS = {
     "training-operator": Operator(
         "v1.9.3",
@@ -39,46 +39,46 @@ OPERATORS = {
         "v2.1.0",
         ("-k", "https://github.com/kubeflow/trainer.git/manifests/overlays/manager?ref=v2.1.0"),
         "kubeflow-system",
-        ("kubeflow-trainer-controller-manager", JOBSET),  # it brings the same JobSet along
+        ("kubeflow-trainer-controller-manager", JOBSET),  # its manifests include the same JobSet
     ),
 }
 
 
-def choose_operators(given: str | None) -> list[str]:
-    """Names out of `jobset,trainer`, in the order of installing. What is missing for that is told."""
-    names = [] if given is None else [name.strip() for name in given.split(",")]
+def choose_operators(names_option: str | None) -> list[str]:
+    """Parse `jobset,trainer` into names in install order. Raises if kubectl is missing."""
+    names = [] if names_option is None else [name.strip() for name in names_option.split(",")]
     if unknown := [name for name in names if name not in OPERATORS]:
-        raise UsageError(f"--with: there is no operator '{unknown[0]}'.", known=OPERATORS, remedy="Separate by commas.")
+        raise UsageError(f"--with '{unknown[0]}' is unknown.", known=OPERATORS, remedy="Separate names by commas.")
     if names and shutil.which("kubectl") is None:
         raise UsageError(
-            "kubectl is not installed, which --with installs operators by.",
-            remedy="Install it (https://kubernetes.io/docs/tasks/tools), or leave --with out.",
+            "--with needs kubectl, which is not installed.",
+            remedy="Install it (https://kubernetes.io/docs/tasks/tools), or omit --with.",
         )
     return [name for name in OPERATORS if name in names and not (name == "jobset" and "trainer" in names)]
 
 
 def install_operators(cluster: Cluster, names: Sequence[str], context: str, kubeconfig: str | None) -> None:
-    """Apply each, and wait until it is available. One that is there already is brought to the version."""
-    place = [f"--context={context}", *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])]
+    """Apply each operator and wait until it is available. An installed one is changed to the tested version."""
+    options = [f"--context={context}", *([f"--kubeconfig={kubeconfig}"] if kubeconfig else [])]
     for name in names:
         operator = OPERATORS[name]
         if name == "jobset" and _has_jobset(cluster, OPERATORS["trainer"]):
             continue
         if name == "trainer" and _has_jobset(cluster, OPERATORS["jobset"]):
             raise UsageError(
-                f"JobSet is installed in namespace {OPERATORS['jobset'].namespace}, and the Trainer brings its own: "
-                "two controllers would handle the same objects.",
-                remedy=f"Remove the first (kubectl delete {' '.join(OPERATORS['jobset'].source)}), then try again.",
+                f"JobSet is already installed in namespace {OPERATORS['jobset'].namespace}, and the Trainer includes "
+                "its own: two controllers would reconcile the same objects.",
+                remedy=f"Remove the first one (kubectl delete {' '.join(OPERATORS['jobset'].source)}), then try again.",
             )
         try:
-            run("kubectl", "apply", "--server-side", *operator.source, *place)
+            run("kubectl", "apply", "--server-side", *operator.source, *options)
             for deployment in operator.deployments:
                 wait = [f"--namespace={operator.namespace}", "--for=condition=Available", f"--timeout={WAIT}"]
-                run("kubectl", "wait", f"deployment/{deployment}", *wait, *place)
+                run("kubectl", "wait", f"deployment/{deployment}", *wait, *options)
         except ClusterError as problem:
             raise ClusterError(
                 f"{name} {operator.version} was not installed: {problem.what}",
-                remedy="The cluster itself is up. The same command tries again; kubectl needs git and a network.",
+                remedy="The cluster itself is running. Run the command again; kubectl needs git and network access.",
             ) from None
 
 

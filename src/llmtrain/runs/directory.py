@@ -1,22 +1,22 @@
-"""The run directory: what lies where. The names of its files live here and nowhere else.
+"""The run directory. The names of its files are defined here only.
 
 runs/<run_id>/
-  config.yaml      the resolved config
+  config.yaml      resolved config
   meta.json        versions, machine, git commit, command line
-  metrics.jsonl    one row a logged step
-  logs/            log lines
-  tokenizer/       what generate and eval need to read and write text
-  model_config/    of a fine-tuned model: config.json of the model it was made from
+  metrics.jsonl    one row per logged step
+  logs/            log files
+  tokenizer/       tokenizer for generate and eval
+  model_config/    of a fine-tuned model: config.json of the base model
   checkpoints/     step_N/, and the pointers `latest` and `best`
-  adapter/         of a LoRA run: the best adapter, in peft's own format
-  samples/         answers to trainer.eval_prompts, one file an evaluation
+  adapter/         of a LoRA run: the best adapter, in the format of peft
+  samples/         answers to trainer.eval_prompts, one file per evaluation
   epoch-N/ best/   with output.layout epochs: files of those checkpoints
-  artifacts.json   which of adapter/, epoch-N/ and best/ the run has made: others of these names are the user's
-  finished.json    there once the run is complete: its result
-  ended.json       of a StatefulSet: which launch ended for good, and with what exit code; its pods come back and look
-  lock             who is writing
+  artifacts.json   which of adapter/, epoch-N/ and best/ the run has written; others with these names are the user's
+  finished.json    result of a finished run
+  ended.json       launch that ended, and its exit code, for pods that are recreated afterwards
+  lock             the process that writes
   generations.json every start of the run, and how it ended
-  heartbeats/      where each rank is, and which node started last
+  heartbeats/      progress of each rank, and the node that started last
 """
 
 import os
@@ -32,6 +32,7 @@ from llmtrain.config.section import RUN_ID_PATTERN
 from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.files import RESERVE_BYTES, disk_full, is_full, is_there
 from llmtrain.redact import redact
+from llmtrain.text import format_bytes
 
 
 @dataclass(frozen=True)
@@ -123,25 +124,25 @@ class RunDirectory:
         return self.path / "tensorboard"
 
     def exists(self) -> bool:
-        """Also through a link: somebody put the run on a larger disk. (Links inside of a run are not followed.)"""
+        """Follows a link to a run on another disk. (Links inside a run are not followed.)"""
         try:
             return self.path.is_dir()
-        except OSError:  # in a directory that may not be looked into
+        except OSError:  # the parent directory may not be read
             return False
 
     def create(self) -> None:
-        """Make the directory; it must not be there yet."""
+        """Create the directory; it must not exist."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.mkdir()
         except FileExistsError:
-            raise _exists_already(self) from None
+            raise _already_exists(self) from None
         except OSError as problem:
             raise _unwritable(self.path.parent, problem) from None
 
 
 def new_run_id(name: str) -> str:
-    """A run id from a human name, the time and four random characters: unique, and sortable by eye."""
+    """A unique run id from a name, the time and four random characters."""
     slug = re.sub(r"[^a-z0-9]+", "-", redact(name).lower()).strip("-")
     slug = re.sub(r"^[^a-z]+", "", slug)[:19].strip("-") or "run"
     return f"{slug}-{time.strftime('%y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
@@ -150,55 +151,56 @@ def new_run_id(name: str) -> str:
 def check_run_id(run_id: str) -> None:
     if not re.fullmatch(RUN_ID_PATTERN, run_id):
         raise UsageError(
-            f"Run id {run_id!r} is not allowed.",
-            remedy="Use 2 to 40 lower-case letters, digits and hyphens, starting with a letter.",
+            f"Run id {run_id!r} must be 2 to 40 lower-case letters, digits and hyphens, and start with a letter.",
+            remedy="Choose another run id, such as my-run.",
         )
 
 
 def new_run(root: str, run_id: str | None, name: str) -> RunDirectory:
-    """The directory a new run will have, checked but not yet made."""
+    """The directory of a new run, checked but not created."""
     run_id = run_id or new_run_id(name)
     check_run_id(run_id)
     run = RunDirectory(Path(root).expanduser() / run_id)
     if is_there(run.path):
-        raise _exists_already(run)
+        raise _already_exists(run)
     check_writable(run.path.parent)
     return run
 
 
 def find_run(root: str, reference: str) -> RunDirectory:
     """A run by id inside root, or by the path of its directory."""
-    given = Path(reference).expanduser()
-    if len(given.parts) > 1 or given.is_absolute():
-        run = RunDirectory(Path(os.path.abspath(given)))  # noqa: PTH100 (by the name it has here, not where a link leads)
+    path = Path(reference).expanduser()
+    if len(path.parts) > 1 or path.is_absolute():
+        run = RunDirectory(Path(os.path.abspath(path)))  # noqa: PTH100 (the name of a link, not of its target)
         if run.exists() and (run.checkpoints.is_dir() or run.config.is_file() or run.meta.is_file()):
             return run
-        raise UsageError(f"{reference} is not a run directory.", remedy="Give a run id or the path of a run.")
+        raise UsageError(f"{reference} is not a run directory.", remedy="Pass a run id or the path of a run.")
     check_run_id(reference)
     run = RunDirectory(Path(root).expanduser() / reference)
     if not run.exists():
         known = [other.run_id for other in list_runs(root)]
         raise UsageError(
-            f"Run '{reference}' is not in {root}.{nearest(reference, known)}",
-            remedy="`llmtrain runs list` shows the runs. Another directory is named by --root, and for train by "
-            "--set output.root_dir=...",
+            f"There is no run '{reference}' in {root}.{nearest(reference, known)}",
+            remedy="`llmtrain runs list` lists the runs. Select another directory with --root, or for train with --set "
+            "output.root_dir=...",
         )
     return run
 
 
 def list_runs(root: str) -> list[RunDirectory]:
-    folder = Path(root).expanduser()
+    """Runs by the time of their first start."""
+    directory = Path(root).expanduser()
     try:
-        names = [path.name for path in folder.iterdir()]
+        names = [path.name for path in directory.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as problem:
-        raise UsageError(f"Cannot read {folder}: {problem.strerror or problem}.") from None
+        raise UsageError(f"Cannot read {directory}: {problem.strerror or problem}.") from None
     runs = []
     for name in names:
-        run = RunDirectory(folder / name)
-        with suppress(OSError):  # deleted at this very moment, or not for us to read
-            files = (run.meta, run.config)  # each can be turned off
+        run = RunDirectory(directory / name)
+        with suppress(OSError):  # deleted meanwhile, or not readable
+            files = (run.meta, run.config)  # either may be disabled in the config
             is_run = run.checkpoints.is_dir() or any(path.is_file() for path in files)
             if re.fullmatch(RUN_ID_PATTERN, name) and run.exists() and is_run:
                 # meta.json is written once, at the first start.
@@ -206,38 +208,37 @@ def list_runs(root: str) -> list[RunDirectory]:
     return [run for _, _, run in sorted(runs, key=lambda row: row[:2])]
 
 
-def check_writable(folder: Path) -> None:
-    """Fail now rather than after minutes of data preparation."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if is_there(path))
+def check_writable(directory: Path) -> None:
+    """Raise an error now rather than after minutes of data preparation."""
+    existing = next(path for path in (directory, *directory.absolute().parents) if is_there(path))
     try:
         probe = existing / f".llmtrain-{secrets.token_hex(4)}"
         probe.touch()
         probe.unlink()
     except OSError as problem:
-        raise _unwritable(folder, problem) from None
+        raise _unwritable(directory, problem) from None
     free = shutil.disk_usage(existing).free
     if free < RESERVE_BYTES:
-        raise disk_full(
-            folder, f"{free // 1024} KB are free, and a run needs {RESERVE_BYTES // 1024} KB besides its checkpoints"
-        )
+        needed = format_bytes(RESERVE_BYTES)
+        raise disk_full(directory, f"{format_bytes(free)} are free, but a run needs {needed} besides its checkpoints")
 
 
-def _exists_already(run: RunDirectory) -> UsageError:
+def _already_exists(run: RunDirectory) -> UsageError:
     if not run.exists():
         return UsageError(
-            f"{run.path} exists already, and is not a directory.", remedy="Remove it, or choose another output.run_id."
+            f"{run.path} already exists and is not a directory.", remedy="Remove it, or choose another output.run_id."
         )
     return UsageError(
-        f"Run '{run.run_id}' exists already in {run.path.parent}.",
-        remedy=f"Continue it with --resume {run.run_id}, or choose another output.run_id.",
+        f"Run '{run.run_id}' already exists in {run.path.parent}.",
+        remedy=f"Resume it with --resume {run.run_id}, or choose another output.run_id.",
     )
 
 
-def _unwritable(folder: Path, problem: OSError) -> LlmtrainError:
+def _unwritable(directory: Path, problem: OSError) -> LlmtrainError:
     if is_full(problem):
-        return disk_full(folder, problem.strerror or str(problem))
+        return disk_full(directory, problem.strerror or str(problem))
     return UsageError(
-        f"Cannot write to {folder}: {problem.strerror or problem}.",
+        f"Cannot write to {directory}: {problem.strerror or problem}.",
         remedy="Set output.root_dir to a directory you may write to.",
         reason="not_writable",
     )

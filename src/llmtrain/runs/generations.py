@@ -1,8 +1,7 @@
-"""generations.json: every start of a run has a number, and says how it ended.
+"""generations.json: the numbered starts of a run, and how each ended.
 
-A generation that ended without a word crashed. Three crashes in a row without a newer checkpoint mean that starting it
-again will not help; whoever starts a run unattended then gives up. Being told to stop is no crash, and somebody who
-launches the run again (LLMTRAIN_LAUNCH counts that) has a reason to think it will help.
+A generation without a recorded end crashed. After three crashes in a row without a newer checkpoint, an unattended
+start gives up. An interruption is not a crash, and a new launch (LLMTRAIN_LAUNCH) starts a new count.
 """
 
 import os
@@ -19,13 +18,13 @@ from llmtrain.runs.exit_report import report_to_run
 from llmtrain.runs.metadata import cpu_architecture
 
 MAX_CRASHES = 3
-KEPT = 50
-_CHANGING = threading.Lock()  # a save in the background notes that it is done
+MAX_GENERATIONS = 50
+_UPDATE = threading.Lock()  # against the thread that saves checkpoints
 _NO_CRASH = ("finished", "stopped", "refused")
 
 
 def read_generations(run: RunDirectory) -> list[dict[str, Any]]:
-    """Rows that can be understood; a damaged file must not keep a run from starting."""
+    """The valid rows; a damaged file must not prevent a run from starting."""
     return valid_rows(read_json(run.generations))
 
 
@@ -46,19 +45,19 @@ def begin_generation(
     to_step: int | None = None,
     threads: int | None = None,
 ) -> int:
-    """Number this start. The caller owns the run's lock."""
+    """Record a new start and return its number. The caller holds the lock of the run."""
     rows = read_generations(run)
     last = rows[-1] if rows else None
     launch = os.environ.get(LAUNCH)
     crashes = 0
-    is_again = is_unattended and last is not None and last.get("launch") == launch
-    if last and is_again and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
+    is_restart = is_unattended and last is not None and last.get("launch") == launch
+    if last and is_restart and last.get("ended") not in _NO_CRASH and from_step <= last["from_step"]:
         crashes = last["crashes"] + 1
     if crashes >= MAX_CRASHES:
         raise TrainingFailed(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
-            remedy=f"Look at {run.logs}. When the cause is gone, "
-            f"`llmtrain {f'resume {run.run_id}' if launch else f'train --resume {run.path}'}` goes on.",
+            remedy=f"See {run.logs} for the cause. Fix it, then run: llmtrain "
+            + (f"resume {run.run_id}" if launch else f"train --resume {run.path}"),
             reason="gave_up",
         )
     report_to_run(run.exits)
@@ -78,13 +77,13 @@ def begin_generation(
         "saved": False,
         "ended": None,
     }
-    write_json(run.generations, [*rows, row][-KEPT:])
+    write_json(run.generations, [*rows, row][-MAX_GENERATIONS:])
     return generation
 
 
 def note_generation(run: RunDirectory, generation: int, **facts: Any) -> None:
-    """Add to what is known of a start."""
-    with _CHANGING:
+    """Add facts to the record of a start."""
+    with _UPDATE:
         rows = read_generations(run)
         for row in rows:
             if row["generation"] == generation:
@@ -93,7 +92,7 @@ def note_generation(run: RunDirectory, generation: int, **facts: Any) -> None:
 
 
 def has_saved(run: RunDirectory) -> bool | None:
-    """Whether a start of the run has published a checkpoint; None where that is not recorded."""
+    """Whether the run has published a checkpoint; None if that is not recorded."""
     rows = read_generations(run)
     if any(row.get("saved") or row["from_step"] > 0 for row in rows):
         return True
@@ -101,19 +100,19 @@ def has_saved(run: RunDirectory) -> bool | None:
 
 
 def has_restored(run: RunDirectory) -> bool:
-    """Whether a start by the same command has loaded its checkpoint: since then the newest is its own."""
+    """Whether an earlier start by the same command has loaded its checkpoint, so that the newest one is its own."""
     own = invocation()
     return any(row.get("invocation") == own and row.get("restored") for row in read_generations(run))
 
 
 def invocation() -> str:
-    """Tells the starts by one elastic agent from those by another."""
+    """Identifies the elastic agent or command that started this process."""
     return f"{socket.gethostname()}-{os.getppid()}-{os.environ.get('TORCHELASTIC_RUN_ID', '')}"
 
 
 def end_generation(run: RunDirectory, generation: int, status: str, step: int) -> None:
-    """Say how it ended; the first word stands."""
-    with _CHANGING:
+    """Record how a start ended; the first recorded status is kept."""
+    with _UPDATE:
         rows = read_generations(run)
         for row in rows:
             if row["generation"] == generation and row.get("ended") is None:

@@ -1,7 +1,7 @@
-"""heartbeats/rank-K.json: where each process of a run is, for `status` and for whoever wonders which rank is silent.
+"""heartbeats/rank-K.json: progress of each process of a run, for `status`, `why` and the watchdog.
 
-A beat is written every few seconds by a thread, so it goes on while a process waits, and ends when it is stopped or
-dead. Its `beat` counts up: whether it changes says more than its time, as clocks of machines differ.
+A thread writes a heartbeat every few seconds, also while the process waits; heartbeats end when the process is
+suspended or dead. Readers compare the counter `beat`, not the time, as clocks of machines differ.
 """
 
 import contextlib
@@ -22,15 +22,14 @@ _LAST_START = "last-start.json"
 
 
 class Heartbeat:
-    def __init__(self, folder: Path, rank: int, generation: int) -> None:
-        self._path = folder / f"rank-{rank}.json"
+    def __init__(self, directory: Path, rank: int, generation: int) -> None:
+        self._path = directory / f"rank-{rank}.json"
         self._generation = generation
         self._fixed = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "generation": generation}
         self._beat = 0
 
     def write(self, step: int, progress: int) -> None:
-        """Not synced: a beat is worth nothing after a power cut. Storage that fails for a moment is no reason to
-        stop. Once a newer generation has begun, nothing more is written."""
+        """Not synced, and errors of the storage are ignored. Nothing is written once a newer generation has begun."""
         if _current(self._path.parent) > self._generation:
             return
         self._beat += 1
@@ -40,61 +39,60 @@ class Heartbeat:
             _write(self._path, beat)
 
 
-def read_heartbeats(folder: Path) -> dict[int, Beat]:
-    """The last beat of every rank of the newest generation."""
-    beats = [beat for path in folder.glob("rank-*.json") if isinstance(beat := read_json(path), dict)]
-    newest = _current(folder)
+def read_heartbeats(directory: Path) -> dict[int, Beat]:
+    """The last heartbeat of every rank of the newest generation."""
+    beats = [beat for path in directory.glob("rank-*.json") if isinstance(beat := read_json(path), dict)]
+    newest = _current(directory)
     own = (beat for beat in beats if beat.get("generation") == newest or not newest)
     return {beat["rank"]: beat for beat in own if isinstance(beat.get("rank"), int)}
 
 
-def announce_start(folder: Path, node: int) -> str:
-    """Say that this node starts (or starts again) its part of the run, before it waits for the others. Those who are
-    still in an earlier start, waiting for whom it replaces, then need not wait until they give up. Returns what tells
-    this start from others: a random word, and when it was written, by the clock of the file system. Of a run that is
-    not there yet nothing is written: nobody can be in an earlier start of it."""
-    if not folder.parent.is_dir():
+def announce_start(directory: Path, node_rank: int) -> str:
+    """Record that this node starts, before it waits for the others. Peers that still wait for the node that it replaces
+    then stop without waiting for their timeout. Returns the id of this start: a random token, and its time by the clock
+    of the file system. Writes nothing if the run does not exist yet: then no peer can be in an earlier start."""
+    if not directory.parent.is_dir():
         return "- 0"
-    word, path = secrets.token_hex(8), folder / _LAST_START
+    token, path = secrets.token_hex(8), directory / _LAST_START
     written_at = 0
-    with contextlib.suppress(OSError):  # then the others wait for their timeout
-        folder.mkdir(exist_ok=True)
-        _write(path, {"node": node, "start": word})
+    with contextlib.suppress(OSError):  # without the file, peers wait for their timeout
+        directory.mkdir(exist_ok=True)
+        _write(path, {"node": node_rank, "start": token})
         written_at = path.stat().st_mtime_ns
-    return f"{word} {written_at}"
+    return f"{token} {written_at}"
 
 
-def started_again(folder: Path, starts: Iterable[str]) -> tuple[int, str] | None:
-    """The node that has started since, and its word, where it is none of these starts. One file for all nodes, as every
-    process looks at it every few seconds; a file system that shows an older one for a while changes nothing."""
-    words, times = zip(*(start.split() for start in starts), strict=True)
+def started_again(directory: Path, starts: Iterable[str]) -> tuple[int, str] | None:
+    """The rank and token of a node that has started since, unless it is one of these starts. All nodes share one file,
+    because every process polls it; a file system that shows an old version for a while does no harm."""
+    tokens, times = zip(*(start.split() for start in starts), strict=True)
     try:
-        is_newer = (folder / _LAST_START).stat().st_mtime_ns > max(int(time_ns) for time_ns in times)
+        is_newer = (directory / _LAST_START).stat().st_mtime_ns > max(int(time_ns) for time_ns in times)
     except OSError:
         return None
-    found = read_json(folder / _LAST_START) if is_newer else None
-    node, word = (found.get("node"), found.get("start")) if isinstance(found, dict) else (None, None)
-    if not isinstance(node, int) or not isinstance(word, str) or word in words:
+    last = read_json(directory / _LAST_START) if is_newer else None
+    node_rank, token = (last.get("node"), last.get("start")) if isinstance(last, dict) else (None, None)
+    if not isinstance(node_rank, int) or not isinstance(token, str) or token in tokens:
         return None
-    return node, word
+    return node_rank, token
 
 
-def clear_heartbeats(folder: Path, generation: int) -> None:
-    """A new generation begins: forget the ranks of the earlier one, of which there may have been more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / _GENERATION, {"generation": generation})
-    for path in folder.glob("rank-*.json"):
+def clear_heartbeats(directory: Path, generation: int) -> None:
+    """Begin a new generation: remove the heartbeats of the earlier one, which may have had more ranks."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / _GENERATION, {"generation": generation})
+    for path in directory.glob("rank-*.json"):
         path.unlink(missing_ok=True)
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    """Whole or not at all, but not synced."""
+    """Atomic, but not synced."""
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(path)
 
 
-def _current(folder: Path) -> int:
-    value = read_json(folder / _GENERATION)
+def _current(directory: Path) -> int:
+    value = read_json(directory / _GENERATION)
     number = value.get("generation") if isinstance(value, dict) else None
     return number if isinstance(number, int) else 0

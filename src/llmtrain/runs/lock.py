@@ -1,12 +1,11 @@
-"""One writer per run. The owner refreshes the lock file; a lock whose owner is gone is taken over.
+"""One writer per run. The owner refreshes the lock file; a lock whose owner has ended is taken over.
 
-A second writer is refused while the owner is alive. On one machine, inside one PID namespace, the process table says
-at once whether it is. Elsewhere (another machine, another container, another boot, another time namespace) only the
-heartbeat can tell: a change of the lock's time is a sign of life, and STALE_AFTER_SEC without a change, by the
-monotonic clock of the process that waits, means that the owner is gone. Clocks of two machines are never compared.
+A second writer is refused while the owner is alive. On one machine, inside one PID namespace, the process table shows
+whether it is. Elsewhere (another machine, container, boot or time namespace) only the heartbeat does: the owner is
+alive if the mtime of the lock changes, and gone after STALE_AFTER_SEC without a change, by the monotonic clock of the
+process that waits. Clocks of two machines are never compared.
 
-An owner that was declared gone and comes back finds another token in the lock, and publishes nothing more: `check`
-raises.
+An owner that was declared gone but continues finds another token in the lock: `check` raises, so it publishes nothing.
 """
 
 import contextlib
@@ -16,9 +15,10 @@ import secrets
 import socket
 import threading
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -28,31 +28,28 @@ from llmtrain.logs import log, warn
 
 HEARTBEAT_SEC = 2.0
 STALE_AFTER_SEC = 30.0
-_LOOK_EVERY_SEC = 0.25
-_MOST_COUNTED_SEC = 1.0
+_POLL_SEC = 0.25
+_MAX_COUNTED_SEC = 1.0
 
 
-class Lock(Protocol):
-    """The claim of a process to write to a run."""
-
-    token: str
-
-    def check(self) -> None:
-        """Raise Superseded if another process has taken over the run. Called before anything is published."""
-
-
-class NullLock:
-    """The lock on ranks other than 0: it knows the token and leaves the check to rank 0."""
-
-    def __init__(self, token: str = "") -> None:
+class Lock(ABC):
+    def __init__(self, token: str) -> None:
         self.token = token
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if another process has taken over the run; called before anything is published."""
+
+
+class NullLock(Lock):
+    """For ranks other than 0, which know the token of the lock that rank 0 holds."""
 
     def check(self) -> None:
         pass
 
 
-class _Seen(NamedTuple):
-    """A lock file at one moment."""
+class _LockState(NamedTuple):
+    """The content and mtime of a lock file at one moment."""
 
     owner: dict[str, Any]
     heartbeat: int
@@ -62,11 +59,11 @@ class _Seen(NamedTuple):
         return self.owner.get("token")
 
 
-class RunLock:
+class RunLock(Lock):
     def __init__(self, path: Path, supersede: bool = False, wait_sec: float = 0.0) -> None:
-        """`supersede`: take the run over even from a living owner, as a launcher does that starts a new generation
-        (the old one may live on a machine that is cut off). `wait_sec`: how long the owner may still seem to live."""
-        self.token = secrets.token_hex(8)
+        """`supersede`: take over the run even from a live owner, as a launcher that starts a new generation must: the
+        old one may run on an unreachable node. `wait_sec`: how long to wait for a live owner to end."""
+        super().__init__(secrets.token_hex(8))
         self._path, self._supersede, self._wait_sec = path, supersede, wait_sec
         self._unreadable_since: float | None = None
         self._stop = threading.Event()
@@ -76,101 +73,101 @@ class RunLock:
         deadline = time.monotonic() + self._wait_sec
         try:
             while not self._take(None if self._supersede else self._wait_for_owner(deadline)):
-                pass  # another process was faster: look at that one
+                pass  # another process has taken the lock meanwhile: check that one
         except (OSError, Timeout) as problem:
             if is_full(problem):
                 raise
-            if self._supersede:  # nobody is there to be told of a mistake: it is tried again
-                raise PeerLost(f"The lock of run '{self._path.parent.name}' cannot be taken: {problem}.") from None
+            if self._supersede:  # unattended: a restart may help
+                raise PeerLost(f"Cannot lock run '{self._path.parent.name}': {problem}.") from None
             raise UsageError(
-                f"The lock of run '{self._path.parent.name}' cannot be taken: {problem}.",
-                remedy="Check that you may write to the run directory.",
+                f"Cannot lock run '{self._path.parent.name}': {problem}.",
+                remedy="Check the permissions of the run directory.",
             ) from None
         self._thread.start()
         return self
 
-    def _wait_for_owner(self, deadline: float) -> _Seen | None:
-        """The lock of an owner that is gone, or None where there is no lock; raises while the owner is alive."""
-        before: _Seen | None = None
-        unchanged_sec, last_look = 0.0, time.monotonic()
+    def _wait_for_owner(self, deadline: float) -> _LockState | None:
+        """The stale lock of an owner that has ended, or None if there is no lock; raises while the owner is alive."""
+        before: _LockState | None = None
+        unchanged_sec, last_poll = 0.0, time.monotonic()
         while True:
-            seen = self._look()
-            if seen is None:
+            state = self._read_retrying()
+            if state is None:
                 return None
-            is_alive = _is_alive(seen.owner)
+            is_alive = _is_alive(state.owner)
             if is_alive is False:
-                return seen
+                return state
             now = time.monotonic()
             if is_alive is None:
                 if before is None:
                     log(
                         "TRAIN",
-                        f"run '{self._path.parent.name}' has a lock of {_name(seen.owner)}; waiting up to "
+                        f"run '{self._path.parent.name}' is locked by {_name(state.owner)}; waiting up to "
                         f"{STALE_AFTER_SEC:.0f} s for its heartbeat",
                     )
-                elif before != seen:
+                elif before != state:
                     is_alive, unchanged_sec = True, 0.0
                 else:
-                    # A long gap is one in which this process itself was frozen, perhaps together with the owner.
-                    unchanged_sec += min(now - last_look, _MOST_COUNTED_SEC)
+                    # In a longer gap this process itself was suspended, perhaps together with the owner.
+                    unchanged_sec += min(now - last_poll, _MAX_COUNTED_SEC)
                 if unchanged_sec >= STALE_AFTER_SEC:
-                    return seen
-                before, last_look = seen, now
+                    return state
+                before, last_poll = state, now
             if is_alive and now >= deadline:
                 raise UsageError(
-                    f"Run '{self._path.parent.name}' is being written by {_name(seen.owner)}.",
-                    remedy="Wait for it or stop it; a lock whose owner has ended is taken over automatically.",
+                    f"Run '{self._path.parent.name}' is being written by {_name(state.owner)}.",
+                    remedy="Wait until it ends, or stop it. A lock whose owner has ended is taken over automatically.",
                 )
-            time.sleep(_LOOK_EVERY_SEC)
+            time.sleep(_POLL_SEC)
 
-    def _look(self) -> _Seen | None:
-        """The lock; None where there is none, or one without an owner. A lock that cannot be read is neither free nor
-        lost: it is read again for STALE_AFTER_SEC."""
+    def _read_retrying(self) -> _LockState | None:
+        """The lock; None if there is none, or one without an owner. An unreadable lock may still be held: reading is
+        retried for STALE_AFTER_SEC."""
         while True:
             try:
-                seen = _read(self._path)
+                state = _read(self._path)
             except OSError as problem:
                 since = self._unreadable_since
                 if since is None:
                     self._unreadable_since = since = time.monotonic()
                     why = problem.strerror or problem
-                    warn("TRAIN", f"{self._path} cannot be read: {why}; retrying for up to {STALE_AFTER_SEC:.0f} s")
+                    warn("TRAIN", f"cannot read {self._path}: {why}; retrying for up to {STALE_AFTER_SEC:.0f} s")
                 if time.monotonic() - since >= STALE_AFTER_SEC:
                     raise
-                time.sleep(_LOOK_EVERY_SEC)
+                time.sleep(_POLL_SEC)
             else:
                 self._unreadable_since = None
-                return seen
+                return state
 
-    def _take(self, gone: _Seen | None) -> bool:
-        """Write this process into the lock, unless it has changed since it was judged."""
-        with FileLock(self._path.with_name(".lock.guard"), timeout=5):  # so that looking and taking are one act
-            if not self._supersede and self._look() != gone:
+    def _take(self, stale: _LockState | None) -> bool:
+        """Write this process into the lock, unless it has changed since it was read."""
+        with FileLock(self._path.with_name(".lock.guard"), timeout=5):  # makes comparing and writing atomic
+            if not self._supersede and self._read_retrying() != stale:
                 return False
             write_json(self._path, {"token": self.token, **_identity()})
             return True
 
     def check(self) -> None:
         try:
-            seen = self._look()
+            state = self._read_retrying()
             for _ in range(4):
-                if seen:
+                if state:
                     break
                 time.sleep(0.1)  # network storage may show a file late
-                seen = self._look()
+                state = self._read_retrying()
         except OSError as problem:
             raise PeerLost(
                 f"The lock of this run could not be read for {STALE_AFTER_SEC:.0f} s ({problem}); another process may "
-                "have taken the run over in this time.",
+                "have taken over the run meanwhile.",
                 remedy="Check the storage, then start the run again: it resumes from the newest checkpoint.",
             ) from None
-        if seen is None:
+        if state is None:
             what = f"The lock of this run, {self._path}, was removed or overwritten."
-        elif seen.token != self.token:
-            what = f"Another process has taken this run over while this one was not answering: {_name(seen.owner)}."
+        elif state.token != self.token:
+            what = f"Another process has taken over this run, because this one was unresponsive: {_name(state.owner)}."
         else:
             return
-        raise Superseded(what, remedy="Nothing more is written by this process.")
+        raise Superseded(what, remedy="This process writes nothing more.")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -178,42 +175,41 @@ class RunLock:
         self._stop.set()
         self._thread.join(timeout=HEARTBEAT_SEC * 2)
         with contextlib.suppress(OSError, Timeout), FileLock(self._path.with_name(".lock.guard"), timeout=5):
-            seen = _read(self._path)  # under the guard: it may be taken over at this very moment
-            if seen and seen.token == self.token:
+            state = _read(self._path)  # under the guard: another process may be taking it over
+            if state and state.token == self.token:
                 self._path.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         while not self._stop.wait(HEARTBEAT_SEC):
-            with contextlib.suppress(OSError):  # a hiccup of the storage: the next beat tries again
-                seen = _read(self._path)
-                if seen and seen.token != self.token:
-                    return  # superseded: `check` says so at the next save
+            with contextlib.suppress(OSError):  # retried at the next heartbeat
+                state = _read(self._path)
+                if state and state.token != self.token:
+                    return  # superseded: `check` raises at the next save
                 os.utime(self._path)
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds this lock, as far as one look can tell. Where only the heartbeat can say it, and so
-    RunLock would wait for a change, its age by this machine's clock has to do."""
+    """Whether a process holds this lock, without waiting. Where RunLock would wait for a heartbeat, its age by this
+    machine's clock decides."""
     try:
-        seen = _read(path)
+        state = _read(path)
     except OSError:
         return False
-    if seen is None:
+    if state is None:
         return False
-    is_alive = _is_alive(seen.owner)
-    return abs(time.time() - seen.heartbeat / 1e9) <= STALE_AFTER_SEC if is_alive is None else is_alive
+    is_alive = _is_alive(state.owner)
+    return abs(time.time() - state.heartbeat / 1e9) <= STALE_AFTER_SEC if is_alive is None else is_alive
 
 
-def _read(path: Path) -> _Seen | None:
-    """The lock; None where there is none, or a damaged one. Opening the file, unlike looking at its directory entry,
-    makes NFS ask the server for its time."""
+def _read(path: Path) -> _LockState | None:
+    """The lock; None if it is missing or damaged. Opening the file, unlike stat, makes NFS refresh its mtime."""
     try:
         with open_text(path) as file:
             heartbeat = os.fstat(file.fileno()).st_mtime_ns
             owner = json.load(file)
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return _Seen(owner, heartbeat) if isinstance(owner, dict) and owner else None
+    return _LockState(owner, heartbeat) if isinstance(owner, dict) and owner else None
 
 
 def _name(owner: dict[str, Any]) -> str:
@@ -231,23 +227,23 @@ def _identity() -> dict[str, Any]:
 
 
 def _is_alive(owner: dict[str, Any]) -> bool | None:
-    """Whether the owner's process is alive; None where the process table that is seen here cannot tell."""
+    """Whether the owner's process is alive; None if the process table of this machine or container cannot show it."""
     pid, birth = owner.get("pid"), owner.get("process")
     if owner.get("host") != socket.gethostname() or not isinstance(pid, int) or isinstance(pid, bool) or pid <= 0:
         return None
     here = _process_birth(pid)
-    if birth == _EXISTS:  # written where there is no /proc (macOS): a number says nothing of its later bearers
+    if birth == _EXISTS:  # written without /proc (macOS): the pid may have been reused
         return False if here is None else None
     if not isinstance(birth, str) or birth.partition(":")[0] != _boot_id() or here == _EXISTS:
         return None
-    if "pid_namespace" not in owner or "time_namespace" not in owner:  # a lock of an earlier version
+    if "pid_namespace" not in owner or "time_namespace" not in owner:  # written by an earlier version
         return True if here == birth else None
     if owner["pid_namespace"] is None or owner["pid_namespace"] != _namespace("pid"):
         return None
-    if owner["time_namespace"] != _namespace("time"):  # there, the start times of processes are shifted
+    if owner["time_namespace"] != _namespace("time"):  # where start times of processes are shifted
         return None
-    # The process must still be the one that took the lock, not a later one with its number (a restarted container's
-    # first process is number 1 again).
+    # The process must be the one that took the lock, not a later one with its pid (the first process of a restarted
+    # container has pid 1 again).
     return here == birth
 
 
@@ -255,8 +251,8 @@ _EXISTS = "exists"
 
 
 def _process_birth(pid: int) -> str | None:
-    """What tells a process from a later one with the same number: this boot, and its start time in ticks. None where
-    there is no such process."""
+    """Boot id and start time in ticks, which distinguish a process from a later one with the same pid. None if there is
+    no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -276,8 +272,8 @@ def _boot_id() -> str | None:
 
 
 def _namespace(kind: str) -> int | None:
-    """The inode of this process's namespace: containers of one machine may share its name, not its processes. None
-    where there is none (/proc/self/ns/time came with Linux 5.6)."""
+    """The inode of a namespace of this process: containers with the same host name have different processes. None if
+    the kernel has no such namespace (/proc/self/ns/time came with Linux 5.6)."""
     try:
         return Path(f"/proc/self/ns/{kind}").stat().st_ino
     except OSError:
@@ -285,7 +281,7 @@ def _namespace(kind: str) -> int | None:
 
 
 def _process_exists(pid: int) -> str | None:
-    """Systems without /proc, or with one that hides other users' processes: only whether the number is in use."""
+    """For systems whose /proc is missing or hides processes of other users: only whether the pid is in use."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""meta.json: what a run was made with."""
+"""meta.json: versions, machine and command line of a run."""
 
 import os
 import platform
@@ -47,37 +47,38 @@ def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
 
 
 def cpu_architecture() -> str:
-    """x86_64 or aarch64, whatever the operating system calls it. Bits are promised per architecture."""
+    """x86_64 or aarch64, under one name on every operating system. Results are bit-identical per architecture."""
     name = platform.machine().lower()
     return _SAME_ARCHITECTURE.get(name, name)
 
 
 def architecture_of(meta: dict[str, Any]) -> str | None:
-    """Of a run, by its meta.json; None where that does not say."""
+    """The CPU architecture recorded in meta.json; None if it is not."""
     machine = meta.get("machine")
     if not isinstance(machine, dict):
         return None
     recorded = machine.get("architecture")
     if isinstance(recorded, str):
         return recorded
-    # Runs of earlier versions have only platform.platform(), which contains it.
-    found = (name for name in ("x86_64", "aarch64", *_SAME_ARCHITECTURE) if name in str(machine.get("platform")))
-    name = next(found, None)
+    # Earlier versions recorded only platform.platform(), which contains it.
+    names = (name for name in ("x86_64", "aarch64", *_SAME_ARCHITECTURE) if name in str(machine.get("platform")))
+    name = next(names, None)
     return _SAME_ARCHITECTURE.get(name, name) if name else None
 
 
 def versions() -> dict[str, str]:
-    found = {"llmtrain": llmtrain.__version__, "python": platform.python_version()}
+    """Versions of llmtrain, Python and the installed packages that llmtrain uses."""
+    installed = {"llmtrain": llmtrain.__version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def _git() -> dict[str, Any] | None:
-    """Commit of the directory the command was run in, where that is a git checkout."""
+    """The commit of the working directory; None if it is not a git checkout."""
     try:
         sha = _run_git("rev-parse", "HEAD")
         return {"sha": sha, "dirty": bool(_run_git("status", "--porcelain", "--untracked-files=no"))}

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, appended as the run goes; a resumed run drops what it will redo."""
+"""metrics.jsonl: one JSON object per line, appended during training. A resumed run drops rows of steps it will redo."""
 
 import errno
 import json
@@ -15,49 +15,49 @@ from llmtrain.logs import warn
 
 Row = dict[str, Any]
 SYNC_BYTES = 1 << 20
-"""So many may wait for the next checkpoint: they are kept in memory until then."""
+"""Unsynced rows are kept in memory until the next checkpoint, up to this size."""
 CLOSE_SEC = 1.0
 
 
 class MetricsLog:
-    """Rows are kept in memory until they are known to be on disk. After a failed write or fsync they are written again,
-    to the same place in the file: none is lost, none is there twice."""
+    """Rows are kept in memory until they are synced to disk. After a failed write or fsync they are written again, at
+    the same offset: none is lost or duplicated."""
 
     def __init__(self, path: Path, keep_until_step: int, keep_evaluations_until: int) -> None:
-        """Open for appending. What the run will do again is dropped first, and so is a torn last line."""
+        """Open for appending. Rows that the run will repeat are dropped first, and so is an incomplete last line."""
         if path.exists():
             rows = (row for row in read_metrics(path) if row["step"] <= keep_until_step)
             kept = [row for row in rows if "val/loss" not in row or row["step"] <= keep_evaluations_until]
             write_atomic(path, "".join(_line(row) for row in kept))
         self._path = path
-        # Not O_APPEND: rows may have to be written over themselves.
+        # Not O_APPEND: rows may be written again at the same offset.
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         self._synced = os.fstat(self._descriptor).st_size
         self._rows = b""
-        """What comes after the bytes that are known to be on disk."""
+        """Rows that are not synced yet."""
         self._written = 0
-        """How many bytes of them are in the file."""
-        self._said = False
+        """The number of their bytes that are in the file."""
+        self._has_warned = False
 
     def append(self, row: Row) -> None:
-        """Write a row; when that fails it is written with a later one."""
+        """Write a row; if that fails, it is written with a later one."""
         self._rows += _line(row).encode()
         try:
             self._write()
         except OSError as problem:
-            self._say(problem)
+            self._warn(problem)
         if len(self._rows) > SYNC_BYTES:
             self.sync()
 
     def sync(self) -> bool:
-        """Whether every row is on disk now. Called before a checkpoint is published, which counts on them."""
-        for _ in range(2):  # a hiccup of the storage is over at once, or lasts
+        """Sync all rows to disk before a checkpoint is published; returns whether that succeeded."""
+        for _ in range(2):  # most storage errors are gone at once, or persist
             try:
                 self._write()
                 os.fsync(self._descriptor)
             except OSError as problem:
-                self._written = 0  # the system may have dropped what it could not put on disk: write it again
-                self._say(problem)
+                self._written = 0  # the kernel may have dropped pages that it could not write
+                self._warn(problem)
             else:
                 self._synced += len(self._rows)
                 self._rows, self._written = b"", 0
@@ -73,7 +73,7 @@ class MetricsLog:
                 self._write()
             count = self._rows[self._written :].count(b"\n")
             if count:
-                warn("TRAIN", f"{count} rows of {self._path} could not be written")
+                warn("TRAIN", f"could not write {count} rows of {self._path}")
         with suppress(OSError):
             os.close(self._descriptor)
 
@@ -87,18 +87,18 @@ class MetricsLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             with suppress(OSError):
-                os.ftruncate(self._descriptor, end)  # whole lines only
+                os.ftruncate(self._descriptor, end)  # complete lines only
             raise
         self._written = len(self._rows)
 
-    def _say(self, problem: OSError) -> None:
-        if not self._said:
-            warn("TRAIN", f"{self._path} cannot be written ({problem.strerror}); its rows wait in memory")
-        self._said = True
+    def _warn(self, problem: OSError) -> None:
+        if not self._has_warned:
+            warn("TRAIN", f"cannot write {self._path} ({problem.strerror}); rows are kept in memory")
+        self._has_warned = True
 
 
 def read_metrics(path: Path) -> Iterator[Row]:
-    """Rows in order. What is no row, such as a last line cut off by a crash, is passed over."""
+    """Rows in order. Invalid lines, such as a last line cut off by a crash, are skipped."""
     if not path.exists():
         return
     with open_text(path, errors="replace") as file:

@@ -1,4 +1,4 @@
-"""What run directories say about runs; nothing but files is read."""
+"""Summaries and comparisons of runs, from the files of their directories."""
 
 import time
 from collections.abc import Iterable
@@ -18,9 +18,8 @@ from llmtrain.runs.metadata import architecture_of
 from llmtrain.runs.metrics import read_metrics
 
 
-def summarise(run: RunDirectory) -> dict[str, Any]:
-    """One line's worth: how far, how good, and whether it is still going. `damaged` names files that are not as we
-    write them; what else is known is told all the same."""
+def summarize(run: RunDirectory) -> dict[str, Any]:
+    """Status, step and losses of a run. `damaged` lists unreadable files; the rest of the summary is still filled."""
     damaged: list[str] = []
     rows = _metrics(run, damaged)
     result = _dictionary(run.finished, damaged)
@@ -41,14 +40,14 @@ def summarise(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-def summarise_all(runs: Iterable[RunDirectory]) -> list[dict[str, Any]]:
-    """One row for each run; none for a run that is deleted meanwhile."""
-    rows = [(run, summarise(run)) for run in runs]
+def summarize_all(runs: Iterable[RunDirectory]) -> list[dict[str, Any]]:
+    """The summaries of the runs that still exist afterwards."""
+    rows = [(run, summarize(run)) for run in runs]
     return [row for run, row in rows if run.exists()]
 
 
 def _dictionary(path: Path, damaged: list[str]) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """A JSON object; empty if there is none."""
     value = read_json(path)
     if isinstance(value, dict):
         return value
@@ -74,20 +73,20 @@ def _numbers(rows: list[dict[str, Any]], name: str, damaged: list[str]) -> list[
 
 
 def _max_steps(run: RunDirectory, damaged: list[str]) -> int | None:
-    """Where the newest start is going; a run by epochs has no number in its config."""
+    """The last step of the newest start; the config of a run by epochs has none."""
     starts = [row["to_step"] for row in read_generations(run) if isinstance(row.get("to_step"), int)]
     values = config_values(run)
     trainer = values.get("trainer", {})
     if (is_there(run.config) and not values) or not isinstance(trainer, dict):
         damaged.append(run.config.name)
         trainer = {}
-    found: int | None = starts[-1] if starts else trainer.get("max_steps")
-    return found
+    max_steps: int | None = starts[-1] if starts else trainer.get("max_steps")
+    return max_steps
 
 
 def describe(run: RunDirectory) -> dict[str, Any]:
     return {
-        **summarise(run),
+        **summarize(run),
         "last_written": _last_written(run),
         "checkpoints": _checkpoints(run),
         "latest": _pointer(run, "latest"),
@@ -101,8 +100,8 @@ def describe(run: RunDirectory) -> dict[str, Any]:
 
 
 def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
-    rows = [summarise(first), summarise(second)]
-    found = differences(*(upgraded_values(config_values(run)) for run in (first, second)))
+    rows = [summarize(first), summarize(second)]
+    changes = differences(*(upgraded_values(config_values(run)) for run in (first, second)))
     losses = [
         {row["step"]: row["train/loss"] for row in _metrics(run, []) if row.get("train/loss") is not None}
         for run in (first, second)
@@ -112,7 +111,7 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
     return {
         "runs": rows,
         "config_differences": [
-            {"field": path, "first": old, "second": new} for path, old, new in found if path != "output.run_id"
+            {"field": path, "first": old, "second": new} for path, old, new in changes if path != "output.run_id"
         ],
         "compared_steps": len(common),
         "first_different_step": next((step for step in common if losses[0][step] != losses[1][step]), None),
@@ -122,14 +121,14 @@ def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
     }
 
 
-def _recorded(run: RunDirectory, name: str, else_: Any = None) -> list[Any]:
-    """What the starts of a run recorded, each value once, in order; `else_` where none did."""
-    found = [row[name] for row in read_generations(run) if row.get(name) is not None] or [else_]
-    return list(dict.fromkeys(value for value in found if isinstance(value, str | int)))
+def _recorded(run: RunDirectory, name: str, default: Any = None) -> list[Any]:
+    """The distinct values that the starts of a run recorded, in order; `default` if none did."""
+    values = [row[name] for row in read_generations(run) if row.get(name) is not None] or [default]
+    return list(dict.fromkeys(value for value in values if isinstance(value, str | int)))
 
 
 def config_values(run: RunDirectory) -> dict[str, Any]:
-    """config.yaml; empty where it is missing or damaged."""
+    """config.yaml; empty if it is missing or damaged."""
     try:
         return read_document(run.config).values if run.config.is_file() else {}
     except (LlmtrainError, OSError):
@@ -137,7 +136,7 @@ def config_values(run: RunDirectory) -> dict[str, Any]:
 
 
 def read_meta(run: RunDirectory) -> dict[str, Any]:
-    """meta.json; empty where it is missing or damaged."""
+    """meta.json; empty if it is missing or damaged."""
     values = read_json(run.meta)
     return values if isinstance(values, dict) else {}
 

@@ -1,8 +1,8 @@
-"""A run directory copied to object storage: s3://bucket/prefix/<run_id>/... (needs boto3).
+"""Copies a run directory to object storage: s3://bucket/prefix/<run_id>/... (needs boto3).
 
-What is seen there is whole: only complete checkpoints go, each with its manifest last, then the pointers to them, and
-finished.json at the very end. A copy that was broken off is gone on with: what is there already is not sent again.
-Nothing is deleted there. Endpoint, region, credentials and retries are boto3's own business (AWS_ENDPOINT_URL_S3, ...).
+The copy is consistent at any time: only complete checkpoints are sent, each with its manifest last, then the pointers
+to them, and finished.json at the end. An interrupted copy resumes: existing objects are not sent again, and nothing is
+deleted. Endpoint, region, credentials and retries are configured as usual for boto3 (AWS_ENDPOINT_URL_S3, ...).
 """
 
 import contextlib
@@ -21,9 +21,10 @@ from llmtrain.logs import log, warn
 from llmtrain.redact import redact, redacted_line
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, POINTERS, step_of
+from llmtrain.text import format_bytes, plural
 
 CONNECT_SEC = 10
-_SHA256 = "sha256"  # name of the object's metadata that holds it
+_SHA256 = "sha256"  # key in the metadata of an object
 
 _NO_BUCKET = ("NoSuchBucket",)
 _REFUSED = (
@@ -37,7 +38,7 @@ _REFUSED = (
     "SignatureDoesNotMatch",
     "Unauthorized",
 )
-_ELSEWHERE = ("301", "AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
+_OTHER_REGION = ("301", "AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 _NO_CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -50,50 +51,50 @@ _NO_CREDENTIALS = {
 
 
 def sync_run(run: RunDirectory, uri: str) -> dict[str, Any]:
-    """Copy what is not there yet. `files` and `bytes` count what was sent, `skipped` the files that were there."""
+    """Copy the files that the store does not have. `files` and `bytes` count sent files, `skipped` existing ones."""
     bucket, prefix = parse_uri(uri)
-    check_installed("Runs are copied with boto3")
+    check_installed("Copying a run needs boto3")
     from boto3.exceptions import Boto3Error
     from botocore.exceptions import BotoCoreError, ClientError
 
     where = f"s3://{bucket}/{prefix}{run.run_id}"
     try:
         copy = _Copy(_client(), bucket, f"{prefix}{run.run_id}/", run.path)
-        copy.look()
+        copy.list_objects()
         _send(run, copy)
-    except (BotoCoreError, ClientError, Boto3Error, ValueError) as problem:  # ValueError: an endpoint that is none
+    except (BotoCoreError, ClientError, Boto3Error, ValueError) as problem:  # ValueError: an invalid endpoint
         raise _explain(problem, bucket, where) from None
     except OSError as problem:
         raise LlmtrainError(
-            f"{problem.filename or run.path} cannot be read: {problem.strerror or problem}.",
-            remedy="When it can, the same command goes on where this one ended.",
+            f"Cannot read {problem.filename or run.path}: {problem.strerror or problem}.", remedy=_REPEAT
         ) from None
     return {"run_id": run.run_id, "uri": where, "files": copy.files, "bytes": copy.byte_count, "skipped": copy.skipped}
 
 
 def sync_finished(run: RunDirectory, uri: str) -> None:
-    """The run is finished and stays so, whatever the storage says."""
+    """Copy a finished run; a failure is only a warning."""
     try:
         copied = sync_run(run, uri)
     except Exception as problem:
         what = problem.what if isinstance(problem, LlmtrainError) else redact(str(problem))
-        warn("SAVE", f"the run is finished, but was not copied: {what} Repeat with: llmtrain sync {run.path} {uri}")
+        warn("SAVE", f"the run is finished, but was not copied: {what} Run: llmtrain sync {run.path} {uri}")
         return
-    log("SAVE", f"{copied['files']} files, {copied['bytes'] / 1e6:.1f} MB copied to {copied['uri']}")
+    log("SAVE", f"{plural(copied['files'], 'file')} ({format_bytes(copied['bytes'])}) copied to {copied['uri']}")
 
 
 def _send(run: RunDirectory, copy: "_Copy") -> None:
-    """In an order in which nothing speaks of what is not there yet. The run may be going on meanwhile: finished.json
-    is read first of all and sent last, and a checkpoint that is removed under way is left out."""
+    """Send files before the files that refer to them. The run may still be training: finished.json is read first and
+    sent last, and a checkpoint that is removed meanwhile is skipped."""
     finished = run.finished.read_bytes() if run.finished.is_file() else None
-    checkpoints = [found for folder in sorted(run.checkpoints.glob("step_*")) if (found := _checkpoint(folder))]
+    paths = sorted(run.checkpoints.glob("step_*"))
+    checkpoints = [checkpoint for path in paths if (checkpoint := _complete_checkpoint(path))]
     for checkpoint in checkpoints:
-        copy.know(checkpoint)
-    lists = sorted(run.checkpoints.glob("*.jsonl"))  # of checkpoints that were removed
+        copy.add_hashes(checkpoint)
+    lists = sorted(run.checkpoints.glob("*.jsonl"))  # of removed checkpoints
     for path in (*_files(run.path, skip=(run.checkpoints, run.heartbeats, run.lock, run.finished)), *lists):
         with contextlib.suppress(FileNotFoundError):
             copy.send_file(path)
-    sent = {checkpoint.folder.name for checkpoint in checkpoints if _send_checkpoint(checkpoint, copy)}
+    sent = {checkpoint.path.name for checkpoint in checkpoints if _send_checkpoint(checkpoint, copy)}
     for pointer in (run.checkpoints / name for name in POINTERS):
         data = pointer.read_bytes() if pointer.is_file() else b""
         if data.decode(errors="replace").strip() in sent:
@@ -104,10 +105,10 @@ def _send(run: RunDirectory, copy: "_Copy") -> None:
 
 def _send_checkpoint(checkpoint: "_Checkpoint", copy: "_Copy") -> bool:
     try:
-        for path in (*sorted(checkpoint.hashes), checkpoint.folder / MANIFEST):
+        for path in (*sorted(checkpoint.hashes), checkpoint.path / MANIFEST):
             copy.send_file(path)
     except FileNotFoundError:
-        warn("SAVE", f"{checkpoint.folder} was removed while it was copied: the run goes on, and has newer ones")
+        warn("SAVE", f"{checkpoint.path} was removed while it was copied: the run is training and has newer ones")
         return False
     return True
 
@@ -116,10 +117,10 @@ def parse_uri(uri: str) -> tuple[str, str]:
     """(bucket, prefix); the prefix is empty or ends with a slash."""
     match = re.fullmatch(S3_URI_PATTERN, uri)
     if match is None:
-        raise UsageError(  # the URI itself is not shown: it may hold a key
-            "The URI to copy to is not of the form s3://bucket/prefix.",
-            remedy="Write s3://bucket or s3://bucket/prefix. Credentials come from boto3's own places, such as "
-            "AWS_PROFILE or AWS_ACCESS_KEY_ID, and another endpoint than Amazon's from AWS_ENDPOINT_URL_S3.",
+        raise UsageError(  # without the URI, which may contain a key
+            "The target URI must be s3://bucket or s3://bucket/prefix.",
+            remedy="Set credentials with AWS_PROFILE or AWS_ACCESS_KEY_ID, and an endpoint other than Amazon's with "
+            "AWS_ENDPOINT_URL_S3, not in the URI.",
         )
     parts = [part for part in (match["prefix"] or "").split("/") if part]
     return match["bucket"], "".join(f"{part}/" for part in parts)
@@ -130,10 +131,9 @@ def check_installed(what: str) -> None:
         raise UsageError(f"{what}, but boto3 is not installed.", remedy="pip install 'llmtrain[s3]'.")
 
 
-def _files(folder: Path, skip: tuple[Path, ...] = ()) -> Iterator[Path]:
-    """All plain files below, by name. Names with a dot in front are temporary, or the guard of the lock; a link may
-    lead anywhere."""
-    for path in sorted(folder.iterdir()):
+def _files(directory: Path, skip: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """All regular files below a directory, by name, except links and hidden files (temporary files and locks)."""
+    for path in sorted(directory.iterdir()):
         if path in skip or path.name.startswith(".") or path.is_symlink():
             continue
         if path.is_dir():
@@ -144,66 +144,66 @@ def _files(folder: Path, skip: tuple[Path, ...] = ()) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    folder: Path
+    path: Path
     hashes: dict[Path, str]
-    """SHA-256 of every file but the manifest, which says so."""
+    """SHA-256 of every file except the manifest, from the manifest."""
 
 
-def _checkpoint(folder: Path) -> _Checkpoint | None:
-    """A complete checkpoint: one whose manifest lists files that are there, as large as it says."""
-    if step_of(folder.name) is None or folder.is_symlink():
+def _complete_checkpoint(path: Path) -> _Checkpoint | None:
+    """The checkpoint, if all files of its manifest exist with the recorded sizes."""
+    if step_of(path.name) is None or path.is_symlink():
         return None
-    manifest = read_json(folder / MANIFEST)
+    manifest = read_json(path / MANIFEST)
     try:
-        rows = {folder / name: row for name, row in manifest["files"].items()}
-        there = set(_files(folder))  # so that a name such as ../../x is none of them
-        is_whole = all(path in there and path.stat().st_size == row["bytes"] for path, row in rows.items())
-        hashes = {path: str(row["sha256"]) for path, row in rows.items()}
+        entries = {path / name: entry for name, entry in manifest["files"].items()}
+        existing = set(_files(path))  # excludes names such as ../../x
+        is_complete = all(p in existing and p.stat().st_size == entry["bytes"] for p, entry in entries.items())
+        hashes = {p: str(entry["sha256"]) for p, entry in entries.items()}
     except (AttributeError, KeyError, TypeError, OSError):
-        is_whole = False
-    if not is_whole:
-        warn("SAVE", f"{folder} is not a complete checkpoint and is not copied")
+        is_complete = False
+    if not is_complete:
+        warn("SAVE", f"{path} is not a complete checkpoint and is not copied")
         return None
-    return _Checkpoint(folder, hashes)
+    return _Checkpoint(path, hashes)
 
 
 @dataclass
 class _Copy:
-    """The objects of one run in a bucket, and what was done to them."""
+    """The objects of one run in a bucket, and the counts of sent and skipped files."""
 
     client: Any
     bucket: str
     prefix: str
     root: Path
-    there: dict[str, int] = field(default_factory=dict)
-    """Key -> size, of what was there before."""
-    known: dict[tuple[int, int], str] = field(default_factory=dict)
-    """(device, inode) -> SHA-256 of checkpoint files; epoch-N/ and best/ are hard links to them."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Key -> size of the objects that existed before."""
+    hashes: dict[tuple[int, int], str] = field(default_factory=dict)
+    """(device, inode) -> SHA-256 of checkpoint files, to which epoch-N/ and best/ are hard links."""
     files: int = 0
     byte_count: int = 0
     skipped: int = 0
 
-    def look(self) -> None:
-        """One listing, rather than a question a file; it also tells a missing bucket before anything is sent."""
+    def list_objects(self) -> None:
+        """One request for all files, which also fails early if the bucket does not exist."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=self.prefix)
-        self.there = {row["Key"]: row["Size"] for page in pages for row in page.get("Contents", ())}
+        self.sizes = {row["Key"]: row["Size"] for page in pages for row in page.get("Contents", ())}
 
-    def know(self, checkpoint: _Checkpoint) -> None:
+    def add_hashes(self, checkpoint: _Checkpoint) -> None:
         for path, sha256 in checkpoint.hashes.items():
             with contextlib.suppress(OSError):
-                self.known[_inode(path)] = sha256
+                self.hashes[_inode(path)] = sha256
 
     def send_file(self, path: Path) -> None:
-        size, sha256 = path.stat().st_size, self.known.get(_inode(path)) or file_sha256(path)
+        size, sha256 = path.stat().st_size, self.hashes.get(_inode(path)) or file_sha256(path)
         key = self._key(path)
-        if self._is_there(key, size, sha256):
+        if self._skip(key, size, sha256):
             return
         self.client.upload_file(str(path), self.bucket, key, ExtraArgs={"Metadata": {_SHA256: sha256}})
         self._count(size)
 
     def send_bytes(self, path: Path, data: bytes) -> None:
         key, sha256 = self._key(path), hashlib.sha256(data).hexdigest()
-        if self._is_there(key, len(data), sha256):
+        if self._skip(key, len(data), sha256):
             return
         self.client.put_object(Bucket=self.bucket, Key=key, Body=data, Metadata={_SHA256: sha256})
         self._count(len(data))
@@ -211,11 +211,12 @@ class _Copy:
     def _key(self, path: Path) -> str:
         return self.prefix + path.relative_to(self.root).as_posix()
 
-    def _is_there(self, key: str, size: int, sha256: str) -> bool:
-        if self.there.get(key) != size:
+    def _skip(self, key: str, size: int, sha256: str) -> bool:
+        """Whether the object exists with this content; it then counts as skipped."""
+        if self.sizes.get(key) != size:
             return False
-        found = self.client.head_object(Bucket=self.bucket, Key=key)
-        is_same = bool(found["ContentLength"] == size and found["Metadata"].get(_SHA256) == sha256)
+        head = self.client.head_object(Bucket=self.bucket, Key=key)
+        is_same = bool(head["ContentLength"] == size and head["Metadata"].get(_SHA256) == sha256)
         self.skipped += is_same
         return is_same
 
@@ -237,38 +238,43 @@ def _inode(path: Path) -> tuple[int, int]:
 
 
 def _explain(problem: Exception, bucket: str, where: str) -> LlmtrainError:
-    """boto3's error in our words. What it says itself is kept short, and without secrets."""
+    """The error for an exception of boto3, whose message is shortened and redacted."""
     cause = problem.__cause__ or problem.__context__
     cause = cause if isinstance(cause, Exception) and hasattr(cause, "response") else problem  # of a failed upload
     code = str(getattr(cause, "response", {}).get("Error", {}).get("Code", ""))
-    kinds = {kind.__name__ for kind in type(cause).__mro__}
-    said = redacted_line(cause, 300)
+    types = {type_.__name__ for type_ in type(cause).__mro__}
+    message = redacted_line(cause, 300)
     if code in _NO_BUCKET:
         return UsageError(
-            f"There is no bucket '{bucket}' ({said}).",
-            remedy="Make it, or correct the URI. AWS_ENDPOINT_URL_S3 says at which store it is looked for.",
+            f"Bucket '{bucket}' does not exist ({message}).",
+            remedy="Create it, or correct the URI or AWS_ENDPOINT_URL_S3.",
         )
     if code in _REFUSED:
         return UsageError(
-            f"The store refuses to copy to {where} ({said}).",
-            remedy=f"These credentials need s3:ListBucket on {bucket}, and s3:GetObject and s3:PutObject on what is "
-            "in it. AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY name others.",
+            f"The credentials do not allow copying to {where} ({message}).",
+            remedy=f"Grant s3:ListBucket on {bucket}, and s3:GetObject and s3:PutObject on its objects, or set other "
+            "credentials with AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
         )
-    if code in _ELSEWHERE or "NoRegionError" in kinds:
-        return UsageError(f"Bucket '{bucket}' is in another region ({said}).", remedy="Set AWS_REGION to the bucket's.")
-    if kinds & _NO_CREDENTIALS:
+    if code in _OTHER_REGION or "NoRegionError" in types:
         return UsageError(
-            f"There are no usable credentials for {where} ({said}).",
+            f"Bucket '{bucket}' is in another region ({message}).", remedy="Set AWS_REGION to the bucket's region."
+        )
+    if types & _NO_CREDENTIALS:
+        return UsageError(
+            f"No usable credentials for {where} ({message}).",
             remedy="Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.",
         )
-    if kinds & {"ValueError", "ParamValidationError", "InvalidRegionError", "UnknownEndpointError"}:
+    if types & {"ValueError", "ParamValidationError", "InvalidRegionError", "UnknownEndpointError"}:
         return UsageError(
-            f"boto3 cannot work with these settings: {said}",
-            remedy="Look at the URI, AWS_ENDPOINT_URL_S3 and AWS_REGION.",
+            f"boto3 does not accept the settings: {message}",
+            remedy="Check the URI, AWS_ENDPOINT_URL_S3 and AWS_REGION.",
         )
-    if kinds & {"HTTPClientError", "ConnectionError"}:
+    if types & {"HTTPClientError", "ConnectionError"}:
         return LlmtrainError(
-            f"The store of {where} cannot be reached: {said}",
-            remedy="Check the network and AWS_ENDPOINT_URL_S3. The same command goes on where this one ended.",
+            f"Cannot reach the store of {where}: {message}",
+            remedy=f"Check the network and AWS_ENDPOINT_URL_S3. {_REPEAT}",
         )
-    return LlmtrainError(f"Copying to {where} failed: {said}", remedy="The same command goes on where this one ended.")
+    return LlmtrainError(f"Copying to {where} failed: {message}", remedy=_REPEAT)
+
+
+_REPEAT = "Repeat the command: it continues where it stopped."

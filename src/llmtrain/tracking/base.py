@@ -1,6 +1,6 @@
-"""Trackers: where metrics go. None of them can stop training.
+"""Trackers record metrics. A tracker that fails never stops training.
 
-Metric names are the same everywhere: train/loss, train/lr, val/loss, ...
+Metric names are the same in all of them: train/loss, train/lr, val/loss, ...
 """
 
 from collections.abc import Callable, Sequence
@@ -18,38 +18,38 @@ Status = Literal["finished", "stopped", "superseded", "failed"]
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker may want to know of the run."""
+    """The run, for trackers."""
 
     directory: RunDirectory
     config: Config
     resumed_from: int
-    """Step of the checkpoint the run goes on from; 0 for a new run."""
+    """Step of the checkpoint that the run resumes from; 0 for a new run."""
     evaluated_step: int
     """The last step that was evaluated before that checkpoint was saved."""
     facts: dict[str, Any]
-    """Numbers that hold for the whole run, such as the parameter count."""
+    """Constants of the run, such as the parameter count."""
 
 
-class NullTracker:
-    """A tracker that does nothing, and the contract of the others: override what is of use."""
+class Tracker:
+    """Base class of trackers. Every hook is optional."""
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Metrics of a step, at least one of train/loss and val/loss among them."""
+        """Called with the metrics of a step, which include train/loss, val/loss or both."""
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is about to be published."""
+        """Called before the checkpoint of a step is published."""
 
     def samples(self, step: int, path: Path) -> None:
-        """What the model answered to the fixed prompts, in a file."""
+        """Called with the file of the model's answers to trainer.eval_prompts."""
 
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
-        """The run ended; no call follows."""
+        """Called once, after all other hooks."""
 
 
-class Trackers(NullTracker):
-    """Several trackers as one. One that fails is dropped, and that is said once."""
+class Trackers(Tracker):
+    """Several trackers as one. A tracker that fails is removed, with a warning."""
 
-    def __init__(self, trackers: Sequence[NullTracker]) -> None:
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
         self._trackers = list(trackers)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -64,11 +64,11 @@ class Trackers(NullTracker):
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         self._each(lambda tracker: tracker.finish(status, result))
 
-    def _each(self, call: Callable[[NullTracker], None]) -> None:
+    def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in list(self._trackers):
             try:
                 call(tracker)
             except Exception as problem:
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
-                warn("TRAIN", f"{name} failed and is switched off; training goes on: {problem}")
+                warn("TRAIN", f"{name} failed and is disabled; training continues: {problem}")

@@ -1,4 +1,4 @@
-"""What a person sees while training: a progress bar in a terminal, tagged lines anywhere else."""
+"""Training progress on standard error: a progress bar in a terminal, tagged log lines elsewhere."""
 
 import logging
 import sys
@@ -6,23 +6,23 @@ from datetime import timedelta
 from typing import Any
 
 from llmtrain.logs import console_handler, log
-from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
 
 
-class ConsoleTracker(NullTracker):
+class ConsoleTracker(Tracker):
     def __init__(self, run: TrackedRun, may_show_bar: bool = True) -> None:
         self._max_steps = run.config.trainer.steps
         self._max_epochs = run.config.trainer.max_epochs
         self._bar: Any = None
         logging_ = run.config.logging
-        is_shown = may_show_bar and sys.stderr.isatty()
-        if is_shown and not logging_.json_output and logging_.level in ("DEBUG", "INFO"):
+        has_terminal = may_show_bar and sys.stderr.isatty()
+        if has_terminal and not logging_.json_output and logging_.level in ("DEBUG", "INFO"):
             self._start_bar(run.resumed_from)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        of = f"step {step}/{self._max_steps}"
+        position = f"step {step}/{self._max_steps}"
         if "train/loss" in metrics:
-            parts = [of, f"loss {metrics['train/loss']:.4f}", f"lr {metrics['train/lr']:.2e}"]
+            parts = [position, f"loss {metrics['train/loss']:.4f}", f"lr {metrics['train/lr']:.2e}"]
             rate = "-"
             if "train/tokens_per_second" in metrics:  # the first step of a process is not timed
                 rate = f"{metrics['train/tokens_per_second']:,.0f} tok/s"
@@ -36,16 +36,17 @@ class ConsoleTracker(NullTracker):
                 self._bar.update(self._task, completed=step, loss=f"{metrics['train/loss']:.4f}", rate=rate)
         if "val/loss" in metrics:
             best = " | best so far" if metrics.get("val/is_best") else ""
-            text = f"{of} | val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}{best}"
+            text = f"{position} | val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}{best}"
             log("EVAL", text, fields={"step": step, **metrics})
             if "epoch/number" in metrics:
-                self._log_epoch(of, metrics, best)
+                self._log_epoch(position, metrics, best)
 
-    def _log_epoch(self, of: str, metrics: Metrics, best: str) -> None:
+    def _log_epoch(self, position: str, metrics: Metrics, best: str) -> None:
         log(
             "EPOCH",
-            f"{metrics['epoch/number']:.0f}/{self._max_epochs} | {of} | train loss {metrics['epoch/train_loss']:.4f} | "
-            f"val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}{best}",
+            f"{metrics['epoch/number']:.0f}/{self._max_epochs} | {position} | "
+            f"train loss {metrics['epoch/train_loss']:.4f} | val loss {metrics['val/loss']:.4f} | "
+            f"perplexity {metrics['val/perplexity']:.2f}{best}",
             fields=metrics,
         )
 
@@ -70,7 +71,7 @@ class ConsoleTracker(NullTracker):
             TextColumn("left"),
             console=Console(stderr=True),
         )
-        # Other log lines are printed above the bar; the steps are in the bar already (and in the log file).
+        # Other log lines are printed above the bar; those of steps are only in the bar and the log file.
         handler = console_handler()
         if handler:
             handler.addFilter(_not_train)

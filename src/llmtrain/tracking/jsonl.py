@@ -1,13 +1,13 @@
-"""metrics.jsonl in the run directory: always there, the source that the other programs read."""
+"""metrics.jsonl in the run directory: always written, and read by the other commands."""
 
 import time
 from typing import Any
 
 from llmtrain.runs.metrics import MetricsLog
-from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
 
 
-class JsonlTracker(NullTracker):
+class JsonlTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         self._log = MetricsLog(run.directory.metrics, run.resumed_from, run.evaluated_step)
 

@@ -1,9 +1,9 @@
-"""MLflow (extra `mlflow`), in a thread of its own: a slow or dead server costs training nothing.
+"""MLflow (extra `mlflow`), in a separate thread: a slow or unreachable server does not delay training.
 
-The id of the MLflow run is kept in the run directory, so that a resumed run goes on in the same one. There it first
-adds the rows of metrics.jsonl that the server did not get before the interruption, and then leaves out the steps that
-it has already: the steps after the newest checkpoint are trained twice. A finished run whose process was killed before
-everything was sent is completed by the next start, which has nothing else to do.
+The id of the MLflow run is stored in the run directory, so that a resumed run continues in it. A resumed run first
+sends the rows of metrics.jsonl that the server did not receive before the interruption, then skips the steps that the
+server already has: steps after the newest checkpoint are trained twice. If a process was killed after the end of
+training but before everything was sent, the next start completes it.
 """
 
 import importlib.util
@@ -29,20 +29,20 @@ from llmtrain.logs import log, warn
 from llmtrain.redact import HIDDEN_LOGIN, redact, redact_values, redacted_line
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.metrics import Row, read_metrics
-from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # MLflow's own variable: a directory as a store
+ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # of MLflow: allows a directory as a store
 RUN_ID_TAG = "llmtrain.run_id"
 _LOSSES = ("train/loss", "val/loss")
 _NO_METRIC = ("step", "time")
-METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # what a server takes in one call
+METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # limits of one request
 FLUSH_SEC = 30.0
-FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod that is told to stop has little time left
+FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod has little time after SIGTERM
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-# MLflow's own defaults try a dead server for minutes, and send usage figures to its makers.
+# By default MLflow retries an unreachable server for minutes, and sends telemetry.
 _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -52,16 +52,16 @@ _SETTINGS = {
 }
 
 
-class MlflowTracker(NullTracker):
+class MlflowTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         self._run = run
         self._location = tracking_location(run.config)
-        _say_where(run.config, self._location[0])
-        self._made: MlflowRun
-        # Read here, before the training thread appends to it; the JSONL tracker has dropped what will be redone.
+        _log_location(run.config, self._location[0])
+        self._mlflow_run: MlflowRun
+        # Read here, before training appends to it; the JSONL tracker has dropped rows that will be repeated.
         self._earlier = read_rows(run.directory) if run.resumed_from else []
-        self._dead = False
+        self._has_failed = False
         self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
         self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
         self._jobs.put(self._open)
@@ -69,50 +69,54 @@ class MlflowTracker(NullTracker):
 
     def log(self, step: int, metrics: Metrics) -> None:
         now = int(time.time() * 1000)
-        self._jobs.put(lambda: self._made.add([(step, metrics, now)]))
+        self._jobs.put(lambda: self._mlflow_run.add([(step, metrics, now)]))
 
     def samples(self, step: int, path: Path) -> None:  # noqa: ARG002
-        self._jobs.put(lambda: self._made.client.log_artifact(self._made.id, str(path), artifact_path="samples"))
+        self._jobs.put(
+            lambda: self._mlflow_run.client.log_artifact(self._mlflow_run.id, str(path), artifact_path="samples")
+        )
 
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
         self._jobs.put(lambda: self._close(status, result))
         self._jobs.put(None)
-        patience = FLUSH_SEC if status == "finished" else FLUSH_WHEN_STOPPED_SEC
-        self._thread.join(patience)
-        if self._thread.is_alive() and not self._dead:
-            warn("TRAIN", f"MLflow did not take everything within {patience:.0f} s; metrics.jsonl has it all")
+        timeout = FLUSH_SEC if status == "finished" else FLUSH_WHEN_STOPPED_SEC
+        self._thread.join(timeout)
+        if self._thread.is_alive() and not self._has_failed:
+            warn("TRAIN", f"MLflow did not accept all metrics within {timeout:.0f} s; metrics.jsonl is complete")
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            if self._dead:
+            if self._has_failed:
                 continue
             try:
                 job()
             except Exception as problem:
-                self._dead = True
-                text = redacted_line(problem, 200)
-                warn("TRAIN", f"MLflow is lost; training goes on and metrics.jsonl keeps everything: {text}")
+                self._has_failed = True
+                message = redacted_line(problem, 200)
+                warn(
+                    "TRAIN", f"MLflow failed and is disabled; training continues, metrics.jsonl is complete: {message}"
+                )
 
     def _open(self) -> None:
         run = self._run
-        self._made = MlflowRun(run.directory, run.config, run.facts, self._location)
-        if self._made.reopen():
-            self._made.read_history()
+        self._mlflow_run = MlflowRun(run.directory, run.config, run.facts, self._location)
+        if self._mlflow_run.reopen():
+            self._mlflow_run.read_history()
         else:
-            self._made.create()
-        self._made.add(self._earlier)
+            self._mlflow_run.create()
+        self._mlflow_run.add(self._earlier)
 
     def _close(self, status: Status, result: dict[str, Any] | None) -> None:
         best = (result or {}).get("best_checkpoint")
         if best and self._run.config.tracking.mlflow.log_models:
-            self._made.client.log_artifacts(self._made.id, best, artifact_path="best_checkpoint")
-        if status != "superseded":  # then the run goes on, in another process
-            self._made.end(status)
+            self._mlflow_run.client.log_artifacts(self._mlflow_run.id, best, artifact_path="best_checkpoint")
+        if status != "superseded":  # else the run continues in another process
+            self._mlflow_run.end(status)
 
 
 class MlflowRun:
-    """The run of an MLflow store that stands for a run directory. The live tracker and the replay of a finished run
-    both write through it, so that a store cannot tell the two apart."""
+    """The MLflow run of a run directory. The live tracker and the replay of a finished run both write through it, so
+    their results are the same."""
 
     def __init__(
         self,
@@ -122,99 +126,99 @@ class MlflowRun:
         location: tuple[str, str | None],
         is_home: bool = True,
     ) -> None:
-        """`is_home`: the run directory notes this store as its own, and a resumed run goes on in it."""
+        """`is_home`: the run directory records this store, and a resumed run continues in it."""
         uri, self._artifacts = location
         self._directory, self._config, self._facts = directory, config, facts
         self._uri, self._is_home = without_login(redact(uri)), is_home
-        folder = local_folder(uri)
-        if folder is not None and uri.startswith("sqlite:"):
-            folder.mkdir(parents=True, exist_ok=True)
+        store_directory = local_directory(uri)
+        if store_directory is not None and uri.startswith("sqlite:"):
+            store_directory.mkdir(parents=True, exist_ok=True)
         self.client = _client(uri)
         self.id = ""
-        self._there: dict[tuple[str, int], set[str]] = {}  # (metric, step) -> its values, as text: nan != nan
+        self._stored: dict[tuple[str, int], set[str]] = {}  # (metric, step) -> values, as text because nan != nan
 
     def reopen(self) -> bool:
-        """Go on in the MLflow run that an earlier start made, unless it was made in another store."""
-        known = self._note()
-        if without_login(str(known.get("tracking_uri"))) != self._uri or not self.take(str(known.get("run_id"))):
+        """Continue the MLflow run of an earlier start, unless it is in another store."""
+        record = self._read_record()
+        if without_login(str(record.get("tracking_uri"))) != self._uri or not self.take(str(record.get("run_id"))):
             return False
-        if not known.get("described"):  # killed while it was being described
+        if not record.get("described"):  # killed during `describe`
             self.describe()
         else:
-            self._write_note(described=True)  # there is more to come
+            self._write_record(described=True)  # not complete any more
         return True
 
     def find(self) -> bool:
-        """Go on in a run that carries our run id in the experiment, whoever made it."""
+        """Continue the run of the experiment that is tagged with this run id."""
         experiment = self.client.get_experiment_by_name(self._config.tracking.mlflow.experiment)
         if experiment is None:
             return False
-        wanted = f"tags.`{RUN_ID_TAG}` = '{self._directory.run_id}'"
-        found = self.client.search_runs([experiment.experiment_id], wanted, max_results=1)
-        return bool(found) and self.take(found[0].info.run_id)
+        condition = f"tags.`{RUN_ID_TAG}` = '{self._directory.run_id}'"
+        runs = self.client.search_runs([experiment.experiment_id], condition, max_results=1)
+        return bool(runs) and self.take(runs[0].info.run_id)
 
     def take(self, mlflow_id: str) -> bool:
         try:
             self.client.update_run(mlflow_id, status="RUNNING")
-        except Exception:  # deleted there, or the server is gone: making a new one will tell
+        except Exception:  # deleted, or the server is unreachable: `create` will show
             return False
         self.id = mlflow_id
         return True
 
     def create(self, started_at_ms: int | None = None) -> None:
         config, run_id = self._config.tracking.mlflow, self._directory.run_id
-        found = self.client.get_experiment_by_name(config.experiment)
+        existing = self.client.get_experiment_by_name(config.experiment)
         experiment = (
-            found.experiment_id
-            if found
+            existing.experiment_id
+            if existing
             else self.client.create_experiment(config.experiment, artifact_location=self._artifacts)
         )
-        made = self.client.create_run(
+        created = self.client.create_run(
             experiment, start_time=started_at_ms, run_name=redact(config.run_name or run_id), tags={RUN_ID_TAG: run_id}
         )
-        self.id = made.info.run_id
+        self.id = created.info.run_id
         self.describe()
 
     def describe(self) -> None:
-        """Parameters, config and metadata; the note in the run directory says whether all of it arrived."""
-        self._write_note(described=False)
+        """Log parameters, config and metadata; the record in the run directory shows whether that was completed."""
+        self._write_record(described=False)
         self._log_params()
         for path in (self._directory.config, self._directory.meta):
             if path.is_file():
                 self.client.log_artifact(self.id, str(path))
-        self._write_note(described=True)
+        self._write_record(described=True)
 
     def read_history(self) -> None:
-        """Look up which steps the store has."""
+        """Read which steps the store has."""
         for name in self.client.get_run(self.id).data.metrics:
             for metric in self.client.get_metric_history(self.id, name):
-                self._there.setdefault((metric.key, metric.step), set()).add(repr(float(metric.value)))
+                self._stored.setdefault((metric.key, metric.step), set()).add(repr(float(metric.value)))
 
     def add(self, rows: Sequence["TrackedRow"]) -> int:
-        """Log what the store does not have yet, and say how many values that was."""
+        """Log the values that the store does not have, and return their number."""
         metrics = [metric for step, values, at in rows for metric in as_metrics(step, self._missing(step, values), at)]
         for start in range(0, len(metrics), METRICS_AT_ONCE):
             self.client.log_batch(self.id, metrics=metrics[start : start + METRICS_AT_ONCE])
         return len(metrics)
 
     def _missing(self, step: int, values: Metrics) -> Metrics:
-        """A step whose losses are there with the same values was logged before it was trained again: its throughput
-        is another, and would be a second point at the same step. Other losses are news, whatever is there."""
+        """The metrics to send. A step whose losses are stored with the same values is a repeated step: its other
+        metrics, such as throughput, would be second points at the same step. New losses are always sent."""
 
         def has(name: str) -> bool:
-            return repr(float(values[name])) in self._there.get((name, step), ())
+            return repr(float(values[name])) in self._stored.get((name, step), ())
 
         is_same = all(has(name) for name in _LOSSES if name in values)
-        return {n: v for n, v in values.items() if not has(n) and not (is_same and (n, step) in self._there)}
+        return {n: v for n, v in values.items() if not has(n) and not (is_same and (n, step) in self._stored)}
 
     def end(self, status: Status, ended_at_ms: int | None = None) -> None:
         self.client.set_terminated(self.id, status=_STATUS[status], end_time=ended_at_ms)
         if status == "finished":
-            self._write_note(described=True, complete=True)
+            self._write_record(described=True, complete=True)
 
     def _log_params(self) -> None:
-        """Those that are not there yet: MLflow refuses to change one, and a resumed run may have other settings. The
-        config that goes beside them is the newest."""
+        """Log the params that are not stored yet: MLflow does not allow changes, and a resumed run may have other
+        settings. The uploaded config file is the newest."""
         from mlflow.entities import Param
 
         values = {
@@ -223,42 +227,43 @@ class MlflowRun:
             if isinstance(fields, dict)
             for f, v in fields.items()
         }
-        known = self.client.get_run(self.id).data.params
-        params = [Param(k, redact(str(v))) for k, v in {**values, **self._facts}.items() if k not in known]
+        stored = self.client.get_run(self.id).data.params
+        params = [Param(k, redact(str(v))) for k, v in {**values, **self._facts}.items() if k not in stored]
         for start in range(0, len(params), PARAMS_AT_ONCE):
             self.client.log_batch(self.id, params=params[start : start + PARAMS_AT_ONCE])
 
-    def _note(self) -> dict[str, Any]:
-        known = read_json(self._directory.mlflow)
-        return known if isinstance(known, dict) else {}
+    def _read_record(self) -> dict[str, Any]:
+        record = read_json(self._directory.mlflow)
+        return record if isinstance(record, dict) else {}
 
-    def _write_note(self, described: bool, complete: bool = False) -> None:
-        there = self._note().get("tracking_uri")
-        if self._is_home or there is None or without_login(str(there)) == self._uri:
-            note = {"run_id": self.id, "tracking_uri": self._uri, "described": described, "complete": complete}
-            write_json(self._directory.mlflow, note)
+    def _write_record(self, described: bool, complete: bool = False) -> None:
+        recorded = self._read_record().get("tracking_uri")
+        if self._is_home or recorded is None or without_login(str(recorded)) == self._uri:
+            record = {"run_id": self.id, "tracking_uri": self._uri, "described": described, "complete": complete}
+            write_json(self._directory.mlflow, record)
 
 
 def is_complete(run: RunDirectory) -> bool:
-    """Whether the MLflow store of a finished run has all of it."""
-    note = read_json(run.mlflow)
-    return isinstance(note, dict) and note.get("complete") is True
+    """Whether the MLflow store has received all of a finished run."""
+    record = read_json(run.mlflow)
+    return isinstance(record, dict) and record.get("complete") is True
 
 
-def _say_where(config: Config, uri: str) -> None:
-    """What opens the store: not always what was named."""
+def _log_location(config: Config, uri: str) -> None:
+    """Log the URI that opens the store, which may differ from the configured one."""
     shown, fields = redact(uri), {"tracking_uri": redact(uri)}
     if is_login_missing(config.tracking.mlflow.tracking_uri):
         warn(
             "TRAIN",
-            f"the login of the MLflow server {shown} is not kept with the run: set MLFLOW_TRACKING_USERNAME and "
+            f"the login of the MLflow server {shown} is not stored with the run: set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_URI",
         )
-    if local_folder(uri) is None:
+    if local_directory(uri) is None:
         log("TRAIN", f"MLflow server {shown}", fields=fields)
         return
-    named = config.tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or uri
-    why = "" if named.startswith("sqlite:") else f" (MLflow opens the directory {named} itself only with {ALLOW}=true)"
+    configured = config.tracking.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or uri
+    is_sqlite = configured.startswith("sqlite:")
+    why = "" if is_sqlite else f" (MLflow uses the directory {configured} as a store only with {ALLOW}=true)"
     log("TRAIN", f"MLflow store {shown}{why if uri.startswith('sqlite:') else ''}", fields=fields)
 
 
@@ -268,16 +273,16 @@ def _client(uri: str) -> Any:
     from mlflow.tracking import MlflowClient
 
     for name in ("mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of every table they make
+        logging.getLogger(name).setLevel(logging.WARNING)  # at INFO they log every table they create
     return MlflowClient(tracking_uri=uri)
 
 
 TrackedRow = tuple[int, Metrics, int]
-"""Step, metrics, and when: milliseconds since 1970."""
+"""Step, metrics, and time in milliseconds since 1970."""
 
 
 def read_rows(run: RunDirectory) -> list[TrackedRow]:
-    """metrics.jsonl, as trackers get it; null stands for a number that was not finite."""
+    """The rows of metrics.jsonl as trackers receive them; null stands for a number that is not finite."""
     return [(row["step"], _metrics(row), _time_ms(row, run)) for row in read_metrics(run.metrics)]
 
 
@@ -307,22 +312,22 @@ def require_mlflow(what: str, otherwise: str = "") -> None:
 
 
 def tracking_location(config: Config) -> tuple[str, str | None]:
-    """Where a run with this config is tracked. The config wins over the environment, but for a URI that was read from
-    the record of a run, where its login is hidden."""
-    named, from_environment = config.tracking.mlflow.tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
-    if named is None or HIDDEN_LOGIN in named:
-        named = from_environment or named
-    return store_at(without_login(named) if named else sqlite_in(Path(config.output.root_dir)))
+    """The store of a run with this config. The config overrides the environment, except for a URI from the record of a
+    run, whose login is hidden."""
+    uri, from_environment = config.tracking.mlflow.tracking_uri, os.environ.get("MLFLOW_TRACKING_URI")
+    if uri is None or HIDDEN_LOGIN in uri:
+        uri = from_environment or uri
+    return store_at(without_login(uri) if uri else sqlite_in(Path(config.output.root_dir)))
 
 
 def without_login(uri: str) -> str:
-    """A URI from the record of a run, as a server takes it that gets its login from the environment."""
+    """The URI from the record of a run without its hidden login, which then comes from the environment."""
     return uri.replace(HIDDEN_LOGIN, "")
 
 
 def is_login_missing(uri: str | None) -> bool:
-    """Whether a URI from the record of a run had a login that is nowhere now. MLflow itself reads these variables; they
-    are for servers, not for databases."""
+    """Whether a URI from the record of a run had a login that is not available any more. MLflow reads these variables
+    for servers, not for databases."""
     if uri is None or HIDDEN_LOGIN not in uri or os.environ.get("MLFLOW_TRACKING_URI"):
         return False
     has_login = bool(os.environ.get("MLFLOW_TRACKING_USERNAME") and os.environ.get("MLFLOW_TRACKING_PASSWORD"))
@@ -331,28 +336,28 @@ def is_login_missing(uri: str | None) -> bool:
 
 
 def store_at(uri: str) -> tuple[str, str | None]:
-    """(tracking URI, artifact location or None for the store's own).
+    """(tracking URI, artifact location or None for the store's default).
 
-    A directory stays one where MLflow opens directories, so that the same value opens it; else it becomes a sqlite file
-    in it with artifacts beside.
+    A directory is used as a store if this version of MLflow supports it; otherwise a sqlite file in it, with artifacts
+    beside it.
     """
-    folder = local_folder(uri)
-    if folder is None:
+    directory = local_directory(uri)
+    if directory is None:
         return uri, None
     if uri.startswith("sqlite:"):
-        return uri, (folder / "mlartifacts").as_uri()
-    return (folder.as_uri(), None) if opens_directories() else store_at(sqlite_in(folder))
+        return uri, (directory / "mlartifacts").as_uri()
+    return (directory.as_uri(), None) if opens_directories() else store_at(sqlite_in(directory))
 
 
-def sqlite_in(folder: Path) -> str:
-    path = str(folder.expanduser().absolute() / "mlflow.db")
-    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")  # as SQLAlchemy reads it back
+def sqlite_in(directory: Path) -> str:
+    path = str(directory.expanduser().absolute() / "mlflow.db")
+    return "sqlite:///" + path.replace("%", "%25").replace("?", "%3F")  # as SQLAlchemy decodes it
 
 
 def opens_directories() -> bool:
-    """Whether the installed MLflow takes a directory (`./mlruns`) for a store: from 3.13 on only when told to. Its
-    version says it; importing MLflow takes seconds."""
-    is_allowed = os.environ.get(ALLOW, "").lower() in ("true", "1")  # as MLflow reads it
+    """Whether the installed MLflow supports a directory (`./mlruns`) as a store: from 3.13 on only if allowed. Decided
+    by its version, because importing MLflow takes seconds."""
+    is_allowed = os.environ.get(ALLOW, "").lower() in ("true", "1")  # as MLflow parses it
     return is_allowed or mlflow_version() < (3, 13)
 
 
@@ -364,7 +369,7 @@ def mlflow_version() -> tuple[int, int]:
     return 0, 0
 
 
-def local_folder(uri: str) -> Path | None:
+def local_directory(uri: str) -> Path | None:
     """The directory of a store on this machine; None for a server."""
     if uri.startswith("databricks") or ("://" in uri and not uri.startswith(("sqlite:", "file:"))):
         return None
@@ -376,7 +381,7 @@ def local_folder(uri: str) -> Path | None:
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
         raise UsageError(
-            f"MLflow's tracking URI '{uri}' names the host '{parts.netloc}', but file: is for paths of this machine.",
-            remedy=f"Write file://{parts.path or '/...'}, or the http:// URL of a server.",
+            f"The MLflow tracking URI '{uri}' has the host '{parts.netloc}', but file: URIs are paths on this machine.",
+            remedy=f"Use file://{parts.path or '/...'}, or the http:// URL of a server.",
         )
     return Path(url2pathname(parts.path)).expanduser().absolute()

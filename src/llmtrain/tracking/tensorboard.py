@@ -4,15 +4,15 @@ import importlib.util
 from typing import Any
 
 from llmtrain.errors import UsageError
-from llmtrain.tracking.base import Metrics, NullTracker, Status, TrackedRun
+from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
 
 
-class TensorboardTracker(NullTracker):
+class TensorboardTracker(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        # Steps after the checkpoint are done again: purge_step hides what an earlier attempt wrote of them.
+        # Steps after the checkpoint are repeated: purge_step hides their earlier values.
         self._writer: Any = SummaryWriter(run.directory.tensorboard, purge_step=run.resumed_from + 1)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -27,5 +27,5 @@ def check_installed() -> None:
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             "tracking.tensorboard.enabled is true, but tensorboard is not installed.",
-            remedy="pip install 'llmtrain[tensorboard]', or switch it off.",
+            remedy="pip install 'llmtrain[tensorboard]', or set tracking.tensorboard.enabled to false.",
         )

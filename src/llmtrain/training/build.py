@@ -28,7 +28,7 @@ from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
 from llmtrain.redact import redact_values
 from llmtrain.runs.metadata import cpu_architecture, versions
-from llmtrain.tracking.base import NullTracker, TrackedRun, Trackers
+from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training.model import Autocast, ModelHandle
 from llmtrain.training.resume import Resumption, recorded_threads
 
@@ -179,11 +179,11 @@ def check_trackers(config: Config) -> None:
         check_installed()
 
 
-def open_trackers(run: TrackedRun) -> NullTracker:
+def open_trackers(run: TrackedRun) -> Tracker:
     names = ["jsonl", "console"]
     names += ["mlflow"] if run.config.tracking.mlflow.enabled else []
     names += ["tensorboard"] if run.config.tracking.tensorboard.enabled else []
-    opened: list[NullTracker] = []
+    opened: list[Tracker] = []
     for name in names:
         try:
             opened.append(registry.resolve("tracker", name, registry.TRACKERS)(run))

@@ -4,7 +4,7 @@ from typing import Any
 
 from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
-from llmtrain.distributed.world import World, pick_device, process_info_here
+from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.training.build import autocast_for, build_components, resolve_steps, resolve_threads, set_up_torch
@@ -15,7 +15,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     """Run one forward pass and report sizes; writes nothing but the token cache."""
     setup_logging(config.logging)
     world = World(device=pick_device(config.run.device))
-    micro_batches_in_step(config, process_info_here(config.distributed).world_size)
+    micro_batches_in_step(config, current_process_info(config.distributed).world_size)
     config, _ = resolve_threads(config, None, world)
     set_up_torch(config)
     components = build_components(config, world)

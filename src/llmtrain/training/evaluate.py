@@ -41,7 +41,7 @@ def evaluate(
             batch = batches[number if number < count else first].to(world.device)
             losses.append(model.loss(batch).double())
             tokens += batch.target_count if number < count else 0
-    by_rank = world.control.gather_rows(torch.stack(losses))  # (ranks, rounds)
+    by_rank = world.control.gather_tensors(torch.stack(losses))  # (ranks, rounds)
     total = sum(by_rank.T.reshape(-1).tolist()[:count])
     tokens = world.control.sum(tokens)
     return EvalResult(total / tokens, tokens)

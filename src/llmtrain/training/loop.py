@@ -13,13 +13,13 @@ from llmtrain.checkpoint.state import TrainState, model_tensors, optimizer_tenso
 from llmtrain.checkpoint.store import CheckpointRequest
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.data.batches import Batch, TrainBatches
-from llmtrain.distributed.batch_split import Share
+from llmtrain.distributed.batch_split import MicroBatchRange
 from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
 from llmtrain.fault_injection import inject_fault
 from llmtrain.files import is_full
 from llmtrain.logs import warn
-from llmtrain.tracking.base import Metrics, NullTracker
+from llmtrain.tracking.base import Metrics, Tracker
 from llmtrain.training.build import Components
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
@@ -37,13 +37,13 @@ class Trainer:
     stepper: Stepper
     stream: Generator[Batch]
     """This rank's micro-batches, in order."""
-    share: Share
+    share: MicroBatchRange
     """Which micro-batches of a step belong to this rank."""
     saver: Saver
     artifacts: Artifacts
     eval_prompts: EvalPrompts
     watchdog: Watchdog
-    tracker: NullTracker
+    tracker: Tracker
     throughput: Throughput
     progress: TrainState
     saved: tuple[int, int] = (0, 0)
@@ -174,7 +174,7 @@ class Trainer:
             return self.progress.last_train_loss or 0.0
         # One row per step: the losses of this rank's micro-batches, then the gradient norm (equal on all ranks).
         own = torch.stack([torch.cat([r.losses, r.grad_norm.float().reshape(1)]) for _, r in self._unread])
-        by_rank = self.world.control.gather_rows(own).tolist()  # (ranks, steps, micro-batches + 1)
+        by_rank = self.world.control.gather_tensors(own).tolist()  # (ranks, steps, micro-batches + 1)
         for index, (step, _) in enumerate(self._unread):
             # Summed in the order of the micro-batches, so that it does not depend on which rank computed which.
             loss = sum(value for rows in by_rank for value in rows[index][:-1])

@@ -14,9 +14,9 @@ from llmtrain.checkpoint.store import CheckpointStore
 from llmtrain.config.output import OutputSection
 from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
-from llmtrain.distributed.batch_split import Share, micro_batches_in_step
+from llmtrain.distributed.batch_split import MicroBatchRange, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
-from llmtrain.distributed.world import World, join_world, process_info_here
+from llmtrain.distributed.world import World, current_process_info, join_world
 from llmtrain.env import LAUNCH, START
 from llmtrain.errors import Interrupted, PeerLost, Superseded
 from llmtrain.fault_injection import inject_fault
@@ -27,7 +27,7 @@ from llmtrain.runs.generations import end_generation, has_restored, note_generat
 from llmtrain.runs.heartbeats import clear_heartbeats
 from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_finished
-from llmtrain.tracking.base import NullTracker, Status, TrackedRun
+from llmtrain.tracking.base import Status, TrackedRun, Tracker
 from llmtrain.tracking.console import ConsoleTracker
 from llmtrain.training.build import (
     Components,
@@ -81,7 +81,7 @@ def run_training(
         stop = stop or stack.enter_context(StopFlag())
 
         # Before joining the other processes: what can be checked without waiting
-        process = process_info_here(config.distributed)
+        process = current_process_info(config.distributed)
         micro_batches_in_step(config, process.world_size)
         if config.output.sync_uri:
             check_sync_installed("output.sync_uri is set")
@@ -204,7 +204,7 @@ def _record_start(context: RunContext, components: Components, from_step: int) -
     write_run_files(context, components, from_step)
 
 
-def _open_tracker(context: RunContext, components: Components, model: ModelHandle, progress: TrainState) -> NullTracker:
+def _open_tracker(context: RunContext, components: Components, model: ModelHandle, progress: TrainState) -> Tracker:
     config, world = context.config, context.world
     parameters, trainable = parameter_count(model.module), trainable_count(model.module)
     tokens_per_step = round(components.train_batches.tokens_per_step)
@@ -234,12 +234,12 @@ def _build_trainer(
     model: ModelHandle,
     optimizer: torch.optim.Optimizer,
     progress: TrainState,
-    tracker: NullTracker,
+    tracker: Tracker,
 ) -> Trainer:
     config, world, run, generation = context.config, context.world, context.run, context.generation
     starts = [start for start in set(world.control.gather(os.environ.get(START, ""))) if start]
     watchdog = Watchdog(run.heartbeats, world, generation, config.distributed.timeout_sec, starts)
-    share = Share.of_rank(world.rank, world.world_size, components.micro_batches)
+    share = MicroBatchRange.of_rank(world.rank, world.world_size, components.micro_batches)
     end = max(progress.step, config.trainer.steps)
     numbers = MicroBatchNumbers(progress.step, end, components.micro_batches, share.first, share.count)
     artifacts = Artifacts(config, run, model.adapter, components.recorded["base_sha256"])
@@ -284,7 +284,7 @@ def _add_resume_hint(context: RunContext, error: Interrupted, step: int) -> None
 
 
 def _end_run(
-    context: RunContext, tracker: NullTracker, status: Status, progress: TrainState, result: TrainResult | None
+    context: RunContext, tracker: Tracker, status: Status, progress: TrainState, result: TrainResult | None
 ) -> None:
     """Report how the run ended: to the trackers, in generations.json and in the log."""
     if not owns_run(context.lock):

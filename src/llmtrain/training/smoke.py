@@ -11,7 +11,7 @@ from llmtrain.config.schema import Config
 from llmtrain.distributed.batch_split import check_power_of_two
 from llmtrain.distributed.control_group import peer_errors
 from llmtrain.distributed.parallel import parallelize
-from llmtrain.distributed.world import World, join_world, process_info_here
+from llmtrain.distributed.world import World, current_process_info, join_world
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.logs import log
 
@@ -25,7 +25,7 @@ def train_classifier(
     that gradients are lost between the processes."""
     if batch > samples:
         raise UsageError(f"--batch must be at most --samples ({samples}), got {batch}.")
-    check_power_of_two(config.distributed, process_info_here(config.distributed).world_size)
+    check_power_of_two(config.distributed, current_process_info(config.distributed).world_size)
     with join_world(config.distributed, config.run) as world, peer_errors():
         if batch % world.world_size:
             raise UsageError(f"--batch must be divisible by the {world.world_size} processes, got {batch}.")
@@ -54,7 +54,7 @@ def train_classifier(
                 parallel.finish_gradients()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
-                last_loss = float(world.control.gather_rows(loss).sum())
+                last_loss = float(world.control.gather_tensors(loss).sum())
                 first_loss = first_loss or last_loss
                 if step % LOG_EVERY == 0 or step == steps - 1:
                     log("TRAIN", f"epoch {epoch + 1}/{epochs} | step {step + 1}/{steps} | loss {last_loss:.4f}")

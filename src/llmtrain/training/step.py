@@ -8,7 +8,7 @@ from torch import nn
 
 from llmtrain.data.batches import Batch
 from llmtrain.data.sampler import derive_seed
-from llmtrain.distributed.parallel import whole
+from llmtrain.distributed.parallel import unshard
 from llmtrain.distributed.world import World
 from llmtrain.fault_injection import inject_fault
 from llmtrain.training.model import ModelHandle
@@ -63,7 +63,7 @@ class Stepper:
         parallel.finish_gradients()
         inject_fault("after_backward", step + 1)
         trainable = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
-        grad_norm = whole(nn.utils.clip_grad_norm_(trainable, self.max_grad_norm or float("inf"), foreach=True))
+        grad_norm = unshard(nn.utils.clip_grad_norm_(trainable, self.max_grad_norm or float("inf"), foreach=True))
         set_lr(self.optimizer, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

@@ -1,5 +1,4 @@
-"""Programs that run inside pods. A pod gets the text of its program in an environment variable, so its image needs
-nothing but python3."""
+"""Scripts that run inside pods. A pod gets the source in an environment variable, so its image only needs python3."""
 
 from pathlib import Path
 
@@ -9,6 +8,5 @@ def script_text(file: str) -> str:
 
 
 def script_command(variable: str, file: str) -> list[str]:
-    """The command that runs the program whose text is in this variable. -I -S: what is installed in the image cannot
-    change how it runs."""
+    """The command that runs the script in this variable. -I -S isolate it from packages installed in the image."""
     return ["python3", "-I", "-S", "-c", f"import os; exec(compile(os.environ['{variable}'], '{file}', 'exec'))"]

@@ -1,14 +1,14 @@
-"""The far side of `fetch`: lists and sends files of one folder. Its source runs in the reader pod, whose image need not
-have llmtrain: the standard library alone, Python 3.9 and later, and no import from this package.
+"""The script of the reader pod: lists and sends the files of one directory for `fetch`. The image need not contain
+llmtrain, so it uses the standard library only, runs on Python 3.9 and later, and imports nothing from this package.
 
-    list FOLDER                            a line of JSON for each file: path, size, mtime_ns, version
-    send FOLDER OFFSET VERSION PATH ...    for each file a line of JSON (path, offset, size, mtime_ns, version), then
-                                           exactly `size` bytes; or just a line {"path": ..., "gone": true}
-    wait SECONDS                           until nothing else has run here for so long: then nobody needs the pod
+    list DIRECTORY                           one JSON line per file: path, size, mtime_ns, version
+    send DIRECTORY OFFSET VERSION PATH ...   per file one JSON line (path, offset, size, mtime_ns, version), then
+                                             exactly `size` bytes; or only the line {"path": ..., "gone": true}
+    wait SECONDS                             exit once no other process has run for this long
 
-A version tells a file from one that has taken its name since. A file is sent from OFFSET on where it still has that
-VERSION (or `any` is asked for), else from its beginning; the header says which. Nothing outside the folder is sent, and
-no symbolic link is followed.
+The version changes when a file changes or is replaced. A file is sent from OFFSET if it still has VERSION (or VERSION
+is `any`), else from the beginning; the JSON line says which. Files outside the directory are not sent, and symbolic
+links are not followed.
 """
 
 import json
@@ -23,25 +23,25 @@ BLOCK = 2**20
 ANY = "any"
 
 
-def list_files(folder: str, out: BinaryIO) -> None:
-    for place, folders, names in os.walk(folder):  # a folder that vanishes meanwhile is empty
-        folders.sort()
+def list_files(directory: str, out: BinaryIO) -> None:
+    for parent, subdirectories, names in os.walk(directory):  # skips directories that are deleted meanwhile
+        subdirectories.sort()
         for name in sorted(names):
-            path = Path(place, name)
+            path = Path(parent, name)
             try:
-                found = path.lstat()
+                status = path.lstat()
             except OSError:
                 continue
-            if stat.S_ISREG(found.st_mode):
-                row = {"path": str(path.relative_to(folder)), "size": found.st_size}
-                out.write(line({**row, **describe(found)}))
+            if stat.S_ISREG(status.st_mode):
+                row = {"path": str(path.relative_to(directory)), "size": status.st_size}
+                out.write(line({**row, **describe(status)}))
     out.flush()
 
 
-def send_files(folder: str, words: "list[str]", out: BinaryIO) -> None:
-    for offset, version, path in zip(words[::3], words[1::3], words[2::3]):  # noqa: B905 (strict is 3.10's)
+def send_files(directory: str, words: "list[str]", out: BinaryIO) -> None:
+    for offset, version, path in zip(words[::3], words[1::3], words[2::3]):  # noqa: B905 (strict needs Python 3.10)
         try:
-            file = open_inside(Path(folder).resolve(), path)
+            file = open_inside(Path(directory).resolve(), path)
         except OSError:
             out.write(line({"path": path, "gone": True}))
             continue
@@ -50,10 +50,10 @@ def send_files(folder: str, words: "list[str]", out: BinaryIO) -> None:
     out.flush()
 
 
-def open_inside(folder: Path, path: str) -> BinaryIO:
-    """Refused where any part of the path is a symbolic link or leads out."""
-    full = folder / path
-    if full.resolve() != full or folder not in full.parents:
+def open_inside(directory: Path, path: str) -> BinaryIO:
+    """Open a regular file. Refused if any part of the path is a symbolic link or leads out of the directory."""
+    full = directory / path
+    if full.resolve() != full or directory not in full.parents:
         raise OSError(path)
     file = open(os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb", 0)  # noqa: PTH123, SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -63,23 +63,23 @@ def open_inside(folder: Path, path: str) -> BinaryIO:
 
 
 def send(file: BinaryIO, path: str, offset: int, version: str, out: BinaryIO) -> None:
-    found = os.fstat(file.fileno())
-    now = describe(found)
-    offset = min(offset, found.st_size) if version in (now["version"], ANY) else 0
-    left = found.st_size - offset
-    out.write(line({"path": path, "offset": offset, "size": left, **now}))
+    status = os.fstat(file.fileno())
+    current = describe(status)
+    offset = min(offset, status.st_size) if version in (current["version"], ANY) else 0
+    remaining = status.st_size - offset
+    out.write(line({"path": path, "offset": offset, "size": remaining, **current}))
     file.seek(offset)
-    while left:
-        block = file.read(min(left, BLOCK))
+    while remaining:
+        block = file.read(min(remaining, BLOCK))
         if not block:
-            sys.exit(f"{path} became shorter while it was read")
+            sys.exit(f"{path} was truncated while it was being read")
         out.write(block)
-        left -= len(block)
+        remaining -= len(block)
 
 
-def describe(found: os.stat_result) -> "dict[str, Any]":
-    version = f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
-    return {"mtime_ns": found.st_mtime_ns, "version": version}
+def describe(status: os.stat_result) -> "dict[str, Any]":
+    version = f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+    return {"mtime_ns": status.st_mtime_ns, "version": version}
 
 
 def line(row: "dict[str, Any]") -> bytes:
@@ -87,12 +87,12 @@ def line(row: "dict[str, Any]") -> bytes:
 
 
 def wait_idle(seconds: float) -> None:
-    """Whoever made the pod may have been killed before it could remove it."""
-    last = time.monotonic()
-    while time.monotonic() < last + seconds:
+    """Return once no other process has run for `seconds`: the client may have been killed before it deleted the pod."""
+    last_active = time.monotonic()
+    while time.monotonic() < last_active + seconds:
         time.sleep(min(5.0, seconds))
-        others = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
-        last = time.monotonic() if len(others) > 1 else last
+        processes = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
+        last_active = time.monotonic() if len(processes) > 1 else last_active
 
 
 def main(words: "list[str]") -> None:

@@ -1,12 +1,13 @@
-"""What runs in the pods of `launch --hold`: they wait, take files (`push`) and run commands (`exec`). The image need
-not have llmtrain: the standard library alone, Python 3.9 and later, and no import from this package.
+"""The script of `launch --hold` pods: they wait, receive files (`push`) and run commands (`exec`). The image need not
+contain llmtrain, so it uses the standard library only, runs on Python 3.9 and later, and imports nothing from this
+package.
 
-    hold                            the pod's first process: waits, and runs what `start` asks for
-    take SIZE SHA256                a tar archive from standard input, into the work folder
-    run VARIABLES COMMAND ...       a command, until it ends or the caller goes away; VARIABLES: a JSON object
-    start VARIABLES LOG COMMAND ... the same by the first process, which outlives the caller; output also goes to LOG
-    end                             what was started is told to end, and killed if it does not
-The last two answer with a JSON object: process, or problem.
+    hold                            the pod's main process: waits, and runs commands for `start`
+    take SIZE SHA256                unpack a tar archive from standard input into the work directory
+    run VARIABLES COMMAND ...       run a command until it exits or the client disconnects; VARIABLES: a JSON object
+    start VARIABLES LOG COMMAND ... let the main process run it, independent of the client; output also goes to LOG
+    end                             stop the started command: SIGTERM, then SIGKILL
+The last two print a JSON object: process, or problem.
 """
 
 import hashlib
@@ -29,101 +30,101 @@ WORK = Path(os.environ.get("LLMTRAIN_WORK", "/work"))
 STATE = WORK / ".llmtrain"
 POLL_SEC = 0.2
 ANSWER_SEC = 20.0
-GRACE_SEC = 10.0  # between telling and killing
-TOLD = 75
-ROOM = 64 * 2**20  # bytes to leave free on a disk
-# Of the pod, not of what is tried out in it: `llmtrain node` would take itself for the pod's own.
-OWN = ("LLMTRAIN_EXIT_CODES", "LLMTRAIN_LAUNCH", "LLMTRAIN_HELD", "LLMTRAIN_PREFETCHED")
+GRACE_SEC = 10.0  # between SIGTERM and SIGKILL
+INTERRUPTED = 75
+MIN_FREE_BYTES = 64 * 2**20
+# Not passed on to commands: with them `llmtrain node` would act as the main process of the pod.
+POD_VARIABLES = ("LLMTRAIN_EXIT_CODES", "LLMTRAIN_LAUNCH", "LLMTRAIN_HELD", "LLMTRAIN_PREFETCHED")
 
 
-def take(size: int, digest: str) -> None:
-    """Files that were there before are replaced whole or not at all. The archive and its files are there at once."""
-    check_room(size)
+def receive_archive(size: int, digest: str) -> None:
+    """Unpack a tar archive from standard input. Existing files are replaced atomically."""
+    check_disk_space(size)
     with tempfile.TemporaryFile() as file:
-        check, left = hashlib.sha256(), size
-        while left:
-            block = sys.stdin.buffer.read(min(left, 2**20))
+        sha256, remaining = hashlib.sha256(), size
+        while remaining:
+            block = sys.stdin.buffer.read(min(remaining, 2**20))
             if not block:
-                sys.exit("the archive ends too early")
-            check.update(block)
+                sys.exit("the archive is incomplete")
+            sha256.update(block)
             file.write(block)
-            left -= len(block)
-        if check.hexdigest() != digest:
-            sys.exit("the archive was damaged on its way")
+            remaining -= len(block)
+        if sha256.hexdigest() != digest:
+            sys.exit("the archive was damaged in transfer")
         file.seek(0)
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 unpack(archive, member)
 
 
-def check_room(size: int) -> None:
-    """Before anything is sent: a pod that fills the disk of its machine is evicted."""
+def check_disk_space(size: int) -> None:
+    """Exit if archive and files do not fit: a pod that fills the disk of its node is evicted."""
     needed: dict[int, tuple[Path, int]] = {}
     WORK.mkdir(parents=True, exist_ok=True)
-    for folder in (Path(tempfile.gettempdir()), WORK):
-        disk = folder.stat().st_dev
-        needed[disk] = (folder, needed.get(disk, (folder, 0))[1] + size)
-    for folder, total in needed.values():
-        free = shutil.disk_usage(folder).free
-        if free < total + ROOM:
-            sys.exit(f"no room: {total:,} bytes are needed in {folder}, {free:,} bytes are free")
+    for directory in (Path(tempfile.gettempdir()), WORK):
+        disk = directory.stat().st_dev
+        needed[disk] = (directory, needed.get(disk, (directory, 0))[1] + size)
+    for directory, total in needed.values():
+        free = shutil.disk_usage(directory).free
+        if free < total + MIN_FREE_BYTES:
+            sys.exit(f"not enough disk space: {total:,} bytes needed in {directory}, {free:,} bytes free")
 
 
 def unpack(archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-    """Plain files below the work folder, nothing else."""
+    """Unpack a regular file below the work directory; anything else is an error."""
     path = Path(member.name)
     content = archive.extractfile(member) if member.isreg() else None
     if content is None or path.is_absolute() or ".." in path.parts:
-        sys.exit(f"{member.name} is no plain file")
+        sys.exit(f"{member.name} is not a regular file inside the archive")
     target = WORK / path
     target.parent.mkdir(parents=True, exist_ok=True)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with fresh.open("wb") as file:
+        with temporary.open("wb") as file:
             shutil.copyfileobj(content, file)
-        fresh.chmod(member.mode & 0o777)
-        os.utime(fresh, (member.mtime, member.mtime))
-        fresh.replace(target)
+        temporary.chmod(member.mode & 0o777)
+        os.utime(temporary, (member.mtime, member.mtime))
+        temporary.replace(target)
     finally:
         with suppress(OSError):
-            fresh.unlink()
+            temporary.unlink()
 
 
 def run(variables: str, words: "list[str]") -> int:
-    """Its exit code. When the connection breaks (Ctrl-C), standard input ends, and the command with it."""
+    """Run a command and return its exit code. A broken connection (Ctrl-C) closes standard input and stops it."""
     try:
-        child = begin(json.loads(variables), words)
+        child = spawn(json.loads(variables), words)
     except OSError as problem:
-        print(f"{words[0]} cannot be run: {problem.strerror}", file=sys.stderr)
-        return 127  # as a shell has it
+        print(f"cannot run {words[0]}: {problem.strerror}", file=sys.stderr)
+        return 127  # like a shell
 
-    is_left = threading.Event()
+    is_disconnected = threading.Event()
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        is_left.set()
-        finish(child)
+        is_disconnected.set()
+        terminate(child)
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    code = as_code(child.wait())
-    if is_left.is_set():  # else what it started would outlive us
+    code = shell_code(child.wait())
+    if is_disconnected.is_set():  # wait until its descendants are gone too
         watcher.join()
     return code
 
 
-def as_code(code: int) -> int:
-    """In a shell's words: 128 and more for a signal."""
+def shell_code(code: int) -> int:
+    """128 + N for a process killed by signal N, like a shell."""
     return code if code >= 0 else 128 - code
 
 
-def begin(variables: "dict[str, str]", words: "list[str]", output: Any = None) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that all of its processes can be told at once."""
+def spawn(variables: "dict[str, str]", words: "list[str]", output: Any = None) -> "subprocess.Popen[bytes]":
+    """Start a command in its own session, so that all of its processes can be signaled at once."""
     return subprocess.Popen(
         words,
         cwd=WORK,
-        env={**{name: value for name, value in os.environ.items() if name not in OWN}, **variables},
+        env={**{name: value for name, value in os.environ.items() if name not in POD_VARIABLES}, **variables},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
@@ -131,51 +132,51 @@ def begin(variables: "dict[str, str]", words: "list[str]", output: Any = None) -
     )
 
 
-def finish(child: "subprocess.Popen[bytes]") -> None:
-    """Tell it, wait, then kill it and what it started (torchrun gives each of its processes a session of its own)."""
+def terminate(child: "subprocess.Popen[bytes]") -> None:
+    """SIGTERM, then SIGKILL to it and its descendants (torchrun starts each worker in its own session)."""
     family = descendants(child.pid)
-    tell(os.killpg, child.pid, signal.SIGTERM)
+    send_signal(os.killpg, child.pid, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SEC
-    while time.monotonic() < deadline and (child.poll() is None or is_any_left(child.pid, family)):
+    while time.monotonic() < deadline and (child.poll() is None or is_any_alive(child.pid, family)):
         time.sleep(0.05)
     for process in family | descendants(child.pid):
-        tell(os.kill, process, signal.SIGKILL)
-    tell(os.killpg, child.pid, signal.SIGKILL)
+        send_signal(os.kill, process, signal.SIGKILL)
+    send_signal(os.killpg, child.pid, signal.SIGKILL)
 
 
 def processes() -> "dict[int, tuple[str, int, int]]":
-    """Of this pod: number -> its state, its parent and its group."""
-    found = {}
+    """All processes of the pod: pid -> (state, parent, process group)."""
+    table = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with suppress(OSError, IndexError):
                 state, parent, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
-                found[int(path.name)] = (state, int(parent), int(group))
-    return found
+                table[int(path.name)] = (state, int(parent), int(group))
+    return table
 
 
 def descendants(process: int) -> "set[int]":
-    known, found = processes(), {process}
-    while more := {child for child, (_, parent, _) in known.items() if parent in found} - found:
-        found |= more
-    return found - {process}
+    table, family = processes(), {process}
+    while more := {child for child, (_, parent, _) in table.items() if parent in family} - family:
+        family |= more
+    return family - {process}
 
 
-def is_any_left(group: int, family: "Iterable[int]" = ()) -> bool:
-    """Of a group of processes, or of these, but for zombies."""
+def is_any_alive(group: int, family: "Iterable[int]" = ()) -> bool:
+    """Whether a process of the group or the family exists that is not a zombie."""
     return any(state != "Z" and (own == group or process in family) for process, (state, _, own) in processes().items())
 
 
-def tell(how: "Callable[[int, int], None]", who: int, number: int) -> None:
+def send_signal(kill: "Callable[[int, int], None]", target: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        how(who, number)
+        kill(target, number)
 
 
-# The first process, and those who ask something of it
+# The main process, and requests to it
 
 
-def ask(request: "dict[str, Any]") -> "dict[str, Any]":
-    """Of the first process: its answer has the same number."""
+def request_main(request: "dict[str, Any]") -> "dict[str, Any]":
+    """Send a request to the main process and return its response."""
     number = f"{os.getpid()}-{time.time_ns()}"
     write(STATE / f"request-{number}.json", request)
     deadline = time.monotonic() + ANSWER_SEC + GRACE_SEC
@@ -185,14 +186,14 @@ def ask(request: "dict[str, Any]") -> "dict[str, Any]":
             (STATE / f"answer-{number}.json").unlink()
             return answer
         time.sleep(0.05)
-    sys.exit("the pod's first process does not answer")
+    sys.exit("the main process of the pod does not respond")
 
 
 def write(path: Path, value: "dict[str, Any]") -> None:
     STATE.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps(value))
-    fresh.replace(path)
+    temporary = path.with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
 
 
 def read(path: Path) -> "dict[str, Any]":
@@ -203,58 +204,58 @@ def read(path: Path) -> "dict[str, Any]":
 
 
 class Holder:
-    """The first process. Orphans are handed to it by the kernel: it sees them off too."""
+    """The main process of the pod. As process 1 it also reaps orphans."""
 
     def __init__(self) -> None:
         self.child: subprocess.Popen[bytes] | None = None
         self.copier: threading.Thread | None = None
-        self.is_told = threading.Event()
+        self.stop = threading.Event()
 
     def hold(self) -> int:
-        signal.signal(signal.SIGTERM, lambda *_: self.is_told.set())
-        for old in STATE.glob("*.json"):  # of a container that was here before
+        signal.signal(signal.SIGTERM, lambda *_: self.stop.set())
+        for old in STATE.glob("*.json"):  # left by an earlier container of the pod
             old.unlink()
         problem = read(Path(os.environ.get("LLMTRAIN_PREFETCHED", ""))).get("what")
-        if problem:  # the pods are of use all the same: it can be fetched by hand
-            say(f"what the config names was not fetched: {problem}")
-        say(f"{os.uname().nodename} waits: llmtrain push brings files to {WORK}, llmtrain exec runs commands there")
-        while not self.is_told.wait(POLL_SEC):
-            self.look()
+        if problem:  # the pod is still usable: files can be fetched by hand
+            log(f"prefetch failed: {problem}")
+        log(f"{os.uname().nodename} is ready: copy files to {WORK} with llmtrain push, run commands with llmtrain exec")
+        while not self.stop.wait(POLL_SEC):
+            self.reap()
             for path in sorted(STATE.glob("request-*.json")):
                 request = read(path)
                 path.unlink()
                 write(STATE / path.name.replace("request", "answer"), self.answer(request))
         if self.child:
-            finish(self.child)
-            self.look()
-        return TOLD + (128 if os.environ.get("LLMTRAIN_EXIT_CODES") == "pytorchjob" else 0)
+            terminate(self.child)
+            self.reap()
+        return INTERRUPTED + (128 if os.environ.get("LLMTRAIN_EXIT_CODES") == "pytorchjob" else 0)
 
     def answer(self, request: "dict[str, Any]") -> "dict[str, Any]":
         if "start" in request:
             if self.child:
-                return {"problem": f"a command is still running here (process {self.child.pid})"}
+                return {"problem": f"a command is already running (process {self.child.pid})"}
             try:
-                self.child = begin(request["variables"], request["start"], subprocess.PIPE)
+                self.child = spawn(request["variables"], request["start"], subprocess.PIPE)
             except OSError as problem:
-                return {"problem": f"{request['start'][0]} cannot be run: {problem.strerror}"}
+                return {"problem": f"cannot run {request['start'][0]}: {problem.strerror}"}
             self.copier = threading.Thread(target=self.copy, args=(self.child, request["log"]), daemon=True)
             self.copier.start()
-            say(f"started {' '.join(request['start'])} (process {self.child.pid})")
+            log(f"started {' '.join(request['start'])} (process {self.child.pid})")
             return {"process": self.child.pid}
         child = self.child
         if child is None:
             return {"process": None}
-        finish(child)
+        terminate(child)
         return {"process": child.pid}
 
-    def copy(self, child: "subprocess.Popen[bytes]", log: str) -> None:
-        """What it says: to the pod's log and to a file on the volume, as it comes."""
+    def copy(self, child: "subprocess.Popen[bytes]", path: str) -> None:
+        """Copy its output to the pod's log and to a file on the volume."""
         file = None
         try:
-            Path(log).parent.mkdir(parents=True, exist_ok=True)
-            file = open(log, "ab", 0)  # noqa: PTH123, SIM115
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            file = open(path, "ab", 0)  # noqa: PTH123, SIM115
         except OSError as problem:
-            say(f"{log} cannot be written: {problem.strerror}")
+            log(f"cannot write {path}: {problem.strerror}")
         for line in child.stdout or ():
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
@@ -262,42 +263,42 @@ class Holder:
                 if file:
                     file.write(line)
             except OSError as problem:
-                say(f"{log} cannot be written: {problem.strerror}")
+                log(f"cannot write {path}: {problem.strerror}")
                 file = None
 
-    def look(self) -> None:
-        """See off whoever has ended."""
+    def reap(self) -> None:
+        """Reap the command and orphans that have exited."""
         child = self.child
-        # What it left in the background is its too.
-        if child and child.poll() is not None and not is_any_left(child.pid):
+        # Background processes of the command are part of it.
+        if child and child.poll() is not None and not is_any_alive(child.pid):
             if self.copier:
                 self.copier.join(5.0)
-            say(f"process {child.pid} ended with exit code {as_code(child.returncode)}")
+            log(f"process {child.pid} exited with code {shell_code(child.returncode)}")
             self.child = None
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if self.child and ended.si_pid == self.child.pid:
-                    return  # in a moment
+                    return  # reaped by poll() above
                 os.waitpid(ended.si_pid, 0)
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"[HOLD] {text}", flush=True)
 
 
 def main(words: "list[str]") -> int:
-    what, rest = words[0], words[1:]
-    if what == "hold":
+    command, rest = words[0], words[1:]
+    if command == "hold":
         return Holder().hold()
-    if what == "take":
-        take(int(rest[0]), rest[1])
+    if command == "take":
+        receive_archive(int(rest[0]), rest[1])
         return 0
-    if what == "run":
+    if command == "run":
         return run(rest[0], rest[1:])
-    if what == "start":
-        answer = ask({"start": rest[2:], "variables": json.loads(rest[0]), "log": rest[1]})
+    if command == "start":
+        answer = request_main({"start": rest[2:], "variables": json.loads(rest[0]), "log": rest[1]})
     else:
-        answer = ask({"end": True})
+        answer = request_main({"end": True})
     print(json.dumps(answer))
     return 0
 

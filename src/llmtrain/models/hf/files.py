@@ -48,7 +48,7 @@ def read_config(directory: Path, section: HfCausalLmSection) -> Any:
             str(directory), local_files_only=True, trust_remote_code=section.trust_remote_code
         )
     except Exception as problem:  # transformers raises many types: unknown architecture, broken JSON, bad fields
-        raise DataError(f"Cannot load {directory / 'config.json'}: {_one_line(problem)}") from None
+        raise DataError(f"Cannot load {directory / 'config.json'}: {_type_and_message(problem)}") from None
 
 
 def read_weights(directory: Path, config: Any, section: HfCausalLmSection) -> Any:
@@ -73,7 +73,7 @@ def read_weights(directory: Path, config: Any, section: HfCausalLmSection) -> An
     except Exception as problem:  # transformers raises many types
         is_attention = "attn" in str(problem) or "attention" in str(problem).lower()
         raise DataError(
-            f"Cannot load the model in {directory}: {_one_line(problem)}",
+            f"Cannot load the model in {directory}: {_type_and_message(problem)}",
             remedy="Set model.attention to eager." if is_attention else None,
         ) from None
     for name, what in (("missing_keys", "has missing weights"), ("mismatched_keys", "has weights of the wrong shape")):
@@ -113,5 +113,5 @@ def _quantization_options() -> dict[str, Any]:
     return {"quantization_config": quantization, "device_map": {"": torch.cuda.current_device()}}
 
 
-def _one_line(problem: Exception) -> str:
+def _type_and_message(problem: Exception) -> str:
     return f"{type(problem).__name__}: {one_line(problem, 300)}"

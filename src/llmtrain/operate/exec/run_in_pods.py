@@ -1,5 +1,5 @@
-"""Hands on the pods of a run, all at once: bring files to those that are held (`push`), run commands in them (`exec`).
-The far side is launch/held_pod.py."""
+"""Copying files into held pods (`push`) and running commands in all pods of a run at once (`exec`). The pods run
+launch/pod_scripts/hold.py."""
 
 import hashlib
 import io
@@ -23,15 +23,15 @@ from llmtrain.operate.status.pods import PodStatus, pod_statuses
 from llmtrain.operate.status.run_status import find_pods
 
 BLOCK = 2**16
-PUSHES_AT_ONCE = 16
-PUSH_BYTES = 2**29
-# Of a folder that is pushed: what is made anew, is huge, or is nobody's business.
-LEFT_OUT = (
+MAX_PARALLEL_PUSHES = 16
+MAX_PUSH_BYTES = 2**29
+# Skipped inside directories: caches, version control and secrets.
+SKIPPED = (
     *("__pycache__", ".git", ".venv", ".env", ".env.*", ".DS_Store"),
     *(".netrc", "_netrc", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.pem"),
 )
-Say = Callable[[int, int, str], None]
-"""Told every line: of which node, STDOUT or STDERR, the line."""
+OnLine = Callable[[int, int, str], None]
+"""Called with every output line: node rank, STDOUT or STDERR, text."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class FileBundle:
 
     data: bytes
     names: list[str]
-    left_out: list[str]
+    skipped: list[str]
     size: int
-    """Of the files themselves."""
+    """Total size of the files, without the archive headers."""
 
 
 @dataclass(frozen=True)
@@ -50,217 +50,219 @@ class NodeEnd:
     index: int
     pod: str
     exit_code: int | None
-    """None where the connection broke before it ended."""
+    """None if the connection broke before the command exited."""
     problem: str = ""
 
 
-def pack(paths: Sequence[str]) -> FileBundle:
-    """Files keep their names, folders what is in them. Symbolic links inside folders are left out: they may lead
-    anywhere."""
+def bundle_files(paths: Sequence[str]) -> FileBundle:
+    """Files keep their names, directories their layout. Symbolic links inside directories are skipped."""
     names: dict[str, Path] = {}
-    left_out: list[str] = []
-    for given in paths:
-        if not given.strip():
-            raise UsageError("A path to push is empty.", remedy="Name a file or a folder; . is the current folder.")
-        path = Path(given).expanduser()
+    skipped: list[str] = []
+    for argument in paths:
+        if not argument.strip():
+            raise UsageError("A path to push is empty.", remedy="Pass a file or directory; . is the current directory.")
+        path = Path(argument).expanduser()
         if not path.exists():
-            raise UsageError(f"{given} does not exist.")
-        top = Path(os.path.abspath(path))  # noqa: PTH100 (a link keeps its name)
-        found = (
+            raise UsageError(f"{argument} does not exist.")
+        top = Path(os.path.abspath(path))  # noqa: PTH100 (resolve() would replace the name of a symbolic link)
+        files = (
             [top]
             if top.is_file()
             else sorted(each for each in top.rglob("*") if each.is_symlink() or not each.is_dir())
         )
-        for file in found:
+        for file in files:
             name = str(file.relative_to(top.parent))
             inner = file.relative_to(top).parts if file != top else ()
-            if any(fnmatchcase(part, each) for part in inner for each in LEFT_OUT) or (
+            if any(fnmatchcase(part, each) for part in inner for each in SKIPPED) or (
                 file != top and (file.is_symlink() or not file.is_file())
             ):
-                left_out.append(name)
+                skipped.append(name)
             elif name in names and names[name] != file:
                 raise UsageError(f"{names[name]} and {file} would both be {name} in {WORK_DIR}.")
             else:
                 names[name] = file
     if not names:
-        raise UsageError(f"There is no file in {', '.join(paths)}.")
+        raise UsageError(f"No files to push in {', '.join(paths)}.")
     _check_size(names)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
         size = sum(_add(archive, name, file) for name, file in names.items())
-    return FileBundle(buffer.getvalue(), list(names), list(dict.fromkeys(left_out)), size)
+    return FileBundle(buffer.getvalue(), list(names), list(dict.fromkeys(skipped)), size)
 
 
 def _check_size(names: dict[str, Path]) -> None:
-    """Before anything is read: all of it is held in memory, here and on its way to every pod."""
+    """Checked before reading, because the whole bundle is held in memory."""
     sizes: dict[str, int] = {}
     for name, file in names.items():
-        with suppress(OSError):  # said when it is read
+        with suppress(OSError):  # reported when the file is read
             sizes[name] = file.stat().st_size
     total = sum(sizes.values())
-    if total > PUSH_BYTES:
+    if total > MAX_PUSH_BYTES:
         largest = max(sizes, key=lambda name: sizes[name])
         raise UsageError(
-            f"{total:,} bytes are too many to push, at most {PUSH_BYTES:,} are. The largest file is {largest} with "
-            f"{sizes[largest]:,} bytes.",
-            remedy="push is for programs and their settings. Put data on a volume (launch.data_volume), models too "
-            "(launch.models_volume), or name fewer files.",
+            f"The files to push are {total:,} bytes; the limit is {MAX_PUSH_BYTES:,} bytes. The largest file is "
+            f"{largest} ({sizes[largest]:,} bytes).",
+            remedy="Push only code and configuration. Put data and models on volumes (launch.data_volume, "
+            "launch.models_volume).",
         )
 
 
 def _add(archive: tarfile.TarFile, name: str, file: Path) -> int:
     try:
         content = file.read_bytes()
-        found = file.stat()
+        status = file.stat()
     except OSError as problem:
         raise UsageError(f"{file} cannot be read: {problem.strerror}.") from None
-    row = tarfile.TarInfo(name)
-    row.size, row.mode, row.mtime = len(content), found.st_mode & 0o777, int(found.st_mtime)
-    archive.addfile(row, io.BytesIO(content))
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = len(content), status.st_mode & 0o777, int(status.st_mtime)
+    archive.addfile(entry, io.BytesIO(content))
     return len(content)
 
 
-def find_nodes(cluster: Cluster, record: Record, chosen: Sequence[str] = ()) -> list[PodStatus]:
-    """The pods of all nodes, or those that are chosen by index or name; they must run."""
-    found = pod_statuses(record, find_pods(cluster, record))
+def running_pods(cluster: Cluster, record: Record, selected: Sequence[str] = ()) -> list[PodStatus]:
+    """All pods of the run, or those selected by index or name. An error if they are not running."""
+    statuses = pod_statuses(record, find_pods(cluster, record))
     fewest, most = record.config.launch.node_range
     run = f"{record.run_id}{cluster.place(record.namespace)}"
-    remedy = f"llmtrain why {run} says what the others wait for; llmtrain resume {run} starts them again."
-    if chosen:
-        indexes = _indexes(found, most, chosen)
-        pods = [pod for pod in found if pod.index in indexes and pod.is_running]
+    remedy = f"Diagnose it: llmtrain why {run}. Start it again: llmtrain resume {run}."
+    if selected:
+        indexes = _indexes(statuses, most, selected)
+        pods = [pod for pod in statuses if pod.index in indexes and pod.is_running]
         if missing := sorted(indexes - {pod.index for pod in pods}):
             names = ", ".join(map(str, missing))
             raise UsageError(f"Pod {names} of run '{record.run_id}' is not running.", remedy=remedy)
         return pods
-    pods = [pod for pod in found if pod.is_running]
+    pods = [pod for pod in statuses if pod.is_running]
     if len(pods) < fewest:
-        raise UsageError(f"{len(pods)} of {most} pods of run '{record.run_id}' run.", remedy=remedy)
+        raise UsageError(f"Only {len(pods)} of {most} pods of run '{record.run_id}' are running.", remedy=remedy)
     return pods
 
 
-def _indexes(found: Sequence[PodStatus], count: int, chosen: Sequence[str]) -> set[int]:
-    by_name = {pod.name: pod.index for pod in found}
+def _indexes(pods: Sequence[PodStatus], count: int, selected: Sequence[str]) -> set[int]:
+    by_name = {pod.name: pod.index for pod in pods}
     by_name |= {str(index): index for index in range(count)}
-    if unknown := [name for name in chosen if name not in by_name]:
+    if unknown := [name for name in selected if name not in by_name]:
         raise UsageError(
             f"There is no pod {', '.join(unknown)}.",
             known=[str(index) for index in range(count)],
-            remedy="--pod takes the index of a pod, which is its node rank, or its name as llmtrain status shows it.",
+            remedy="--pod takes a node rank, or a pod name as shown by llmtrain status.",
         )
-    return {by_name[name] for name in chosen}
+    return {by_name[name] for name in selected}
 
 
-def check_held(cluster: Cluster, record: Record, what: str) -> None:
+def check_held(cluster: Cluster, record: Record, command: str) -> None:
+    """Refuse a run whose pods were not launched with --hold."""
     if record.work.mode != "hold":
         raise UsageError(
-            f"{what} needs pods that are held, and run '{record.run_id}' has another use for its pods.",
-            remedy=f"Start some with: llmtrain launch --hold --name NAME --image {record.config.launch.image}"
+            f"{command} needs a run launched with --hold; run '{record.run_id}' was launched in mode "
+            f"{record.work.mode}.",
+            remedy=f"Start one: llmtrain launch --hold --name NAME --image {record.config.launch.image}"
             f"{cluster.place(record.namespace)}.",
         )
 
 
-def push(cluster: Cluster, record: Record, parcel: FileBundle, chosen: Sequence[str] = ()) -> list[PodStatus]:
-    """The same files into the work folder of every pod, or of those that are chosen."""
+def push(cluster: Cluster, record: Record, bundle: FileBundle, selected: Sequence[str] = ()) -> list[PodStatus]:
+    """Copy files to /work in all pods, or in the selected ones. Returns those pods."""
     check_held(cluster, record, "push")
-    pods = find_nodes(cluster, record, chosen)
-    words = ["take", str(len(parcel.data)), hashlib.sha256(parcel.data).hexdigest()]
+    pods = running_pods(cluster, record, selected)
+    words = ["take", str(len(bundle.data)), hashlib.sha256(bundle.data).hexdigest()]
 
     def send(pod: PodStatus) -> None:
-        complaint, broken = b"", None
+        stderr, broken = b"", None
         with closing(_start(cluster, record, pod, [*HELD_COMMAND, *words])) as process:
             try:
-                for at in range(0, len(parcel.data), BLOCK):
-                    process.write(parcel.data[at : at + BLOCK])
-            except ClusterError as problem:  # it has ended before it took everything: it says why
+                for start in range(0, len(bundle.data), BLOCK):
+                    process.write(bundle.data[start : start + BLOCK])
+            except ClusterError as problem:  # the script exited early; its stderr has the reason
                 broken = problem
             with suppress(ClusterError) if broken else nullcontext():
                 for channel, data in process.output():
-                    complaint += data if channel == STDERR else b""
-        if broken and not complaint:
+                    stderr += data if channel == STDERR else b""
+        if broken and not stderr:
             raise broken
-        process.check(complaint)
+        process.check(stderr)
 
-    _in_all(pods, send, PUSHES_AT_ONCE)
+    _in_all(pods, send, MAX_PARALLEL_PUSHES)
     return pods
 
 
 def run_in_all(
-    cluster: Cluster, record: Record, words: Sequence[str], say: Say, chosen: Sequence[str] = ()
+    cluster: Cluster, record: Record, words: Sequence[str], on_line: OnLine, selected: Sequence[str] = ()
 ) -> list[NodeEnd]:
-    """A command in every pod (or those chosen) at the same time, until all have ended. Ctrl-C ends them where pods are
-    held."""
-    pods = find_nodes(cluster, record, chosen)
+    """Run a command in all pods (or the selected ones) concurrently until all exit. In held pods Ctrl-C stops it."""
+    pods = running_pods(cluster, record, selected)
     processes: list[PodProcess] = []
-    is_leaving = threading.Event()
+    is_interrupted = threading.Event()
 
-    def one(pod: PodStatus) -> NodeEnd:
+    def run_one(pod: PodStatus) -> NodeEnd:
         prefix = [*HELD_COMMAND, "run", _variables(record, pod)] if record.work.mode == "hold" else []
         try:
             with closing(_start(cluster, record, pod, [*prefix, *words])) as process:
                 processes.append(process)
-                if is_leaving.is_set():
+                if is_interrupted.is_set():
                     return NodeEnd(pod.index, pod.name, None)
-                _copy_lines(process, pod.index, say)
+                _copy_lines(process, pod.index, on_line)
             return NodeEnd(pod.index, pod.name, process.exit_code)
         except LlmtrainError as problem:
             return NodeEnd(pod.index, pod.name, None, problem.what)
 
-    with ThreadPoolExecutor(len(pods)) as threads:  # they may wait for each other: all at once
-        ends = [threads.submit(one, pod) for pod in pods]
+    with ThreadPoolExecutor(len(pods)) as threads:  # one thread per pod: the commands may wait for each other
+        exits = [threads.submit(run_one, pod) for pod in pods]
         try:
-            return [end.result() for end in ends]
-        except BaseException:  # Ctrl-C, and a reader of ours that has seen enough (`| head`)
-            is_leaving.set()
+            return [each.result() for each in exits]
+        except BaseException:  # Ctrl-C, or a closed pipe (`| head`)
+            is_interrupted.set()
             for process in processes:
                 process.close()
             raise
 
 
-def start_in_all(cluster: Cluster, record: Record, words: Sequence[str], chosen: Sequence[str] = ()) -> list[PodStatus]:
-    """A command in every pod (or those chosen) that goes on when we have gone; in all of them or in none."""
+def start_in_all(
+    cluster: Cluster, record: Record, words: Sequence[str], selected: Sequence[str] = ()
+) -> list[PodStatus]:
+    """Start a command in the background in all pods (or the selected ones): in every one of them or in none."""
     check_held(cluster, record, "exec --detach")
-    pods = find_nodes(cluster, record, chosen)
+    pods = running_pods(cluster, record, selected)
     started: list[PodStatus] = []
 
     def start(pod: PodStatus) -> None:
         rank = pod.index * record.config.launch.processes_per_node
         log = f"{record.config.output.mount_path}/{record.run_id}/logs/rank-{rank}.log"
-        far = [*HELD_COMMAND, "start", _variables(record, pod), log, *words]
-        _answer(cluster, record, pod, far)
+        _request(cluster, record, pod, [*HELD_COMMAND, "start", _variables(record, pod), log, *words])
         started.append(pod)
 
     try:
         _in_all(pods, start, len(pods))
     except BaseException:
-        _in_all(started, lambda pod: _end(cluster, record, pod), len(pods))
+        _in_all(started, lambda pod: _kill(cluster, record, pod), len(pods))
         raise
     return pods
 
 
-def end_in_all(cluster: Cluster, record: Record, chosen: Sequence[str] = ()) -> list[PodStatus]:
-    """What was started is ended, everywhere or in the pods chosen; the pods where something was."""
+def kill_in_all(cluster: Cluster, record: Record, selected: Sequence[str] = ()) -> list[PodStatus]:
+    """Stop background commands in all pods, or in the selected ones. Returns the pods where one was running."""
     check_held(cluster, record, "exec --kill")
-    pods = find_nodes(cluster, record, chosen)
-    ended: list[PodStatus] = []
+    pods = running_pods(cluster, record, selected)
+    killed: list[PodStatus] = []
 
-    def end(pod: PodStatus) -> None:
-        if _end(cluster, record, pod):
-            ended.append(pod)
+    def kill(pod: PodStatus) -> None:
+        if _kill(cluster, record, pod):
+            killed.append(pod)
 
-    _in_all(pods, end, len(pods))
-    return sorted(ended, key=lambda pod: pod.index)
-
-
-def _end(cluster: Cluster, record: Record, pod: PodStatus) -> bool:
-    return _answer(cluster, record, pod, [*HELD_COMMAND, "end"]).get("process") is not None
+    _in_all(pods, kill, len(pods))
+    return sorted(killed, key=lambda pod: pod.index)
 
 
-def _answer(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> dict[str, int | None]:
+def _kill(cluster: Cluster, record: Record, pod: PodStatus) -> bool:
+    return _request(cluster, record, pod, [*HELD_COMMAND, "end"]).get("process") is not None
+
+
+def _request(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -> dict[str, int | None]:
+    """Send a request to hold.py in a pod and return its response."""
     answer = dict(json.loads(b"".join(cluster.run(pod.name, record.namespace, record.workload.container, words))))
     if "problem" in answer:
         run = f"{record.run_id}{cluster.place(record.namespace)}"
-        raise UsageError(f"{answer['problem']}.", remedy=f"llmtrain exec {run} --kill ends what was started before.")
+        raise UsageError(f"{answer['problem']}.", remedy=f"Stop the running command: llmtrain exec {run} --kill.")
     return answer
 
 
@@ -270,44 +272,43 @@ def _start(cluster: Cluster, record: Record, pod: PodStatus, words: list[str]) -
 
 
 def _variables(record: Record, pod: PodStatus) -> str:
-    """What torchrun and `llmtrain node` read: with it `torchrun train.py` in every pod is one job, whether all pods are
-    told at once or one after the other."""
+    """The PET_* variables, which make `torchrun train.py` in all pods one distributed job."""
     launch = record.config.launch
-    place = {
+    variables = {
         "PET_NNODES": launch.node_range[1],
         "PET_NODE_RANK": pod.index,
         "PET_NPROC_PER_NODE": launch.processes_per_node,
         "PET_MASTER_ADDR": record.plan.master_addr,
         "PET_MASTER_PORT": record.plan.master_port,
     }
-    return json.dumps({name: str(value) for name, value in place.items()})
+    return json.dumps({name: str(value) for name, value in variables.items()})
 
 
-def _copy_lines(process: PodProcess, index: int, say: Say) -> None:
+def _copy_lines(process: PodProcess, index: int, on_line: OnLine) -> None:
     rest: dict[int, bytes] = {}
     for channel, data in process.output():
         *whole, rest[channel] = (rest.get(channel, b"") + data).split(b"\n")
         for line in whole:
-            say(index, channel, line.decode("utf-8", "replace"))
+            on_line(index, channel, line.decode("utf-8", "replace"))
     for channel, line in rest.items():
         if line:
-            say(index, channel, line.decode("utf-8", "replace"))
+            on_line(index, channel, line.decode("utf-8", "replace"))
 
 
-def _in_all(pods: Sequence[PodStatus], act: Callable[[PodStatus], object], at_once: int) -> None:
-    """Where it fails in some pods, one error names them."""
+def _in_all(pods: Sequence[PodStatus], action: Callable[[PodStatus], object], max_parallel: int) -> None:
+    """Run an action for all pods in parallel. If it fails in some, raise one error that counts them."""
     if not pods:
         return
     problems: list[tuple[int, str, LlmtrainError]] = []
-    with ThreadPoolExecutor(min(len(pods), at_once)) as threads:
-        waiting = {threads.submit(act, pod): pod for pod in pods}
+    with ThreadPoolExecutor(min(len(pods), max_parallel)) as threads:
+        futures = {threads.submit(action, pod): pod for pod in pods}
         try:
-            for done in as_completed(waiting):
+            for done in as_completed(futures):
                 try:
                     done.result()
                 except LlmtrainError as problem:
-                    problems.append((waiting[done].index, waiting[done].name, problem))
-        except BaseException:  # Ctrl-C: those that have not begun do not
+                    problems.append((futures[done].index, futures[done].name, problem))
+        except BaseException:  # Ctrl-C
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     if problems:

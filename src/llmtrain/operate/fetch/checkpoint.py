@@ -1,4 +1,4 @@
-"""One checkpoint from the runs volume to this machine: whole and checked, or not at all."""
+"""Downloading one checkpoint from the runs volume: complete and verified, or not at all."""
 
 import json
 import os
@@ -11,76 +11,76 @@ from typing import Any
 from llmtrain.errors import CheckpointError
 from llmtrain.files import file_sha256, fsync_dir, write_synced
 from llmtrain.operate.fetch.reader import Reader
-from llmtrain.operate.fetch.transfer import Tally, make_parent, part_size, receive, writing
+from llmtrain.operate.fetch.transfer import FetchProgress, make_parent, part_size, receive, writing
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, is_entry, is_whole
 
 
 @dataclass(frozen=True)
-class FarCheckpoint:
+class RemoteCheckpoint:
     name: str
     manifest: bytes
     files: dict[str, dict[str, Any]]
-    """Name -> {"bytes", "sha256"}, as the manifest says."""
+    """Name -> {"bytes", "sha256"} from the manifest."""
 
     @property
     def bytes(self) -> int:
-        return sum(int(row["bytes"]) for row in self.files.values())
+        return sum(int(entry["bytes"]) for entry in self.files.values())
 
 
-def read_manifest(name: str, text: bytes) -> FarCheckpoint:
-    """The checkpoint that a manifest describes, or an error."""
+def read_manifest(name: str, text: bytes) -> RemoteCheckpoint:
+    """Parse the manifest of a checkpoint on the volume."""
     try:
         files = dict(json.loads(text)["files"])
-        is_sound = is_whole(text.decode(), files) and all(is_entry(row) for row in files.values())
+        is_valid = is_whole(text.decode(), files) and all(is_entry(entry) for entry in files.values())
     except (ValueError, KeyError, TypeError):
-        is_sound = False
-    if not is_sound:
+        is_valid = False
+    if not is_valid:
         raise CheckpointError(f"{name}/{MANIFEST} on the runs volume is damaged.")
-    return FarCheckpoint(name, text, files)
+    return RemoteCheckpoint(name, text, files)
 
 
 class CheckpointFetch:
-    """Brings checkpoints of one run."""
+    """Downloads checkpoints of one run."""
 
-    def __init__(self, reader: Reader, run: RunDirectory, tally: Tally) -> None:
-        self._reader, self._run, self._tally = reader, run, tally
-        self._whole: dict[str, bytes] = {}  # name -> manifest of those that were checked
+    def __init__(self, reader: Reader, run: RunDirectory, progress: FetchProgress) -> None:
+        self._reader, self._run, self._progress = reader, run, progress
+        self._verified: dict[str, bytes] = {}  # name -> manifest
 
-    def is_here(self, far: FarCheckpoint) -> bool:
-        """Whether it is here already, every byte of it."""
-        if self._whole.get(far.name) == far.manifest:
+    def is_complete(self, remote: RemoteCheckpoint) -> bool:
+        """Whether the local copy is complete and verified."""
+        if self._verified.get(remote.name) == remote.manifest:
             return True
-        folder = self._run.checkpoints / far.name
+        directory = self._run.checkpoints / remote.name
         try:
-            same = not folder.is_symlink() and (folder / MANIFEST).read_bytes() == far.manifest
+            is_same = not directory.is_symlink() and (directory / MANIFEST).read_bytes() == remote.manifest
         except OSError:
             return False
-        if same and all(_is_right(folder / file, row) for file, row in far.files.items()):
-            self._whole[far.name] = far.manifest
+        if is_same and all(_matches(directory / file, entry) for file, entry in remote.files.items()):
+            self._verified[remote.name] = remote.manifest
             return True
         return False
 
-    def missing_bytes(self, far: FarCheckpoint) -> int:
-        """How much room it still needs; what an earlier attempt brought is there."""
-        temporary = self._temporary(far)
-        come = (max(part_size(temporary / file), _size(temporary / file)) for file in far.files)
-        return max(0, far.bytes - sum(come))
+    def missing_bytes(self, remote: RemoteCheckpoint) -> int:
+        """Bytes still to download, without those of earlier attempts."""
+        temporary = self._temporary(remote)
+        present = (max(part_size(temporary / file), _size(temporary / file)) for file in remote.files)
+        return max(0, remote.bytes - sum(present))
 
-    def fetch(self, far: FarCheckpoint) -> bool:
-        """False where the run has removed it meanwhile."""
-        folder, temporary = self._run.checkpoints / far.name, self._temporary(far)
-        with writing(folder):
+    def fetch(self, remote: RemoteCheckpoint) -> bool:
+        """Download it. False if the run has deleted it in the meantime."""
+        directory, temporary = self._run.checkpoints / remote.name, self._temporary(remote)
+        with writing(directory):
             make_parent(self._run.path, temporary)
             temporary.mkdir(exist_ok=True)
-            for file, row in far.files.items():
-                _adopt(folder / file, temporary / file, row)
+            for file, entry in remote.files.items():
+                _reuse(directory / file, temporary / file, entry)
         for is_last in (False, True):
-            wrong = [file for file, row in far.files.items() if not _is_right(temporary / file, row)]
-            if wrong and not self._receive(far, wrong):
+            missing = [file for file, entry in remote.files.items() if not _matches(temporary / file, entry)]
+            if missing and not self._receive(remote, missing):
                 shutil.rmtree(temporary, ignore_errors=True)
                 return False
-            damaged = [file for file in wrong if not _is_right(temporary / file, far.files[file])]
+            damaged = [file for file in missing if not _matches(temporary / file, remote.files[file])]
             for file in damaged:
                 (temporary / file).unlink(missing_ok=True)
             if not damaged:
@@ -88,26 +88,26 @@ class CheckpointFetch:
             if is_last:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise CheckpointError(
-                    f"{far.name}/{damaged[0]} of run '{self._run.run_id}' came twice with another SHA-256 than "
-                    f"{MANIFEST} has: it is damaged on the volume.",
-                    remedy="Use another checkpoint of the run; those that are whole were fetched.",
+                    f"{remote.name}/{damaged[0]} of run '{self._run.run_id}' is damaged on the volume: its SHA-256 "
+                    f"does not match {MANIFEST}, also after a second download.",
+                    remedy="Use another checkpoint of the run; the intact ones were fetched.",
                 )
-        with writing(folder):
-            _complete(temporary, folder, far)
-        self._tally.files += 1  # the manifest
-        self._whole[far.name] = far.manifest
+        with writing(directory):
+            _publish(temporary, directory, remote)
+        self._progress.files += 1  # the manifest
+        self._verified[remote.name] = remote.manifest
         return True
 
-    def _receive(self, far: FarCheckpoint, files: list[str]) -> bool:
-        temporary = self._temporary(far)
-        prefix = f"{self._run.checkpoints.name}/{far.name}"
-        came = receive(
-            self._reader, self._run.path, {f"{prefix}/{file}": temporary / file for file in files}, self._tally
+    def _receive(self, remote: RemoteCheckpoint, files: list[str]) -> bool:
+        temporary = self._temporary(remote)
+        prefix = f"{self._run.checkpoints.name}/{remote.name}"
+        received = receive(
+            self._reader, self._run.path, {f"{prefix}/{file}": temporary / file for file in files}, self._progress
         )
-        return all(came.values())
+        return all(received.values())
 
-    def tidy(self) -> None:
-        """What earlier attempts left: of checkpoints that the run has removed since, and of those replaced here."""
+    def remove_leftovers(self) -> None:
+        """Delete what earlier attempts left of checkpoints that the run deleted, or that were replaced locally."""
         replaced = [
             path
             for path in self._run.checkpoints.glob(".old-step_*")
@@ -116,23 +116,24 @@ class CheckpointFetch:
         for path in (*self._run.checkpoints.glob(".tmp-step_*-fetch"), *replaced):
             shutil.rmtree(path, ignore_errors=True)
 
-    def _temporary(self, far: FarCheckpoint) -> Path:
-        return self._run.checkpoints / f".tmp-{far.name}-fetch"  # a name that training here would clear away
+    def _temporary(self, remote: RemoteCheckpoint) -> Path:
+        return self._run.checkpoints / f".tmp-{remote.name}-fetch"  # training in this directory would delete this name
 
 
-def _adopt(here: Path, target: Path, row: dict[str, Any]) -> None:
-    """A file of a damaged local checkpoint that is right need not come again."""
-    if not target.exists() and _is_right(here, row):
+def _reuse(local: Path, target: Path, entry: dict[str, Any]) -> None:
+    """Link an intact file of a damaged local checkpoint instead of downloading it again."""
+    if not target.exists() and _matches(local, entry):
         target.parent.mkdir(exist_ok=True)
-        with suppress(OSError):  # some storage knows no hard links
-            os.link(here, target)
+        with suppress(OSError):  # some file systems have no hard links
+            os.link(local, target)
 
 
-def _is_right(path: Path, row: dict[str, Any]) -> bool:
+def _matches(path: Path, entry: dict[str, Any]) -> bool:
+    """Whether size and SHA-256 are those of the manifest."""
     try:
-        if path.is_symlink() or path.stat().st_size != row["bytes"]:
+        if path.is_symlink() or path.stat().st_size != entry["bytes"]:
             return False
-        return file_sha256(path) == str(row["sha256"])
+        return file_sha256(path) == str(entry["sha256"])
     except OSError:
         return False
 
@@ -144,22 +145,22 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _complete(temporary: Path, folder: Path, far: FarCheckpoint) -> None:
-    """The manifest last, then the name, as a save does it."""
-    strangers = {path for path in temporary.rglob("*") if path.is_file()} - {temporary / file for file in far.files}
-    for path in strangers:
+def _publish(temporary: Path, directory: Path, remote: RemoteCheckpoint) -> None:
+    """Write the manifest last, then rename, as a save does."""
+    unexpected = {path for path in temporary.rglob("*") if path.is_file()} - {temporary / file for file in remote.files}
+    for path in unexpected:
         path.unlink()
-    for file in far.files:
+    for file in remote.files:
         with (temporary / file).open("rb") as written:
             os.fsync(written.fileno())
-    write_synced(temporary / MANIFEST, far.manifest)
+    write_synced(temporary / MANIFEST, remote.manifest)
     fsync_dir(temporary)
-    old = folder.with_name(f".old-{folder.name}")
-    if folder.is_symlink():
-        folder.unlink()
-    if folder.exists():
+    old = directory.with_name(f".old-{directory.name}")
+    if directory.is_symlink():
+        directory.unlink()
+    if directory.exists():
         shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    temporary.rename(folder)
+        directory.rename(old)
+    temporary.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
-    fsync_dir(folder.parent)
+    fsync_dir(directory.parent)

@@ -1,4 +1,4 @@
-"""Which files of a run directory are fetched, and how they are treated. Paths are relative to the directory."""
+"""Which files of a run directory are fetched, and how. Paths are relative to the run directory."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,44 +14,44 @@ GENERATIONS = _NAMES.generations.name
 FINISHED = _NAMES.finished.name
 CHECKPOINTS = _NAMES.checkpoints.name
 POINTERS = {pointer: f"{CHECKPOINTS}/{pointer}" for pointer in manifest.POINTERS}
-WHO = (META, GENERATIONS, _NAMES.config.name)  # first: they say whose directory it is
+IDENTITY = (META, GENERATIONS, _NAMES.config.name)  # fetched first: they identify the run
 
-_NEVER = {_NAMES.lock.name, _NAMES.heartbeats.name}  # of the processes that write it
-_GROWING = {_NAMES.metrics.name, _NAMES.logs.name}
-_OF_A_MODEL = {_NAMES.tokenizer.name, _NAMES.model_config.name, _NAMES.adapter.name}
-_WANTED: dict[str, set[str]] = {
-    "best": {*WHO, *_OF_A_MODEL, _NAMES.metrics.name, _NAMES.artifacts.name, FINISHED, CHECKPOINTS},
-    "metrics": {*WHO, _NAMES.metrics.name, FINISHED},
-    "logs": {*WHO, _NAMES.logs.name},
+_NEVER = {_NAMES.lock.name, _NAMES.heartbeats.name}  # only meaningful to the processes that write them
+_APPENDED = {_NAMES.metrics.name, _NAMES.logs.name}
+_MODEL_FILES = {_NAMES.tokenizer.name, _NAMES.model_config.name, _NAMES.adapter.name}
+_SELECTED: dict[str, set[str]] = {
+    "best": {*IDENTITY, *_MODEL_FILES, _NAMES.metrics.name, _NAMES.artifacts.name, FINISHED, CHECKPOINTS},
+    "metrics": {*IDENTITY, _NAMES.metrics.name, FINISHED},
+    "logs": {*IDENTITY, _NAMES.logs.name},
 }
 
 
-def is_wanted(path: str, only: Only) -> bool:
-    """Not what processes of the run keep for themselves, nor what is half-written (such names begin with a dot)."""
+def is_selected(path: str, only: Only) -> bool:
+    """False for files private to the run's processes and for incomplete files, whose names begin with a dot."""
     parts = path.split("/")
     if any(part.startswith(".") for part in parts) or parts[0] in _NEVER:
         return False
-    return only == "all" or parts[0] in _WANTED[only]
+    return only == "all" or parts[0] in _SELECTED[only]
 
 
 def is_plain(path: str) -> bool:
-    """Comes as it is: neither of a checkpoint nor what says that the run is complete."""
+    """Whether it is fetched by itself: neither part of a checkpoint nor the file that marks the run finished."""
     return path.split("/")[0] not in (CHECKPOINTS, FINISHED)
 
 
-def is_growing(path: str) -> bool:
-    """Lines are added to it while the run goes on."""
-    return path.split("/")[0] in _GROWING
+def is_appended(path: str) -> bool:
+    """Whether lines are appended to it while the run is active."""
+    return path.split("/")[0] in _APPENDED
 
 
 def is_link(path: str) -> bool:
-    """In best/ or epoch-N/, which hold the very files of checkpoints."""
+    """Whether it is in best/ or epoch-N/, which share files with checkpoints."""
     first = path.split("/")[0]
     return first == _NAMES.best.name or first.startswith("epoch-")
 
 
 def checkpoint_of(path: str) -> str | None:
-    """step_20 of a file in that checkpoint; None for other files, and for what was set aside."""
+    """`step_20` for a file of that checkpoint; None for other files and for superseded checkpoints."""
     parts = path.split("/")
     is_inside = parts[0] == CHECKPOINTS and len(parts) > 2 and manifest.step_of(parts[1]) is not None
     return parts[1] if is_inside else None

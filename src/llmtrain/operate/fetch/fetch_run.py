@@ -1,8 +1,8 @@
-"""A run of the cluster as a run directory on this machine.
+"""Downloading a run from the cluster into a local run directory.
 
-Order matters, as it may break off anywhere: first what says whose directory this is, then what a model needs, then
-checkpoints, then metrics and logs; the pointers and finished.json last, and only where their checkpoint is here. So
-what is here can be used at any moment, and the same call again goes on.
+The order matters, because a download may be interrupted anywhere: first the files that identify the run, then those a
+model needs, then checkpoints, then metrics and logs; pointers and finished.json last, and only if their checkpoint has
+been fetched. So the local directory is usable at any moment, and the same call again continues.
 """
 
 import shutil
@@ -18,148 +18,155 @@ from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.files import write_atomic
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import Record
-from llmtrain.operate.fetch.checkpoint import CheckpointFetch, FarCheckpoint, read_manifest
+from llmtrain.operate.fetch.checkpoint import CheckpointFetch, RemoteCheckpoint, read_manifest
 from llmtrain.operate.fetch.choice import (
     CHECKPOINTS,
     FINISHED,
     GENERATIONS,
+    IDENTITY,
     META,
     POINTERS,
-    WHO,
     Only,
     checkpoint_of,
-    is_growing,
+    is_appended,
     is_link,
     is_plain,
-    is_wanted,
+    is_selected,
 )
 from llmtrain.operate.fetch.local_run import check_local, check_same
-from llmtrain.operate.fetch.reader import Reader, RemoteFile, Wanted, reader_pod
-from llmtrain.operate.fetch.transfer import Tally, make_parent, part_size, persist, receive, writing
+from llmtrain.operate.fetch.reader import FileRequest, Reader, RemoteFile, reader_pod
+from llmtrain.operate.fetch.transfer import FetchProgress, make_parent, part_size, receive, retry, writing
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.manifest import MANIFEST, step_of
 
-ROUNDS = 3  # a run that goes on may remove what it points to while we read it
-ROOM = 64 * 2**20  # bytes to leave free on the disk
+MAX_ROUNDS = 3  # an active run may delete the checkpoint it points to while it is being read
+MIN_FREE_BYTES = 64 * 2**20
 
 
 def fetch_run(
-    cluster: Cluster, record: Record, to: Path, only: Only = "all", show: Callable[[Tally], None] = lambda _: None
+    cluster: Cluster,
+    record: Record,
+    to: Path,
+    only: Only = "all",
+    show: Callable[[FetchProgress], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Bring a run, or a part of it, to `to/<run id>`. Calling it again brings what is new, or goes on where it broke
-    off."""
-    began = time.monotonic()
+    """Download a run, or a part of it, to `to/<run id>`. Calling it again downloads what is new and continues what was
+    interrupted."""
+    started = time.monotonic()
     run = RunDirectory(to / record.run_id)
     check_local(run)
-    tally = Tally(show)
+    progress = FetchProgress(show)
     with reader_pod(cluster, record) as reader:
-        fetch = _Fetch(reader, run, only, tally)
-        for _ in range(ROUNDS):
-            if fetch.bring(record):
+        fetch = _Fetch(reader, run, only, progress)
+        for _ in range(MAX_ROUNDS):
+            if fetch.run_round(record):
                 break
     if fetch.damaged:
         raise fetch.damaged[0]
     if only == "best" and not fetch.steps:
-        raise CheckpointError(f"Run '{run.run_id}' removed its checkpoints faster than they came.", remedy="Try again.")
+        raise CheckpointError(
+            f"Run '{run.run_id}' deleted its checkpoints while they were being fetched.", remedy="Try again."
+        )
     return {
         "run_id": record.run_id,
         "path": str(run.path),
         "only": only,
-        "files": tally.files,
-        "bytes": tally.received,
-        "skipped": tally.skipped,
+        "files": progress.files,
+        "bytes": progress.received,
+        "skipped": progress.skipped,
         "checkpoints": [f"step_{step}" for step in sorted(fetch.steps)],
         "is_finished": run.finished.is_file(),
-        "seconds": round(time.monotonic() - began, 2),
+        "seconds": round(time.monotonic() - started, 2),
     }
 
 
 class _Fetch:
-    def __init__(self, reader: Reader, run: RunDirectory, only: Only, tally: Tally) -> None:
-        self._reader, self._run, self._only, self._tally = reader, run, only, tally
-        self._checkpoints = CheckpointFetch(reader, run, tally)
+    def __init__(self, reader: Reader, run: RunDirectory, only: Only, progress: FetchProgress) -> None:
+        self._reader, self._run, self._only, self._progress = reader, run, only, progress
+        self._checkpoints = CheckpointFetch(reader, run, progress)
         self._skipped: set[str] = set()
         self.steps: set[int] = set()
-        """Checkpoints that are here, of those the run has."""
+        """Steps of the checkpoints that are complete locally."""
         self.damaged: list[CheckpointError] = []
 
-    def bring(self, record: Record) -> bool:
-        """One round. False where a checkpoint that is pointed to was removed meanwhile: the run has a newer one."""
-        small = self._read([META, GENERATIONS, *POINTERS.values()])  # before the list, which then has what they name
-        listed = persist(self._reader, self._reader.files)
-        files = [file for file in listed if is_wanted(file.path, self._only)]
+    def run_round(self, record: Record) -> bool:
+        """False if the run deleted a checkpoint it had pointed to: it has a newer one by now."""
+        # Pointers are read before the listing, so that the listing contains what they name.
+        small = self._read([META, GENERATIONS, *POINTERS.values()])
+        listing = retry(self._reader, self._reader.files)
+        files = [file for file in listing if is_selected(file.path, self._only)]
         if not files:
             raise UsageError(
-                f"Run '{record.run_id}' has no files on the claim {record.runs_claim} yet.",
-                remedy=f"Has it started? llmtrain status {self._reader.run} tells. Files on another claim are found "
-                "with --claim.",
+                f"Run '{record.run_id}' has no files on claim {record.runs_claim} yet.",
+                remedy=f"Check that it has started: llmtrain status {self._reader.run}. If its files are on another "
+                "claim, pass --claim.",
             )
         check_same(self._run, small.get(META), small.get(GENERATIONS))
-        pointed = {
+        pointers = {
             name: small[path].decode("utf-8", "replace").strip() for name, path in POINTERS.items() if path in small
         }
         self.damaged = []
-        far = self._choose(files, pointed)
-        with _alone(self._run):
-            self._check_room(files, far)
-            self._bring_all(files, far)
-            self._point(pointed)
-            is_lost = any(step_of(name) not in self.steps for name in self._needed(pointed))
-            # The result says `finished`: not where checkpoints should be and are not.
-            if not is_lost and (far or self._only == "metrics"):
-                self._bring_files([file for file in files if file.path == FINISHED])
+        checkpoints = self._select_checkpoints(files, pointers)
+        with _exclusive(self._run):
+            self._check_disk_space(files, checkpoints)
+            self._fetch_all(files, checkpoints)
+            self._write_pointers(pointers)
+            is_lost = any(step_of(name) not in self.steps for name in self._required(pointers))
+            # finished.json marks the run as complete, so it must not be written without its checkpoints.
+            if not is_lost and (checkpoints or self._only == "metrics"):
+                self._fetch_files([file for file in files if file.path == FINISHED])
             if self._only == "all" and not is_lost:
-                self._tidy({step_of(name) or 0 for file in files if (name := checkpoint_of(file.path))})
+                self._clean_up({step_of(name) or 0 for file in files if (name := checkpoint_of(file.path))})
         return not is_lost or bool(self.damaged)
 
-    def _bring_all(self, files: list[RemoteFile], far: list[FarCheckpoint]) -> None:
+    def _fetch_all(self, files: list[RemoteFile], checkpoints: list[RemoteCheckpoint]) -> None:
         plain = [file for file in files if is_plain(file.path)]
-        self._bring_files([file for file in plain if file.path in WHO])
-        others = [file for file in plain if file.path not in WHO]
-        self._bring_files([file for file in others if not is_link(file.path) and not is_growing(file.path)])
-        self._bring_checkpoints(far)
-        self._bring_files([file for file in others if is_link(file.path)], self._linkable(files))
-        self._bring_files([file for file in others if is_growing(file.path)])
+        self._fetch_files([file for file in plain if file.path in IDENTITY])
+        others = [file for file in plain if file.path not in IDENTITY]
+        self._fetch_files([file for file in others if not is_link(file.path) and not is_appended(file.path)])
+        self._fetch_checkpoints(checkpoints)
+        self._fetch_files([file for file in others if is_link(file.path)], self._linkable(files))
+        self._fetch_files([file for file in others if is_appended(file.path)])
 
-    def _needed(self, pointed: dict[str, str]) -> list[str]:
-        """The checkpoint that this fetch is about."""
-        names = {"all": pointed.get("latest"), "best": pointed.get("best") or pointed.get("latest")}
+    def _required(self, pointers: dict[str, str]) -> list[str]:
+        """The checkpoint without which the fetch is incomplete."""
+        names = {"all": pointers.get("latest"), "best": pointers.get("best") or pointers.get("latest")}
         return [name for name in [names.get(self._only)] if name]
 
-    def _choose(self, files: list[RemoteFile], pointed: dict[str, str]) -> list[FarCheckpoint]:
-        """Complete checkpoints to bring: the best first, then the newest, which the run keeps longest."""
+    def _select_checkpoints(self, files: list[RemoteFile], pointers: dict[str, str]) -> list[RemoteCheckpoint]:
+        """Complete checkpoints to fetch: the best first, then the newest, which the run keeps longest."""
         if self._only not in ("all", "best"):
             return []
         names = {name for file in files if (name := checkpoint_of(file.path))}
-        best = pointed.get("best") or pointed.get("latest")
+        best = pointers.get("best") or pointers.get("latest")
         if self._only == "best":
             names &= {best or ""}
             if best is None:
                 raise UsageError(f"Run '{self._run.run_id}' has no checkpoint yet.", remedy="Fetch it later.")
         manifests = self._read([f"{CHECKPOINTS}/{name}/{MANIFEST}" for name in names])
-        chosen = []
+        checkpoints = []
         for path, text in manifests.items():
             try:
-                chosen.append(read_manifest(path.split("/")[1], text))
+                checkpoints.append(read_manifest(path.split("/")[1], text))
             except CheckpointError as problem:
                 self.damaged.append(problem)
-        return sorted(chosen, key=lambda row: (row.name != best, -(step_of(row.name) or 0)))
+        return sorted(checkpoints, key=lambda each: (each.name != best, -(step_of(each.name) or 0)))
 
-    def _bring_files(self, files: list[RemoteFile], linkable: dict[str, Path] | None = None) -> None:
+    def _fetch_files(self, files: list[RemoteFile], linkable: dict[str, Path] | None = None) -> None:
         new = []
         for file in files:
             if self._is_same(file):
                 self._skipped.add(file.path)
             elif not (linkable and self._link(linkable.get(file.version), self._run.path / file.path)):
                 new.append(file.path)
-        self._tally.skipped = len(self._skipped)
-        growing = frozenset(path for path in new if is_growing(path))
-        receive(self._reader, self._run.path, {path: self._run.path / path for path in new}, self._tally, growing)
+        self._progress.skipped = len(self._skipped)
+        appended = frozenset(path for path in new if is_appended(path))
+        receive(self._reader, self._run.path, {path: self._run.path / path for path in new}, self._progress, appended)
 
-    def _bring_checkpoints(self, far: list[FarCheckpoint]) -> None:
-        for checkpoint in far:
+    def _fetch_checkpoints(self, checkpoints: list[RemoteCheckpoint]) -> None:
+        for checkpoint in checkpoints:
             try:
-                if self._checkpoints.is_here(checkpoint):
+                if self._checkpoints.is_complete(checkpoint):
                     self._skipped |= {f"{checkpoint.name}/{file}" for file in (MANIFEST, *checkpoint.files)}
                 elif not self._checkpoints.fetch(checkpoint):
                     continue
@@ -169,9 +176,9 @@ class _Fetch:
                 self.steps.add(step_of(checkpoint.name) or 0)
 
     def _linkable(self, files: list[RemoteFile]) -> dict[str, Path]:
-        """Version -> where that file is here. What best/ and epoch-N/ share with checkpoints comes once."""
-        here = {f"step_{step}" for step in self.steps}
-        return {file.version: self._run.path / file.path for file in files if checkpoint_of(file.path) in here}
+        """Version -> local path of checkpoint files, which best/ and epoch-N/ share and need not download again."""
+        names = {f"step_{step}" for step in self.steps}
+        return {file.version: self._run.path / file.path for file in files if checkpoint_of(file.path) in names}
 
     def _link(self, source: Path | None, target: Path) -> bool:
         if source is None or not source.is_file():
@@ -180,73 +187,74 @@ class _Fetch:
         try:
             target.unlink(missing_ok=True)
             target.hardlink_to(source)
-        except OSError:  # some storage knows no hard links: then it comes over the line
+        except OSError:  # some file systems have no hard links: download it instead
             return False
         return True
 
-    def _point(self, pointed: dict[str, str]) -> None:
-        """`latest` and `best`, where what they name is here; else `latest` names the newest that is."""
-        here = {pointer: name for pointer, name in pointed.items() if step_of(name) in self.steps}
-        if "latest" in pointed and self._only == "all" and self.steps:
-            here.setdefault("latest", f"step_{max(self.steps)}")
-        for pointer, name in here.items():
+    def _write_pointers(self, pointers: dict[str, str]) -> None:
+        """Write `latest` and `best` if their checkpoint was fetched; else `latest` names the newest one fetched."""
+        valid = {pointer: name for pointer, name in pointers.items() if step_of(name) in self.steps}
+        if "latest" in pointers and self._only == "all" and self.steps:
+            valid.setdefault("latest", f"step_{max(self.steps)}")
+        for pointer, name in valid.items():
             with writing(self._run.checkpoints):
                 write_atomic(self._run.checkpoints / pointer, f"{name}\n")
 
-    def _tidy(self, far: set[int]) -> None:
-        """Once all is here: leftovers of earlier attempts go, and checkpoints of a course that the run has left (it
-        went back to an older step) are set aside, as the run does it."""
-        self._checkpoints.tidy()
+    def _clean_up(self, remote_steps: set[int]) -> None:
+        """Delete leftovers of earlier attempts. If the run was resumed from an older step, rename newer checkpoints to
+        superseded-step_N, as training does."""
+        self._checkpoints.remove_leftovers()
         for path in list(self._run.path.rglob(".*.part")):
             path.unlink(missing_ok=True)
         steps = {path: step_of(path.name) for path in self._run.checkpoints.glob("step_*")}
         for path, step in steps.items():
-            if far and step is not None and step > max(far):
-                aside = path.with_name(f"superseded-{path.name}")
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
+            if remote_steps and step is not None and step > max(remote_steps):
+                superseded = path.with_name(f"superseded-{path.name}")
+                shutil.rmtree(superseded, ignore_errors=True)
+                path.rename(superseded)
 
-    def _check_room(self, files: list[RemoteFile], far: list[FarCheckpoint]) -> None:
+    def _check_disk_space(self, files: list[RemoteFile], checkpoints: list[RemoteCheckpoint]) -> None:
         new = [file for file in files if checkpoint_of(file.path) is None and not self._is_same(file)]
         needed = sum(max(0, file.size - part_size(self._run.path / file.path)) for file in new)
-        needed += sum(self._checkpoints.missing_bytes(row) for row in far if not self._checkpoints.is_here(row))
-        self._tally.expected = self._tally.received + needed
+        missing = [each for each in checkpoints if not self._checkpoints.is_complete(each)]
+        needed += sum(self._checkpoints.missing_bytes(each) for each in missing)
+        self._progress.expected = self._progress.received + needed
         free = shutil.disk_usage(self._run.path).free
-        if free < needed + ROOM:
+        if free < needed + MIN_FREE_BYTES:
             raise UsageError(
-                f"There is not enough room in {self._run.path.parent}: {needed / 1e6:.0f} MB are to come, "
-                f"{free / 1e6:.0f} MB are free.",
-                remedy="Make room, name another place with --to, or fetch less with --only best.",
+                f"Not enough disk space in {self._run.path.parent}: {needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB "
+                "free.",
+                remedy="Free some space, choose another directory with --to, or fetch less with --only best.",
             )
 
     def _is_same(self, file: RemoteFile) -> bool:
         try:
-            found = (self._run.path / file.path).lstat()
+            local = (self._run.path / file.path).lstat()
         except OSError:
             return False
-        return (found.st_size, found.st_mtime_ns) == (file.size, file.mtime_ns)
+        return (local.st_size, local.st_mtime_ns) == (file.size, file.mtime_ns)
 
     def _read(self, paths: list[str]) -> dict[str, bytes]:
-        """Small files at once, as far as they are there."""
+        """Contents of small files, without those that do not exist."""
 
         def attempt() -> dict[str, bytes]:
-            rows = self._reader.read_many([Wanted(path) for path in paths])
-            return {sent.path: b"".join(blocks) for sent, blocks in rows if sent.file is not None}
+            responses = self._reader.read_many([FileRequest(path) for path in paths])
+            return {each.path: b"".join(blocks) for each, blocks in responses if each.file is not None}
 
-        return persist(self._reader, attempt)
+        return retry(self._reader, attempt)
 
 
 @contextmanager
-def _alone(run: RunDirectory) -> Iterator[None]:
-    """One fetch into a directory at a time."""
-    guard = FileLock(run.path / ".fetch.lock")
+def _exclusive(run: RunDirectory) -> Iterator[None]:
+    """Allow one fetch at a time into a directory."""
+    lock = FileLock(run.path / ".fetch.lock")
     with writing(run.path):
         run.path.mkdir(parents=True, exist_ok=True)
         try:
-            guard.acquire(timeout=0)
+            lock.acquire(timeout=0)
         except Timeout:
-            raise UsageError(f"Another fetch is writing to {run.path}.", remedy="Wait for it.") from None
+            raise UsageError(f"Another fetch is writing to {run.path}.", remedy="Wait until it ends.") from None
     try:
         yield
     finally:
-        guard.release()
+        lock.release()

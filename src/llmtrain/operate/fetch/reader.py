@@ -1,5 +1,5 @@
-"""Reads files of a run on the runs volume, through a short-lived pod: while the run goes on, and after every pod of it
-has gone. The far side is pod_scripts/file_server.py."""
+"""Reading files of a run from the runs volume through a short-lived pod, while the run is active and after all of its
+pods are gone. The pod runs launch/pod_scripts/file_server.py."""
 
 import json
 import secrets
@@ -15,17 +15,17 @@ from llmtrain.launch.pod_scripts.file_server import ANY
 from llmtrain.launch.record import Record
 from llmtrain.operate.fetch.reader_pod import COMMAND, CONTAINER, is_running, start_reader
 
-REQUEST_CHARACTERS = 4000  # a command travels in the address of a request, and proxies allow some 8 KB there
+MAX_REQUEST_CHARACTERS = 4000  # the command is part of the request URL, for which proxies allow about 8 KB
 
 
 @dataclass(frozen=True)
 class RemoteFile:
     path: str
-    """Below the run directory."""
+    """Relative to the run directory."""
     size: int
     mtime_ns: int
     version: str
-    """Differs once the file has changed, or another has taken its name."""
+    """Changes when the file changes or is replaced."""
 
     @property
     def mtime(self) -> float:
@@ -33,8 +33,8 @@ class RemoteFile:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A file to send, from a byte on if it still is that version."""
+class FileRequest:
+    """A file to read, from `offset` if it still has this version, else from the beginning."""
 
     path: str
     offset: int = 0
@@ -42,8 +42,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What is sent: from `offset` to the end the file has now. `file` is None where it is gone."""
+class FileResponse:
+    """The response to a FileRequest: the bytes from `offset` on. `file` is None if it does not exist."""
 
     path: str
     offset: int = 0
@@ -55,51 +55,50 @@ class Reader:
 
     def __init__(self, cluster: Cluster, record: Record) -> None:
         self._cluster, self._record = cluster, record
-        self._folder = f"{record.config.output.mount_path}/{record.run_id}"
+        self._directory = f"{record.config.output.mount_path}/{record.run_id}"
         self._pod = ""
 
     @property
     def run(self) -> str:
-        """The run, as a command must name it."""
+        """The run id with the options that select namespace and cluster, for commands in messages."""
         return f"{self._record.run_id}{self._cluster.place(self._record.namespace)}"
 
     def files(self, prefix: str = "") -> list[RemoteFile]:
-        """Plain files below the run directory (or a folder of it), however deep; none where there is no such folder."""
-        folder = f"{self._folder}/{prefix}".rstrip("/")
-        lines = b"".join(self._run("list", folder)).splitlines()
+        """Regular files below the run directory (or a subdirectory), recursively; empty if it does not exist."""
+        directory = f"{self._directory}/{prefix}".rstrip("/")
+        lines = b"".join(self._run("list", directory)).splitlines()
         rows = [_remote_file(_parse(line), PurePosixPath(prefix)) for line in lines]
         return [row for row in rows if row is not None]
 
     def read(self, path: str, offset: int = 0) -> Iterator[bytes]:
-        """A file from a byte on; nothing where it is not there or not that long."""
-        for _, blocks in self.read_many([Wanted(path, offset, ANY)]):
+        """A file from a byte on; empty if it does not exist or is shorter."""
+        for _, blocks in self.read_many([FileRequest(path, offset, ANY)]):
             yield from blocks
 
-    def read_many(self, wanted: list[Wanted]) -> Iterator[tuple[Sent, Iterator[bytes]]]:
-        """Each file with its bytes, in order. What is not read of a file before the next is asked for is passed
-        over."""
-        for batch in _batches(wanted):
-            words = [word for want in batch for word in (str(want.offset), want.version, want.path)]
-            stream = _Stream(self._run("send", self._folder, *words))
-            for want in batch:
+    def read_many(self, requests: list[FileRequest]) -> Iterator[tuple[FileResponse, Iterator[bytes]]]:
+        """Each file with its bytes, in order. Bytes not consumed before the next file are skipped."""
+        for batch in _batches(requests):
+            words = [word for each in batch for word in (str(each.offset), each.version, each.path)]
+            stream = _Stream(self._run("send", self._directory, *words))
+            for request in batch:
                 header = _parse(stream.line())
-                if header["path"] != want.path:
-                    raise DataError(f"The reader pod sends {header['path']!r} where {want.path!r} was asked for.")
+                if header["path"] != request.path:
+                    raise DataError(f"The reader pod sent {header['path']!r} instead of {request.path!r}.")
                 if header.get("gone"):
-                    yield Sent(want.path), iter(())
+                    yield FileResponse(request.path), iter(())
                     continue
                 size = int(header["size"])
                 total = {**header, "size": int(header["offset"]) + size}
-                blocks = stream.take(size)
-                yield Sent(want.path, int(header["offset"]), _remote_file(total, PurePosixPath())), blocks
+                blocks = stream.blocks(size)
+                yield FileResponse(request.path, int(header["offset"]), _remote_file(total, PurePosixPath())), blocks
                 for _ in blocks:
                     pass
             stream.finish()
 
     def renew(self) -> None:
-        """After a broken connection: another pod, where this one has gone (its machine is lost, its hour is over)."""
-        found = self._cluster.get("v1", "Pod", self._pod, self._record.namespace)
-        if found is None or not is_running(found):
+        """Start another pod if this one is gone (its node is lost, or its deadline has passed)."""
+        pod = self._cluster.get("v1", "Pod", self._pod, self._record.namespace)
+        if pod is None or not is_running(pod):
             self.stop()
             self.start()
 
@@ -117,26 +116,27 @@ class Reader:
 
 @contextmanager
 def reader_pod(cluster: Cluster, record: Record) -> Iterator[Reader]:
-    """A Reader whose pod runs; the pod is removed at the end, whatever that is."""
+    """A Reader with a running pod, which is deleted on exit."""
     reader = Reader(cluster, record)
     try:
         reader.start()
         yield reader
     finally:
-        with suppress(LlmtrainError):  # it ends by itself, and what went wrong before is the error to tell
+        with suppress(LlmtrainError):  # the pod has a deadline, and an earlier error matters more
             reader.stop()
 
 
-def _batches(wanted: list[Wanted]) -> Iterator[list[Wanted]]:
-    batch: list[Wanted] = []
-    room = REQUEST_CHARACTERS
-    for want in wanted:
-        length = len(want.path.encode()) + len(want.version) + 40
-        if batch and length > room:
+def _batches(requests: list[FileRequest]) -> Iterator[list[FileRequest]]:
+    """Split requests so that each batch fits into one command."""
+    batch: list[FileRequest] = []
+    available = MAX_REQUEST_CHARACTERS
+    for request in requests:
+        length = len(request.path.encode()) + len(request.version) + 40
+        if batch and length > available:
             yield batch
-            batch, room = [], REQUEST_CHARACTERS
-        batch.append(want)
-        room -= length
+            batch, available = [], MAX_REQUEST_CHARACTERS
+        batch.append(request)
+        available -= length
     if batch:
         yield batch
 
@@ -149,54 +149,54 @@ def _parse(line: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         pass
     raise DataError(
-        f"The reader pod says {line[:100]!r}, which is no list of files.",
-        remedy="Its python3 may be a wrapper that prints. Name another image with --image; any with python3 will do.",
+        f"The reader pod sent {line[:100]!r} instead of a file list.",
+        remedy="Its python3 may be a wrapper that prints. Pass another image that has python3 with --image.",
     )
 
 
-def _remote_file(row: dict[str, Any], below: PurePosixPath) -> RemoteFile | None:
-    """None for a name that cannot be written here (bytes that are no text)."""
+def _remote_file(row: dict[str, Any], parent: PurePosixPath) -> RemoteFile | None:
+    """None for a name that is not printable text."""
     check_path(row["path"])
-    path = str(below / row["path"])
+    path = str(parent / row["path"])
     if not path.isprintable():
         return None
     return RemoteFile(path, int(row["size"]), int(row["mtime_ns"]), str(row["version"]))
 
 
 def check_path(path: str) -> None:
-    """Names come from the far side: none may lead out of the directory it is written to."""
+    """Refuse names from the pod that would escape the local run directory."""
     parts = path.split("/")
     if path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\\" in path:
-        raise DataError(f"The reader pod names a file outside the run directory: {path!r}. Nothing was written.")
+        raise DataError(f"The reader pod sent a path outside the run directory: {path!r}. Nothing was written.")
 
 
 class _Stream:
-    """Lines and blocks out of the pieces a connection brings."""
+    """Reads lines and blocks from the chunks of a connection."""
 
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
         self._rest = b""
 
     def line(self) -> bytes:
         while b"\n" not in self._rest:
             self._rest += self._next()
-        found, _, self._rest = self._rest.partition(b"\n")
-        return found
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
 
-    def take(self, size: int) -> Iterator[bytes]:
+    def blocks(self, size: int) -> Iterator[bytes]:
         while size:
-            piece = self._rest or self._next()
-            self._rest = piece[size:]
-            size -= len(piece) - len(self._rest)
-            yield piece[: len(piece) - len(self._rest)]
+            chunk = self._rest or self._next()
+            self._rest = chunk[size:]
+            size -= len(chunk) - len(self._rest)
+            yield chunk[: len(chunk) - len(self._rest)]
 
     def finish(self) -> None:
-        """To the end: only there it shows whether the command failed."""
-        for _ in self._pieces:
+        """Read to the end: only there a failed command raises."""
+        for _ in self._chunks:
             pass
 
     def _next(self) -> bytes:
-        piece = next(self._pieces, None)
-        if piece is None:
-            raise ClusterError("The reader pod ended too early.", remedy="Try again.")
-        return piece
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            raise ClusterError("The reader pod closed the connection early.", remedy="Try again.")
+        return chunk

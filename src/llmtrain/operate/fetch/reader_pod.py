@@ -1,5 +1,5 @@
-"""The pod that reads the runs volume. Its image needs python3 only: the code is launch/pod_scripts/file_server.py, sent
-as a variable, so that commands in it stay short."""
+"""The reader pod, which mounts the runs volume. Its image only needs python3: the code is
+launch/pod_scripts/file_server.py, passed in an environment variable."""
 
 import time
 from contextlib import suppress
@@ -12,23 +12,22 @@ from llmtrain.kubernetes.labels import APP_LABEL, COMMON_LABELS, READER_LABEL
 from llmtrain.launch.pod import NO_SIDECAR, container_security, pod_security, without_empty
 from llmtrain.launch.pod_scripts import script_command, script_text
 from llmtrain.launch.record import Record
+from llmtrain.operate.status.startup_failures import CONFIG_REASONS, IMAGE_REASONS
 from llmtrain.text import one_line
 
 CONTAINER = "reader"
 START_SEC = 120.0
 POLL_SEC = 0.5
-LIFE_SEC = 3600  # should nobody remove it: the volume is free again then,
-GRACE_SEC = 1  # not 0, which takes a pod from its kubelet while that is still at it (one of v1.34 crashed)
-IDLE_SEC = 600  # or earlier, when nobody reads any more
+MAX_LIFE_SEC = 3600  # in case it is not deleted: it must not keep the volume
+IDLE_SEC = 600  # it exits earlier when nothing reads from it
+GRACE_SEC = 1  # not 0: force-deleting a pod while its kubelet works on it crashed a kubelet of v1.34
 COMMAND = script_command(READER_SCRIPT, "file_server.py")
-NOT_PULLED = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
-NOT_STARTED = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError", "StartError")
 
 
 def start_reader(cluster: Cluster, record: Record, name: str) -> None:
-    """Make the pod and wait until it runs."""
+    """Create the pod and wait until it runs."""
     _check_claim(cluster, record)
-    _sweep(cluster, record)
+    _delete_finished(cluster, record)
     cluster.create(reader_manifest(record, name))
     _wait_until_running(cluster, record, name)
 
@@ -47,19 +46,19 @@ def reader_manifest(record: Record, name: str) -> Object:
         "command": [*COMMAND, "wait", str(IDLE_SEC)],
         "env": [{"name": READER_SCRIPT, "value": code}],
         "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "256Mi"}},
-        **container_security(launch),  # as the pods that wrote the files: they may be root's alone
+        **container_security(launch),  # like the pods that wrote the files, which may only be readable by root
         "volumeMounts": [{"name": "runs", "mountPath": record.config.output.mount_path, "readOnly": True}],
     }
     spec = {
         "restartPolicy": "Never",
-        "activeDeadlineSeconds": LIFE_SEC,
+        "activeDeadlineSeconds": MAX_LIFE_SEC,
         "terminationGracePeriodSeconds": GRACE_SEC,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security(launch),
         "imagePullSecrets": [{"name": secret} for secret in launch.image_pull_secrets],
-        "tolerations": list(launch.tolerations),  # where the run's pods may be, it may be too
-        "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_beside(record)]}},
+        "tolerations": list(launch.tolerations),  # it may run wherever the pods of the run may
+        "affinity": {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_node_of_run(record)]}},
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": record.runs_claim}}],
     }
@@ -72,25 +71,25 @@ def reader_manifest(record: Record, name: str) -> Object:
     }
 
 
-def _beside(record: Record) -> Object:
-    """A ReadWriteOnce volume can only be mounted where the run's pods have it."""
-    chosen = {"matchLabels": {record.run_label: record.run_id}}
-    return {"weight": 100, "podAffinityTerm": {"labelSelector": chosen, "topologyKey": "kubernetes.io/hostname"}}
+def _node_of_run(record: Record) -> Object:
+    """Prefer a node of the run: a ReadWriteOnce volume can be mounted on one node only."""
+    selector = {"matchLabels": {record.run_label: record.run_id}}
+    return {"weight": 100, "podAffinityTerm": {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}}
 
 
 def _check_claim(cluster: Cluster, record: Record) -> None:
     if cluster.get("v1", "PersistentVolumeClaim", record.runs_claim, record.namespace) is None:
         claims = cluster.find("v1", "PersistentVolumeClaim", record.namespace)
         raise UsageError(
-            f"The volume of run '{record.run_id}' is gone: there is no claim {record.runs_claim} in namespace "
+            f"The volume of run '{record.run_id}' does not exist: there is no claim {record.runs_claim} in namespace "
             f"{record.namespace}.",
             known=[claim["metadata"]["name"] for claim in claims],
-            remedy="Where its files are on another claim, name that with --claim.",
+            remedy="If its files are on another claim, pass it with --claim.",
         )
 
 
-def _sweep(cluster: Cluster, record: Record) -> None:
-    """Readers of this run that have ended without being removed: whoever started them was killed."""
+def _delete_finished(cluster: Cluster, record: Record) -> None:
+    """Delete ended reader pods of this run that a killed process left behind."""
     for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
         if _phase(pod) in ("Succeeded", "Failed"):
             cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace, grace_sec=0)
@@ -101,41 +100,41 @@ def _wait_until_running(cluster: Cluster, record: Record, name: str) -> None:
     while True:
         pod = cluster.get("v1", "Pod", name, record.namespace)
         if pod is None:
-            raise ClusterError(f"The reader pod {name} was removed by somebody else.", remedy="Try again.")
+            raise ClusterError(f"The reader pod {name} was deleted.", remedy="Try again.")
         if is_running(pod):
             return
-        _check_hopeless(pod, record)
+        _check_permanent_failure(pod, record)
         if time.monotonic() > deadline:
             raise ClusterError(
-                f"The reader pod {name} does not start within {START_SEC:.0f} s: {_reason(cluster, pod)}",
-                remedy="Free a little room on a machine that can mount the claim "
-                f"{record.runs_claim}, then try again; a ReadWriteOnce volume may be held by another pod.",
+                f"The reader pod {name} did not start within {START_SEC:.0f} s: {_reason(cluster, pod)}",
+                remedy=f"Free resources on a node that can mount claim {record.runs_claim}, then try again. A "
+                "ReadWriteOnce volume may be in use by another pod.",
             )
         time.sleep(POLL_SEC)
 
 
-def _check_hopeless(pod: Object, record: Record) -> None:
-    """What waiting does not mend."""
+def _check_permanent_failure(pod: Object, record: Record) -> None:
+    """Raise for failures that waiting does not fix."""
     image = record.config.launch.image
     state = _state(pod)
-    reason, said = state.get("reason", ""), one_line(state.get("message", ""), 300)
-    if reason in NOT_PULLED:
+    reason, message = state.get("reason", ""), one_line(state.get("message", ""), 300)
+    if reason in IMAGE_REASONS:
         raise UsageError(
-            f"The reader pod's image {image} cannot be pulled ({reason}): {said}",
-            remedy="Name an image with --image that the cluster can pull; any with python3 will do.",
+            f"Cannot pull image {image} for the reader pod ({reason}): {message}",
+            remedy="Pass an image that has python3 and that the cluster can pull with --image.",
         )
-    if reason in NOT_STARTED:
+    if reason in (*CONFIG_REASONS, "StartError"):
         raise UsageError(
-            f"The reader pod's image {image} cannot be started ({reason}): {said}",
-            remedy="It needs python3. Name another image with --image; any with python3 will do.",
+            f"Cannot start image {image} in the reader pod ({reason}): {message}",
+            remedy="Pass another image that has python3 with --image.",
         )
     if _phase(pod) in ("Succeeded", "Failed"):
-        why = pod.get("status", {}).get("message") or said or reason or "it does not say why"
+        why = pod.get("status", {}).get("message") or message or reason or "no reason given"
         raise ClusterError(f"The reader pod {pod['metadata']['name']} has ended: {why}", remedy="Try again.")
 
 
 def _state(pod: Object) -> dict[str, Any]:
-    """Why its container waits, or has ended."""
+    """The waiting or terminated state of its container."""
     for status in pod.get("status", {}).get("containerStatuses") or []:
         state: dict[str, Any] = status.get("state") or {}
         return state.get("waiting") or state.get("terminated") or {}
@@ -143,7 +142,7 @@ def _state(pod: Object) -> dict[str, Any]:
 
 
 def _reason(cluster: Cluster, pod: Object) -> str:
-    """What the scheduler says, or else the newest warning about the pod."""
+    """The scheduler's message, or else the newest warning event of the pod."""
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message"))
@@ -153,7 +152,7 @@ def _reason(cluster: Cluster, pod: Object) -> str:
         warnings = [event for event in events if event.get("type") == "Warning"]
         if warnings:
             return str(max(warnings, key=lambda event: event.get("lastTimestamp") or "").get("message"))
-    return "it does not say why."
+    return "no reason given."
 
 
 def _phase(pod: Object) -> str:

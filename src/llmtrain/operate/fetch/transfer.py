@@ -1,7 +1,7 @@
-"""Files from a Reader to this machine, each under its name once it is whole.
+"""Downloading files with a Reader. A file gets its name once it is complete.
 
-What has come so far lies beside it as `.<name>.<version>.part`, so that a broken connection, Ctrl-C or kill -9 costs
-nothing: the next attempt goes on at that byte, if the far file is still the same."""
+Until then it is stored as `.<name>.<version>.part`, so that after a broken connection, Ctrl-C or kill -9 the next
+attempt continues at that byte if the remote file has not changed."""
 
 import glob
 import os
@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from llmtrain.errors import ClusterError, UsageError
-from llmtrain.operate.fetch.reader import Reader, RemoteFile, Sent, Wanted
+from llmtrain.operate.fetch.reader import FileRequest, FileResponse, Reader, RemoteFile
 
 Result = TypeVar("Result")
 
-RETRIES = 5
-PAUSE_SEC = 1.0  # after the first break; then twice as long each time
+MAX_RETRIES = 5
+RETRY_SEC = 1.0  # doubled with each retry
 
 
 @dataclass
-class Tally:
-    """How far a fetch is."""
+class FetchProgress:
+    """Counters of a fetch."""
 
-    show: Callable[["Tally"], None]
+    show: Callable[["FetchProgress"], None]
     files: int = 0
     skipped: int = 0
     received: int = 0
-    """Bytes that came over the line."""
+    """Bytes downloaded."""
     had: int = 0
-    """Bytes that were here already, of files that were half-done."""
+    """Bytes of partial files from an earlier attempt."""
     expected: int = 0
-    """Bytes to bring in all, as far as is known."""
+    """Total bytes to download, as far as known."""
 
     def add(self, received: int = 0, had: int = 0) -> None:
         self.received += received
@@ -41,67 +41,68 @@ class Tally:
         self.show(self)
 
 
-def persist(reader: Reader, attempt: Callable[[], Result], reached: Callable[[], Any] = lambda: 0) -> Result:
-    """Do something with a reader, again when the connection breaks, and as often as it gets further than before.
-    `reached` says how far it is."""
-    failures, furthest = 0, reached()
+def retry(reader: Reader, attempt: Callable[[], Result], position: Callable[[], Any] = lambda: 0) -> Result:
+    """Call `attempt`, again after a broken connection. Retries are limited only while `position` does not advance."""
+    failures, furthest = 0, position()
     while True:
         try:
             if failures:
                 reader.renew()
             return attempt()
         except ClusterError:
-            failures = 1 if reached() > furthest else failures + 1
-            furthest = max(furthest, reached())
-            if failures > RETRIES:
+            failures = 1 if position() > furthest else failures + 1
+            furthest = max(furthest, position())
+            if failures > MAX_RETRIES:
                 raise
-            time.sleep(PAUSE_SEC * 2 ** (failures - 1))
+            time.sleep(RETRY_SEC * 2 ** (failures - 1))
 
 
 def receive(
-    reader: Reader, root: Path, wanted: dict[str, Path], tally: Tally, lines: frozenset[str] = frozenset()
+    reader: Reader, root: Path, paths: dict[str, Path], progress: FetchProgress, appended: frozenset[str] = frozenset()
 ) -> dict[str, RemoteFile | None]:
-    """Bring files (far path -> local path, below `root`); those that are gone are None. `lines`: files that are being
-    written to, of which whole lines are kept."""
+    """Download files (remote path -> local path below `root`); None for those that no longer exist. Of `appended` files
+    only complete lines are kept."""
     done: dict[str, RemoteFile | None] = {}
 
-    def waiting() -> list[str]:
-        return [path for path in wanted if path not in done]
+    def remaining() -> list[str]:
+        return [path for path in paths if path not in done]
 
     def attempt() -> None:
-        for sent, blocks in reader.read_many([_go_on(path, wanted[path]) for path in waiting()]):
-            if sent.file is not None:
-                _write(sent, sent.file, blocks, root, wanted[sent.path], sent.path in lines, tally)
-            done[sent.path] = sent.file
+        for response, blocks in reader.read_many([_request(path, paths[path]) for path in remaining()]):
+            path = response.path
+            if response.file is not None:
+                _write(response, response.file, blocks, root, paths[path], path in appended, progress)
+            done[path] = response.file
 
-    persist(reader, attempt, lambda: (len(done), sum(part_size(wanted[path]) for path in waiting())))
+    retry(reader, attempt, lambda: (len(done), sum(part_size(paths[path]) for path in remaining())))
     return done
 
 
 def part_size(path: Path) -> int:
-    """Bytes of a file that came in an earlier attempt."""
+    """Bytes of a partial file from an earlier attempt."""
     return sum(part.stat().st_size for part in _parts(path))
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """What the disk refuses, in our words."""
+def writing(path: Path) -> Iterator[None]:
+    """Turn OSError into a UsageError."""
     try:
         yield
     except OSError as problem:
-        where = problem.filename or folder
+        where = problem.filename or path
         raise UsageError(
             f"Cannot write {where}: {problem.strerror or problem}.",
-            remedy="What was fetched so far is kept: give it room, and fetch again.",
+            remedy="Fix the cause and fetch again; what was fetched so far is kept.",
         ) from None
 
 
-def _go_on(path: str, local: Path) -> Wanted:
+def _request(path: str, local: Path) -> FileRequest:
+    """A request that continues a partial file."""
     parts = _parts(local)
     if len(parts) != 1:
-        return Wanted(path)
+        return FileRequest(path)
     version = parts[0].name.removeprefix(f".{local.name}.").removesuffix(".part")
-    return Wanted(path, parts[0].stat().st_size, version)
+    return FileRequest(path, parts[0].stat().st_size, version)
 
 
 def _parts(local: Path) -> list[Path]:
@@ -109,34 +110,40 @@ def _parts(local: Path) -> list[Path]:
 
 
 def _write(
-    sent: Sent, file: RemoteFile, blocks: Iterator[bytes], root: Path, local: Path, by_line: bool, tally: Tally
+    response: FileResponse,
+    file: RemoteFile,
+    blocks: Iterator[bytes],
+    root: Path,
+    local: Path,
+    is_appended: bool,
+    progress: FetchProgress,
 ) -> None:
     with writing(local):
         make_parent(root, local)
         part = local.with_name(f".{local.name}.{file.version}.part")
         for other in _parts(local):
-            if other != part or not sent.offset:
+            if other != part or not response.offset:
                 other.unlink()
-        tally.add(had=sent.offset)
-        with part.open("r+b" if sent.offset else "w+b") as out:
-            out.seek(sent.offset)
+        progress.add(had=response.offset)
+        with part.open("r+b" if response.offset else "w+b") as out:
+            out.seek(response.offset)
             out.truncate()
-            _copy(blocks, out, tally)
-            if by_line:
-                _cut_after_last_line(out)
-        os.utime(part, ns=(file.mtime_ns, file.mtime_ns))  # by which it is known the next time
+            _copy(blocks, out, progress)
+            if is_appended:
+                _truncate_to_last_line(out)
+        os.utime(part, ns=(file.mtime_ns, file.mtime_ns))  # the next fetch recognizes the file by it
         part.replace(local)
-    tally.files += 1
+    progress.files += 1
 
 
-def _copy(blocks: Iterator[bytes], out: BinaryIO, tally: Tally) -> None:
+def _copy(blocks: Iterator[bytes], out: BinaryIO, progress: FetchProgress) -> None:
     for block in blocks:
         out.write(block)
-        tally.add(received=len(block))
+        progress.add(received=len(block))
 
 
-def _cut_after_last_line(out: BinaryIO) -> None:
-    """Whoever writes the file may be in the middle of a line."""
+def _truncate_to_last_line(out: BinaryIO) -> None:
+    """Drop an incomplete last line: the file may be written to while it is read."""
     end = out.seek(0, os.SEEK_END)
     while end:
         start = out.seek(max(0, end - 2**16))
@@ -149,10 +156,10 @@ def _cut_after_last_line(out: BinaryIO) -> None:
 
 
 def make_parent(root: Path, local: Path) -> None:
-    """A directory here may be a symbolic link that leads elsewhere: nothing is written through it."""
+    """Create the parent directory. Refused if a symbolic link leads out of `root`."""
     local.parent.mkdir(parents=True, exist_ok=True)
     if not local.parent.resolve().is_relative_to(root.resolve()):
         raise UsageError(
-            f"{local.parent} is a symbolic link that leads out of {root}: nothing is written there.",
-            remedy="Remove it, or fetch to another directory with --to.",
+            f"{local.parent} is a symbolic link that leads out of {root}.",
+            remedy="Remove it, or fetch to another directory with --to. Nothing was written there.",
         )

@@ -1,8 +1,8 @@
-"""Runs whose machine is lost: its pods stay `Terminating` for ever, and nothing replaces them.
+"""Replacing pods on lost nodes, which would stay `Terminating` forever.
 
-A pod is marked Failed first and then removed by force: the finalizer of a Job goes with a pod that failed, not with one
-that is only deleted. What may still run on an unplugged machine does no harm: a newer generation of the run has begun
-when it comes back, and the older one publishes nothing.
+A pod is marked Failed first and then force-deleted: the Job controller removes its finalizer only from a pod that has
+failed. Processes that still run on a disconnected node are harmless: a newer generation of the run has started when it
+comes back, and the older one can no longer publish anything.
 """
 
 from collections.abc import Iterable
@@ -12,11 +12,11 @@ from llmtrain.operate.status.lost_nodes import LostPod, lost_pod
 
 
 def find_lost(pods: Iterable[Object], after_sec: float) -> tuple[list[LostPod], list[LostPod]]:
-    """Pods whose machine has not answered for that long, and those for whom it is too early."""
+    """(Pods lost for at least `after_sec`, pods lost for a shorter time)."""
     lost = [found for pod in pods if (found := lost_pod(pod)) is not None]
     return [pod for pod in lost if pod.since_sec >= after_sec], [pod for pod in lost if pod.since_sec < after_sec]
 
 
 def recover(cluster: Cluster, namespace: str, pods: Iterable[LostPod]) -> list[LostPod]:
-    """Give these pods up, so that the platform makes new ones elsewhere. Returns those that were still there."""
+    """Remove these pods so that their controller creates new ones. Returns those that still existed."""
     return [pod for pod in pods if cluster.fail_pod(pod.name, namespace, pod.uid, pod.text)]

@@ -1,8 +1,8 @@
-"""What the guard does, from inside the cluster: it gives up pods on lost machines, and tells a webhook when a run has
-finished, failed or been recovered.
+"""The guard, which runs inside the cluster: it replaces pods on lost nodes and notifies a webhook when a run finishes,
+fails or is recovered.
 
-It sees pods and nothing else, neither jobs nor machines nor volumes, so that whoever takes it over gains little. What
-it has told it writes on the pods themselves: a guard that was started again tells nothing twice.
+It may read pods only, not jobs, nodes or volumes, so that little is gained by compromising it. Sent notifications are
+recorded as annotations on the pods, so a restarted guard does not send them again.
 """
 
 import json
@@ -25,14 +25,14 @@ from llmtrain.kubernetes.labels import APP_LABEL, NOTIFIED, run_id_of
 from llmtrain.kubernetes.server_clock import server_now
 from llmtrain.logs import log, warn
 from llmtrain.operate.guard.recover import find_lost, recover
-from llmtrain.operate.status.lost_nodes import node_is_not_ready
+from llmtrain.operate.status.lost_nodes import node_not_ready_condition
 from llmtrain.operate.status.pods import INDEX_LABELS, ROLE_LABEL, worst_code
 from llmtrain.operate.status.progress import read_progress
 
-# Between two tries of a Job lie six minutes at most: a run without any pod for longer does not come back.
-GIVEN_UP_SEC = 420.0
-POST_SEC = 10.0
-OUTBOX = 1000  # events that are kept for a webhook that does not answer
+# A Job waits at most six minutes between retries: a run whose pods have all failed for longer is over.
+NO_RETRY_AFTER_SEC = 420.0
+POST_TIMEOUT_SEC = 10.0
+MAX_PENDING = 1000  # notifications kept while the webhook is unavailable
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,8 @@ class End:
 
 @dataclass(frozen=True)
 class Notification:
-    """An event, and what to do once it is told."""
-
     event: dict[str, Any]
-    when_sent: Callable[[], None]
+    on_sent: Callable[[], None]
 
 
 class Guard:
@@ -56,53 +54,54 @@ class Guard:
     ) -> None:
         self._cluster, self._namespace, self._after_sec = cluster, namespace, after_sec
         self._webhook, self._with_logs = webhook, with_logs
-        self._outbox: list[Notification] = []
-        self._is_silent = self._cannot_mark = False
-        self._told: set[str] = set()
+        self._pending: list[Notification] = []
+        self._has_warned_webhook = self._has_warned_annotation = False
+        self._notified: set[str] = set()
+        """Uids of pods, in case their annotation cannot be written."""
 
-    def look(self) -> None:
-        """Once: at all runs of the namespace."""
+    def check(self) -> None:
+        """Check all runs of the namespace once."""
         problems: list[LlmtrainError] = []
         for run, pods in self._runs().items():
             try:
-                self._look_at(run, pods)
-            except LlmtrainError as problem:  # of one run; the others are looked at all the same
+                self._check_run(run, pods)
+            except LlmtrainError as problem:  # the other runs are still checked
                 problems.append(problem)
         self._send()
         if problems:
             raise problems[0]
 
-    def _look_at(self, run: str, pods: list[Object]) -> None:
+    def _check_run(self, run: str, pods: list[Object]) -> None:
         self._recover(run, pods)
         end = self._end(pods)
-        if end is not None and not any(self._is_told(pod) for pod in pods) and not self._is_waiting(run):
-            said = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
-            self._tell(end.event, run, said, partial(self._mark, pods, end), end.exit_code)
+        if end is not None and not any(self._is_notified(pod) for pod in pods) and not self._has_pending_end(run):
+            text = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
+            self._notify(end.event, run, text, partial(self._mark_notified, pods, end), end.exit_code)
 
     def _runs(self) -> dict[str, list[Object]]:
-        found: dict[str, list[Object]] = defaultdict(list)
+        pods: dict[str, list[Object]] = defaultdict(list)
         for pod in self._cluster.find("v1", "Pod", self._namespace, {**APP_LABEL}):
             if (run := run_id_of(pod)) is not None:
-                found[run].append(pod)
-        return found
+                pods[run].append(pod)
+        return pods
 
     def _recover(self, run: str, pods: list[Object]) -> None:
         lost, _ = find_lost(pods, self._after_sec)
         lost = recover(self._cluster, self._namespace, lost)
         is_being_removed = all("deletionTimestamp" in pod["metadata"] for pod in pods)
-        if lost and is_being_removed and not any(map(node_is_not_ready, pods)):
-            log("GUARD", f"pods of run {run} that should have gone are removed")
+        if lost and is_being_removed and not any(map(node_not_ready_condition, pods)):
+            log("GUARD", f"removed pods of run {run} whose deletion was overdue")
         elif lost:
-            gone = ", ".join(f"{pod.name} ({pod.text})" for pod in lost)
-            self._tell("recovered", run, f"run {run} goes on without {gone}", lambda: None, None)
+            names = ", ".join(f"{pod.name} ({pod.text})" for pod in lost)
+            self._notify("recovered", run, f"run {run} was recovered: removed {names}", lambda: None, None)
 
     def _end(self, pods: list[Object]) -> End | None:
         end = find_end(pods)
-        return self._end_of_set(pods) if end is None and self._with_logs and _is_set(pods) else end
+        return self._end_of_stateful_set(pods) if end is None and self._with_logs and _is_stateful_set(pods) else end
 
-    def _end_of_set(self, pods: list[Object]) -> End | None:
-        """Pods of a StatefulSet do not end: they say that they have, and wait."""
-        first = next((pod for pod in pods if _node(pod)[1] == "0" and _phase(pod) == "Running"), None)
+    def _end_of_stateful_set(self, pods: list[Object]) -> End | None:
+        """Pods of a StatefulSet do not exit: they log the exit code and wait to be deleted."""
+        first = next((pod for pod in pods if _replica(pod)[1] == "0" and _phase(pod) == "Running"), None)
         if first is None:
             return None
         lines = self._cluster.log(
@@ -111,13 +110,12 @@ class Guard:
         code = read_progress(lines).idle_code
         return None if code is None else End("failed" if code else "finished", code)
 
-    def _is_waiting(self, run: str) -> bool:
-        """Its end is in the outbox already."""
-        return any(letter.event["run"] == run and letter.event["event"] != "recovered" for letter in self._outbox)
+    def _has_pending_end(self, run: str) -> bool:
+        return any(each.event["run"] == run and each.event["event"] != "recovered" for each in self._pending)
 
-    def _tell(self, event: str, run: str, text: str, when_sent: Callable[[], None], exit_code: int | None) -> None:
+    def _notify(self, event: str, run: str, text: str, on_sent: Callable[[], None], exit_code: int | None) -> None:
         log("GUARD", text)
-        row = {
+        value = {
             "event": event,
             "run": run,
             "namespace": self._namespace,
@@ -125,51 +123,52 @@ class Guard:
             "exit_code": exit_code,
             "text": f"llmtrain: {text} (namespace {self._namespace})",
         }
-        self._outbox = [*self._outbox, Notification(row, when_sent)][-OUTBOX:]
+        self._pending = [*self._pending, Notification(value, on_sent)][-MAX_PENDING:]
 
     def _send(self) -> None:
-        while self._outbox:
-            letter = self._outbox[0]
+        while self._pending:
+            notification = self._pending[0]
             if self._webhook:
                 try:
-                    post(self._webhook, letter.event)
-                except (OSError, HTTPException, ValueError) as problem:  # also what is no HTTP, or no address
-                    if not self._is_silent:
-                        warn("GUARD", f"the webhook does not take what it is told ({reason(problem)}); trying again")
-                    self._is_silent = True
+                    post(self._webhook, notification.event)
+                except (OSError, HTTPException, ValueError) as problem:  # also a server that does not speak HTTP
+                    if not self._has_warned_webhook:
+                        warn("GUARD", f"the webhook did not accept a notification ({reason(problem)}); will retry")
+                    self._has_warned_webhook = True
                     return
-                self._is_silent = False
-            letter.when_sent()
-            self._outbox.pop(0)
+                self._has_warned_webhook = False
+            notification.on_sent()
+            self._pending.pop(0)
 
-    def _is_told(self, pod: Object) -> bool:
-        return NOTIFIED in (pod["metadata"].get("annotations") or {}) or pod["metadata"].get("uid") in self._told
+    def _is_notified(self, pod: Object) -> bool:
+        meta = pod["metadata"]
+        return NOTIFIED in (meta.get("annotations") or {}) or meta.get("uid") in self._notified
 
-    def _mark(self, pods: Iterable[Object], end: End) -> None:
-        """On the pods, for whoever comes after us; and in mind, should that be refused."""
+    def _mark_notified(self, pods: Iterable[Object], end: End) -> None:
         for meta in (pod["metadata"] for pod in pods):
-            self._told.add(meta.get("uid", ""))
+            uid = meta.get("uid", "")
+            self._notified.add(uid)
             try:
-                self._cluster.annotate_pod(meta["name"], self._namespace, meta.get("uid", ""), {NOTIFIED: end.event})
+                self._cluster.annotate_pod(meta["name"], self._namespace, uid, {NOTIFIED: end.event})
             except LlmtrainError as problem:
-                if not self._cannot_mark:
+                if not self._has_warned_annotation:
                     warn(
                         "GUARD",
-                        f"what was told cannot be written down, and is told again by the next guard: {problem.what}",
+                        f"could not mark pods as notified; a restarted guard will notify again: {problem.what}",
                     )
-                self._cannot_mark = True
+                self._has_warned_annotation = True
 
 
 def post(url: str, event: dict[str, Any]) -> None:
-    """One line of JSON. Chat services show its `text`."""
+    """Post one line of JSON. Chat services show its `text` field."""
     body = json.dumps(event).encode() + b"\n"
     headers = {"Content-Type": "application/json", "User-Agent": "llmtrain-guard"}
-    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=POST_SEC) as answer:
-        answer.read(2**12)
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=POST_TIMEOUT_SEC) as response:
+        response.read(2**12)
 
 
 def reason(problem: Exception) -> str:
-    """Without the address, which may be a password."""
+    """The reason without the URL, which may contain a token."""
     if not isinstance(problem, OSError):
         return type(problem).__name__
     code = getattr(problem, "code", None)
@@ -177,56 +176,57 @@ def reason(problem: Exception) -> str:
 
 
 def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
-    """How a run has ended, told from its pods. None while it goes on, or is being removed by somebody."""
+    """How a run ended, derived from its pods. None while it runs or is being deleted."""
     staying = [pod for pod in _newest(pods) if "deletionTimestamp" not in pod["metadata"]]
     codes = {pod["metadata"]["name"]: _code(pod) for pod in staying}
     mistakes = [code for code in codes.values() if code in NO_RESTART_CODES]
-    if mistakes:  # they end every kind of job at once
+    if mistakes:  # never retried, by any kind of job
         return End("failed", worst_code(mistakes))
-    if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_set([pod]) for pod in staying):
+    if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_stateful_set([pod]) for pod in staying):
         return End("finished", 0)
     if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
         return None
-    counted = [pod for pod in staying if _node(pod)[1] == "0"] if any(map(_is_elastic, staying)) else staying
-    if counted and all(_phase(pod) == "Succeeded" for pod in counted):
+    decisive = [pod for pod in staying if _replica(pod)[1] == "0"] if any(map(_is_elastic, staying)) else staying
+    if decisive and all(_phase(pod) == "Succeeded" for pod in decisive):
         return End("finished", 0)
     last = max((_ended_at(pod) for pod in staying), default="")
-    if not last or (now or server_now().timestamp()) - datetime.fromisoformat(last).timestamp() < GIVEN_UP_SEC:
+    if not last or (now or server_now().timestamp()) - datetime.fromisoformat(last).timestamp() < NO_RETRY_AFTER_SEC:
         return None
     return End("failed", worst_code(codes.values()))
 
 
 def _newest(pods: Iterable[Object]) -> list[Object]:
-    """Of each node."""
-    found: dict[tuple[str, str], Object] = {}
+    """The newest pod of each replica."""
+    newest: dict[tuple[str, str], Object] = {}
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
-        found[_node(pod)] = pod
-    return list(found.values())
+        newest[_replica(pod)] = pod
+    return list(newest.values())
 
 
-def _node(pod: Object) -> tuple[str, str]:
-    """What tells the nodes of a run apart: its role, and its number."""
+def _replica(pod: Object) -> tuple[str, str]:
+    """(role, index) of the pod."""
     labels = pod["metadata"].get("labels") or {}
-    number = next((labels[label] for label in INDEX_LABELS if label in labels), pod["metadata"]["name"])
-    return labels.get(ROLE_LABEL, ""), number
+    index = next((labels[label] for label in INDEX_LABELS if label in labels), pod["metadata"]["name"])
+    return labels.get(ROLE_LABEL, ""), index
 
 
 def _phase(pod: Object) -> str:
     return str((pod.get("status") or {}).get("phase", ""))
 
 
-def _ends(pod: Object) -> list[Object]:
+def _terminated(pod: Object) -> list[Object]:
+    """The `terminated` states of its containers."""
     status = pod.get("status") or {}
     rows = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     ended = [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
-    if _is_set([pod]):  # its container exits once, and waits after a restart
+    if _is_stateful_set([pod]):  # its container exits once, and waits after a restart
         last = [(row.get("lastState") or {}).get("terminated") or {} for row in rows]
         ended += [each for each in last if each.get("exitCode") in FOR_GOOD]
     return ended
 
 
 def _code(pod: Object) -> int | None:
-    codes = [end.get("exitCode") or 0 for end in _ends(pod)]
+    codes = [state.get("exitCode") or 0 for state in _terminated(pod)]
     if (EXIT_CODES, "pytorchjob") in _variables(pod):
         codes = [from_pytorchjob_code(code) for code in codes]
     return worst_code(codes)
@@ -242,42 +242,42 @@ def _containers(pod: Object) -> list[Object]:
 
 
 def _is_elastic(pod: Object) -> bool:
-    """Its command says `--nodes 1:2`: the job has ended when node 0 has (successPolicy)."""
+    """Whether its command has `--nodes MIN:MAX`: such a job succeeds when pod 0 does (successPolicy)."""
     words = [word for container in _containers(pod) for word in container.get("command") or []]
     return any(re.fullmatch(r"(--nnodes=)?\d+:\d+", word) for word in words)
 
 
 def _ended_at(pod: Object) -> str:
-    """When its containers ended; where no time is known (none was started, or the machine was lost), when the pod last
-    changed, or was made."""
+    """When its containers terminated. If unknown (never started, or the node was lost), the time of the last condition
+    change, else of creation."""
     changes = [str(row.get("lastTransitionTime") or "") for row in (pod.get("status") or {}).get("conditions") or []]
-    ended = max((str(end.get("finishedAt") or "") for end in _ends(pod)), default="")
+    ended = max((str(state.get("finishedAt") or "") for state in _terminated(pod)), default="")
     return ended or max(changes, default="") or str(pod["metadata"]["creationTimestamp"])
 
 
-def _is_set(pods: Iterable[Object]) -> bool:
+def _is_stateful_set(pods: Iterable[Object]) -> bool:
     return any(
         owner.get("kind") == "StatefulSet" for pod in pods for owner in pod["metadata"].get("ownerReferences") or []
     )
 
 
-def watch(guard: Guard, every_sec: float, when_alive: Callable[[], None], is_told: Callable[[float], bool]) -> None:
-    """Look again and again; `is_told` waits so long, and says whether to end. A cluster that does not answer is asked
-    again. `when_alive` is called each time, once the first look has succeeded."""
-    is_away, is_first = False, True
+def watch(guard: Guard, poll_sec: float, on_alive: Callable[[], None], wait_for_stop: Callable[[float], bool]) -> None:
+    """Check every `poll_sec` seconds until `wait_for_stop` returns True. An unreachable cluster is retried. `on_alive`
+    is called after each check, once one has succeeded."""
+    has_failed, has_succeeded = False, False
     while True:
         try:
-            guard.look()
+            guard.check()
         except LlmtrainError as problem:
-            if not is_away:
-                warn("GUARD", f"{problem} Trying again.")
-            is_away = True
+            if not has_failed:
+                warn("GUARD", f"{problem} Retrying.")
+            has_failed = True
         else:
-            if is_away:
-                log("GUARD", "the cluster answers again")
-            is_away = False
-            is_first = False
-        if not is_first:
-            when_alive()
-        if is_told(every_sec):
+            if has_failed:
+                log("GUARD", "the cluster is reachable again")
+            has_failed = False
+            has_succeeded = True
+        if has_succeeded:
+            on_alive()
+        if wait_for_stop(poll_sec):
             return

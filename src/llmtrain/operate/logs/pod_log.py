@@ -1,7 +1,7 @@
-"""Logs of pods as they come: each line once and in order, over broken connections, restarts and replaced pods.
+"""Following pod logs: each line once and in order, across broken connections, restarts and replaced pods.
 
-The cluster puts a time before each line when it is asked to. That time is where to go on after a connection broke:
-`since` counts in whole seconds, so lines come again, and those up to the last time are left out.
+Lines are requested with timestamps, which is where reading resumes after a broken connection. `sinceSeconds` has a
+resolution of one second, so some lines are received twice; those up to the last timestamp are skipped.
 """
 
 import queue
@@ -17,69 +17,69 @@ from llmtrain.launch.record import Record
 from llmtrain.operate.status.pods import by_index, container_state, current_container
 
 RETRY_SEC = 1.0
-LONGEST_RETRY_SEC = 15.0
-AWAY_LIMIT_SEC = 600.0  # that a cluster may be silent before we give up following
-FAILURES_TOLD = 3  # in a row: an API server that restarts is told elsewhere
-DRAIN_SEC = 5.0  # for what was said last and is still on its way
-WAIT_FOR_OLDER_SEC = 5.0  # an older pod whose machine is lost must not hold up the one that replaces it
+MAX_RETRY_SEC = 15.0
+UNREACHABLE_LIMIT_SEC = 600.0  # following ends if the cluster is unreachable for longer
+REPORTED_FAILURES = 3  # consecutive failures before one is reported: a restarting API server is reported elsewhere
+DRAIN_SEC = 5.0  # time for the last lines to arrive
+WAIT_FOR_OLDER_SEC = 5.0  # an older pod on a lost node must not delay its replacement
 
 
 @dataclass(frozen=True)
 class LogLine:
     index: int
-    """Of the node."""
+    """Node rank."""
     time: str
-    """When it was written, as the machine of the pod has it."""
+    """When it was written, by the clock of the pod's node."""
     text: str
     pod: str | None = None
-    """None: read from the runs volume, where the pods are gone."""
+    """None if the line was read from the runs volume."""
     rank: int | None = None
-    """Of the process, where the log is its own."""
+    """Rank of the process, if it has its own log file."""
 
 
 def split_time(line: str) -> tuple[str, str]:
-    """(time, line). A line that has none keeps its text whole."""
+    """(timestamp, rest of the line). A line without timestamp is returned whole."""
     stamp, space, text = line.partition(" ")
     is_time = len(stamp) >= 20 and stamp[4:5] == "-" and stamp[10:11] == "T"
     return (_sortable(stamp), text) if is_time and (space or not text) else ("", line)
 
 
 def _sortable(stamp: str) -> str:
-    """Times as text in one length, so that they sort: trailing zeros of the fraction are left out by the cluster."""
+    """The timestamp padded to nine decimals so that it sorts as text: Kubernetes omits trailing zeros."""
     whole, _, fraction = stamp.removesuffix("Z").partition(".")
     return f"{whole}.{fraction.ljust(9, '0')}Z"
 
 
 class PodLogs:
-    """Follows the logs of a run's pods, each in a thread. `update` tells it of the pods there are."""
+    """Follows the logs of a run's pods, one thread per pod. `update` sets the current pods."""
 
     def __init__(self, cluster: Cluster, record: Record, index: int | None = None, tail: int | None = None) -> None:
-        """`index`: of one node only. `tail`: begin so many lines before the end, of the newest pods."""
+        """`index`: only the pod with this node rank. `tail`: start this many lines before the end, newest pods only."""
         self._cluster, self._record, self._index, self._tail = cluster, record, index, tail
         self._lines: queue.Queue[LogLine] = queue.Queue()
         self._threads: dict[str, _PodThread] = {}
-        self._passed_over: set[str] = set()
+        self._skipped: set[str] = set()
         self._has_more = False
         self._is_closed = threading.Event()
 
     def update(self, pods: Iterable[Object]) -> None:
-        found = {i: own for i, own in by_index(self._record, pods).items() if self._index in (None, i)}
-        if self._tail is not None:  # only the end was asked for
-            self._passed_over |= {pod["metadata"]["uid"] for own in found.values() for pod in own[:-1]}
-        known = self._passed_over.union(self._threads)
+        pods_of = {i: own for i, own in by_index(self._record, pods).items() if self._index in (None, i)}
+        if self._tail is not None:  # replaced pods are not shown
+            self._skipped |= {pod["metadata"]["uid"] for own in pods_of.values() for pod in own[:-1]}
+        known = self._skipped.union(self._threads)
         self._has_more = False
-        for index, own in found.items():
-            for place, pod in enumerate(own):
+        for index, own in pods_of.items():
+            for position, pod in enumerate(own):
                 if pod["metadata"]["uid"] in known or not _has_started(pod, self._record.workload.container):
                     continue
-                if self._may_start(own[:place]):
+                if self._can_start(own[:position]):
                     self._start(index, pod)
                 else:
                     self._has_more = True
-        self._tail = None if self._threads else self._tail  # a pod that comes later is read from its beginning
+        self._tail = None if self._threads else self._tail  # later pods are read from the beginning
 
-    def _may_start(self, older: list[Object]) -> bool:
-        """After the pods it replaces have been read to their end, or cannot be."""
+    def _can_start(self, older: list[Object]) -> bool:
+        """Whether the pods it replaces have been read completely, or cannot be."""
         threads = [self._threads.get(pod["metadata"]["uid"]) for pod in older]
         return all(
             thread is None or thread.is_done or time.monotonic() - thread.last_line_at > WAIT_FOR_OLDER_SEC
@@ -92,7 +92,7 @@ class PodLogs:
         thread.start()
 
     def lines(self, wait_sec: float = 0.0) -> Iterator[LogLine]:
-        """Lines that have come; waits so long for the first one."""
+        """Lines received so far; waits up to `wait_sec` for the first one."""
         try:
             yield self._lines.get(timeout=wait_sec) if wait_sec else self._lines.get_nowait()
             while True:
@@ -102,21 +102,21 @@ class PodLogs:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that can be read was read and taken."""
+        """Whether all available lines have been read and consumed."""
         return not self._has_more and self._lines.empty() and all(thread.is_done for thread in self._threads.values())
 
     @property
     def is_forbidden(self) -> bool:
-        """Whether we have no right to what was asked for."""
+        """Whether reading a log was refused (RBAC)."""
         return any(thread.is_forbidden for thread in self._threads.values())
 
     def close(self) -> None:
-        """Threads end with the next line they get; they hold up nothing meanwhile."""
+        """Ask the threads to end. Each ends with its next line; as daemons they do not block the exit."""
         self._is_closed.set()
 
 
 class _PodThread(threading.Thread):
-    """Follows one pod: its container, and those that are started in its place."""
+    """Follows the log of one pod across restarts of its container."""
 
     def __init__(
         self,
@@ -143,34 +143,34 @@ class _PodThread(threading.Thread):
             self._read(previous=True)
         while True:
             state, _, now = self._state()
-            if now > restarts:  # what its container said last, while nobody listened
+            if now > restarts:  # the last lines of the previous container
                 restarts = now
                 self._read(previous=True)
-            was_over = "terminated" in state and self._is_over()
-            if (self._read() and was_over) or self.is_forbidden or not self._is_still_there():
+            has_ended = "terminated" in state and self._has_ended()
+            if (self._read() and has_ended) or self.is_forbidden or not self._refresh():
                 break
         self.is_done = True
 
-    def _is_still_there(self) -> bool:
-        """Looks again, a little later. A pod of the same name may have taken its place: that one's log is not ours."""
+    def _refresh(self) -> bool:
+        """Wait, then read the pod again. False if it is gone or another pod has its name."""
         meta = self._pod["metadata"]
-        while not self._is_closed.wait(min(RETRY_SEC * 2 ** max(0, self._failures - 1), LONGEST_RETRY_SEC)):
+        while not self._is_closed.wait(min(RETRY_SEC * 2 ** max(0, self._failures - 1), MAX_RETRY_SEC)):
             with suppress(ClusterError):
-                found = self._cluster.get("v1", "Pod", meta["name"], self._record.namespace)
-                self._pod = found or self._pod
-                return found is not None and found["metadata"]["uid"] == meta["uid"]
+                pod = self._cluster.get("v1", "Pod", meta["name"], self._record.namespace)
+                self._pod = pod or self._pod
+                return pod is not None and pod["metadata"]["uid"] == meta["uid"]
         return False
 
     def _state(self) -> tuple[Object, Object, int]:
         return container_state(self._pod, self._record.workload.container)
 
-    def _is_over(self) -> bool:
-        """Whether no container will be started in this pod any more."""
+    def _has_ended(self) -> bool:
+        """Whether no more containers will start in this pod."""
         return (self._pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
     def _read(self, previous: bool = False) -> bool:
-        """All there is, and what comes as long as the connection holds. False where it broke."""
-        last, told, again = self._last_time, self._count_at_last, 0
+        """Read the log, following it unless `previous`. False if the connection broke."""
+        last, known, repeated = self._last_time, self._count_at_last, 0
         try:
             for line in self._cluster.log(
                 self._pod["metadata"]["name"],
@@ -188,21 +188,22 @@ class _PodThread(threading.Thread):
                     return True
                 self._failures = 0
                 stamp, text = split_time(line)
-                again += bool(stamp) and stamp == last  # lines of the very same time: as many as were told already
-                if not stamp or stamp > last or (stamp == last and again > told):
-                    self._tell(stamp, text)
+                # Of lines with the last timestamp, skip as many as were received before.
+                repeated += bool(stamp) and stamp == last
+                if not stamp or stamp > last or (stamp == last and repeated > known):
+                    self._put(stamp, text)
         except ClusterError as problem:
             self._failures += 1
-            if self._failures == FAILURES_TOLD:
-                self._tell("", f"[K8S] {problem.what.rstrip('.')}. Trying again.")
+            if self._failures == REPORTED_FAILURES:
+                self._put("", f"[K8S] {problem.what.rstrip('.')}. Retrying.")
             return False
         except UsageError as refused:
             self.is_forbidden = True
-            self._tell("", f"[K8S] {refused.what}")
+            self._put("", f"[K8S] {refused.what}")
             return True
         return True
 
-    def _tell(self, stamp: str, text: str) -> None:
+    def _put(self, stamp: str, text: str) -> None:
         if stamp:
             self._count_at_last = self._count_at_last + 1 if stamp == self._last_time else 1
             self._last_time = stamp

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
-from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
+from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.kubernetes.server_clock import server_now
@@ -56,7 +56,7 @@ class ContainerExit:
     @property
     def severity(self) -> tuple[int, str]:
         """What cannot come from another's ending first."""
-        return (0 if self.code in NO_RESTART_CODES else 2 if self.code == TOLD else 1), self.at
+        return (0 if self.code in NO_RESTART_CODES else 2 if self.code == INTERRUPTED else 1), self.at
 
     @cached_property
     def report(self) -> ExitReport | None:

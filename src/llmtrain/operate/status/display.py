@@ -1,4 +1,4 @@
-"""What `follow` shows: a live view in a terminal, plain lines anywhere else."""
+"""Output while a run is watched: a live view in a terminal, plain lines elsewhere."""
 
 import time
 from collections import deque
@@ -14,26 +14,26 @@ from llmtrain.terminal import say
 if TYPE_CHECKING:
     from rich.live import Live
 
-DRAW_SEC = 0.1
-MANY = 4  # more pods that changed in the same way are told in one line
+MIN_REDRAW_SEC = 0.1
+MAX_POD_LINES = 4  # if more pods change in the same way, they share one line
 
 
 class Display(Protocol):
     def __enter__(self) -> "Display": ...
     def __exit__(self, *problem: object) -> None: ...
     def line(self, text: str) -> None:
-        """A line of rank 0's log."""
+        """Show a log line of rank 0."""
 
     def note(self, text: str) -> None:
-        """Something that we did ourselves."""
+        """Show an action of the watcher itself."""
 
     def status(self, status: RunStatus) -> None: ...
-    def away(self, problem: ClusterError | None) -> None:
-        """The cluster does not answer, or (None) answers again."""
+    def connection(self, problem: ClusterError | None) -> None:
+        """Show that the cluster is unreachable, or (None) reachable again."""
 
 
 class PlainLines:
-    """Each change once, as `[K8S] ...`, between the lines of rank 0."""
+    """Prints each change once, as `[K8S] ...`, between the log lines of rank 0."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -50,55 +50,49 @@ class PlainLines:
         say(text, self._out)
 
     def status(self, status: RunStatus) -> None:
-        self._tell_pods(status.pods)
+        self._print_pods(status.pods)
         if self._state is None or self._state[0] != status.state:
             why = f": {status.why_short}" if status.why_short and status.state != "running" else ""
-            where = f" ({status.kind} in namespace {status.namespace})" if self._state is None else ""
-            self._say(f"run {status.run_id}{where} is {status.state}{why}")
+            job = f" ({status.kind} in namespace {status.namespace})" if self._state is None else ""
+            self.note(f"run {status.run_id}{job} is {status.state}{why}")
         elif status.why_short and self._state[1] != status.why_short and not status.pods:
-            self._say(status.why_short)  # of pods there are lines already
+            self.note(status.why_short)  # with pods, their own lines say why
         self._state = status.state, status.why_short
 
-    def away(self, problem: ClusterError | None) -> None:
-        if problem is None:
-            self._say("the cluster answers again")
-        else:
-            self._say(_away_text(problem))
+    def connection(self, problem: ClusterError | None) -> None:
+        self.note("the cluster is reachable again" if problem is None else _connection_text(problem))
 
     def note(self, text: str) -> None:
-        self._say(text)
+        say(f"[K8S] {text}", self._out)
 
-    def _tell_pods(self, pods: Iterable[PodStatus]) -> None:
+    def _print_pods(self, pods: Iterable[PodStatus]) -> None:
         changed: dict[str, list[PodStatus]] = {}
         for pod in pods:
             if pod.phase == "Running" and pod.exit_code is not None:
-                continue  # in a moment it has failed, or runs again: that is told
+                continue  # about to fail or restart, which gets its own line
             key = _pod_key(pod)
             if self._pods.get(pod.name) != key:
                 changed.setdefault(key.partition("|")[0], []).append(pod)
             self._pods[pod.name] = key
         for text, same in changed.items():
-            if len(same) > MANY:
-                self._say(f"{count(len(same), 'pod')} (node {same[0].index} to {same[-1].index}): {text}")
+            if len(same) > MAX_POD_LINES:
+                self.note(f"{count(len(same), 'pod')} ({same[0].index} to {same[-1].index}): {text}")
                 continue
             for pod in same:
-                again = f", started again after exit code {pod.last_exit_code}" if _was_restarted(pod) else ""
-                self._say(f"node {pod.index}, pod {pod.name}: {pod_text(pod)}{again}")
-
-    def _say(self, text: str) -> None:
-        say(f"[K8S] {text}", self._out)
+                restarted = f", restarted after exit code {pod.last_exit_code}" if _was_restarted(pod) else ""
+                self.note(f"pod {pod.index} ({pod.name}): {pod_text(pod)}{restarted}")
 
 
-def _away_text(problem: ClusterError) -> str:
-    return f"{problem.what.rstrip('.')}. The run goes on without us; trying again."
+def _connection_text(problem: ClusterError) -> str:
+    return f"{problem.what.rstrip('.')}. The run is not affected; retrying."
 
 
 def _pod_key(pod: PodStatus) -> str:
-    """What of a pod is worth a line when it changes: the kubelet's back-off and its error are the same story."""
+    """A pod gets a new line when this changes. ErrImagePull and its back-off alternate and count as one."""
     reason = "ImagePull" if pod.reason in ("ErrImagePull", "ImagePullBackOff") else pod.reason
-    told = f" ({reason})" if reason and pod.phase != "Terminating" else ""
-    silent = ", machine silent" if pod.silent_sec is not None else ""
-    return f"{pod.phase}{told}{silent}|{pod.node}|{pod.restarts}"
+    reason_part = f" ({reason})" if reason and pod.phase != "Terminating" else ""
+    not_ready = ", node NotReady" if pod.silent_sec is not None else ""
+    return f"{pod.phase}{reason_part}{not_ready}|{pod.node}|{pod.restarts}"
 
 
 def _was_restarted(pod: PodStatus) -> bool:
@@ -106,7 +100,7 @@ def _was_restarted(pod: PodStatus) -> bool:
 
 
 class LiveView:
-    """A view that is drawn over and over in place, and stays when it is left."""
+    """A view that is redrawn in place and stays on the screen when it is closed."""
 
     def __init__(self, out: TextIO) -> None:
         from rich.console import Console
@@ -115,7 +109,7 @@ class LiveView:
         self._live: Live | None = None
         self._log: deque[str] = deque(maxlen=LOG_LINES)
         self._status: RunStatus | None = None
-        self._away: str | None = None
+        self._connection_problem: str | None = None
         self._drawn_at = 0.0
 
     def __enter__(self) -> "LiveView":
@@ -131,7 +125,7 @@ class LiveView:
 
     def line(self, text: str) -> None:
         self._log.append(text)
-        if time.monotonic() - self._drawn_at > DRAW_SEC:  # lines may come by the thousand
+        if time.monotonic() - self._drawn_at > MIN_REDRAW_SEC:  # there may be thousands of lines per second
             self._draw()
 
     def note(self, text: str) -> None:
@@ -141,13 +135,19 @@ class LiveView:
         self._status = status
         self._draw()
 
-    def away(self, problem: ClusterError | None) -> None:
-        self._away = None if problem is None else _away_text(problem)
+    def connection(self, problem: ClusterError | None) -> None:
+        self._connection_problem = None if problem is None else _connection_text(problem)
         self._draw()
 
     def _draw(self) -> None:
         if self._live is None or self._status is None:
             return
         self._drawn_at, size = time.monotonic(), self._console.size
-        view = run_view(self._status, list(self._log), height=size.height, width=size.width, away=self._away)
+        view = run_view(
+            self._status,
+            list(self._log),
+            height=size.height,
+            width=size.width,
+            connection_problem=self._connection_problem,
+        )
         self._live.update(view, refresh=True)

@@ -1,4 +1,4 @@
-"""Pods whose machine is lost, told from the pods themselves: not everybody may look at machines."""
+"""Pods on lost nodes, detected from the pods alone: reading nodes needs cluster-wide rights."""
 
 from dataclasses import dataclass
 
@@ -10,41 +10,49 @@ from llmtrain.launch.objects import is_overdue
 @dataclass(frozen=True)
 class LostPod:
     name: str
-    machine: str
+    node: str
     uid: str
-    """A pod of the same name may have taken its place by the time something is done about it."""
+    """Identifies this pod: a new pod of the same name may exist by the time it is removed."""
     since_sec: float
-    """For how long its machine has not answered."""
+    """How long its node has been NotReady, or its deletion overdue."""
+    is_overdue: bool = False
+    """It should have been deleted, but its node has not confirmed that."""
 
     @property
     def text(self) -> str:
-        return f"{self.machine} has not answered for {self.since_sec:.0f} s"
+        what = "has not confirmed its deletion" if self.is_overdue else "has been NotReady"
+        return f"{self.node} {what} for {self.since_sec:.0f} s"
 
 
 def lost_pod(pod: Object) -> LostPod | None:
-    """A pod whose machine does not answer, or that should be gone and is not."""
+    """The pod, if its node is NotReady or its deletion is overdue."""
     status = pod.get("status") or {}
-    is_given_up = status.get("reason") == NODE_LOST  # and was not removed: whoever did that was cut off half-way
-    if status.get("phase") in ("Succeeded", "Failed") and not is_given_up:
+    is_marked_lost = status.get("reason") == NODE_LOST  # a recovery was interrupted before it deleted the pod
+    if status.get("phase") in ("Succeeded", "Failed") and not is_marked_lost:
         return None
-    meta, silent = pod["metadata"], node_is_not_ready(pod)
-    if silent is None and not is_overdue(pod) and not is_given_up:
+    meta, not_ready = pod["metadata"], node_not_ready_condition(pod)
+    if not_ready is None and not is_overdue(pod) and not is_marked_lost:
         return None
-    since = meta.get("deletionTimestamp") if silent is None else silent.get("lastTransitionTime")
-    machine = pod["spec"].get("nodeName") or "its machine"
-    return LostPod(meta["name"], machine, str(meta.get("uid", "")), seconds_since(since) if since else 0.0)
+    since = meta.get("deletionTimestamp") if not_ready is None else not_ready.get("lastTransitionTime")
+    return LostPod(
+        name=meta["name"],
+        node=pod["spec"].get("nodeName") or "its node",
+        uid=str(meta.get("uid", "")),
+        since_sec=seconds_since(since) if since else 0.0,
+        is_overdue=not_ready is None,
+    )
 
 
-def node_is_not_ready(pod: Object) -> Object | None:
-    """The condition that says so. Our pods have no probes, so one whose containers are ready and who is not was marked
-    so for its machine."""
+def node_not_ready_condition(pod: Object) -> Object | None:
+    """The pod's Ready=False condition if it is caused by its node. Our pods have no probes, so a pod that is not ready
+    while its containers are was marked by the node controller."""
     ready = find_condition(pod, "Ready", "False")
     if ready is None or ready.get("reason") == "ReadinessGatesNotReady":
         return None
-    is_marked = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
-    return ready if is_marked else None
+    is_by_node = ready.get("reason") == "NodeNotReady" or find_condition(pod, "ContainersReady") is not None
+    return ready if is_by_node else None
 
 
 def find_condition(pod: Object, kind: str, status: str = "True") -> Object | None:
-    rows = (pod.get("status") or {}).get("conditions") or []
-    return next((row for row in rows if row["type"] == kind and row.get("status") == status), None)
+    conditions = (pod.get("status") or {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] == kind and each.get("status") == status), None)

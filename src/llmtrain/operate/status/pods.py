@@ -1,4 +1,4 @@
-"""A run's pods: which node each one is, and how it does, in one word and a reason."""
+"""The pods of a run: node rank, phase and reason of each."""
 
 import re
 from collections import defaultdict
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
-from llmtrain.distributed.worker_exit import NO_RESTART_CODES, TOLD
+from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.objects import is_overdue
@@ -20,38 +20,37 @@ INDEX_LABELS = (
     "training.kubeflow.org/replica-index",
 )
 ROLE_LABEL = "training.kubeflow.org/replica-type"
-_ON_THE_WAY = ("ContainerCreating", "PodInitializing")
+_STARTING_REASONS = ("ContainerCreating", "PodInitializing")
 
 
 @dataclass(frozen=True)
 class PodStatus:
     name: str
     index: int
-    """Which node of the run it is."""
+    """Its node rank."""
     ranks: str
-    """Of its processes, as `4-7`."""
+    """Ranks of its processes, such as `4-7`."""
     phase: str
     """Pending, Running, Succeeded, Failed, Unknown or Terminating."""
     reason: str | None
-    """Why it is not running, in the cluster's word: ImagePullBackOff, Unschedulable, OOMKilled, ..."""
+    """Why it is not running, as Kubernetes names it: ImagePullBackOff, Unschedulable, OOMKilled, ..."""
     message: str | None
-    """The cluster's sentence to it."""
+    """Kubernetes' message for the reason."""
     node: str | None
-    """The machine."""
     restarts: int
-    """Of its container, and pods before it that it replaces."""
+    """Container restarts, plus the pods that this one replaced."""
     exit_code: int | None
-    """What its container ended with; None while it runs."""
+    """Exit code of its container; None while it runs."""
     last_exit_code: int | None
-    """What it ended with before it was started again, or what the pod before it ended with."""
+    """Exit code before the last restart, or of the pod that this one replaced."""
     has_run: bool
-    """Whether its container was ever started."""
+    """Whether its container has ever started."""
     final_code: int | None = None
-    """Exit code for good of a StatefulSet pod, which exits once and then waits to be removed."""
+    """Final exit code of a StatefulSet pod, which exits once and then waits to be deleted."""
     is_overdue: bool = False
-    """It should be gone, but its machine does not say so: lost, most likely."""
+    """Its deletion is overdue, most likely because its node is lost."""
     silent_sec: float | None = None
-    """For how long its machine has not answered; None while it does."""
+    """How long its node has been NotReady, or its deletion overdue; None otherwise."""
     cpu: str | None = None
     memory: str | None = None
 
@@ -64,13 +63,13 @@ class PodStatus:
 
 
 def node_index(record: Record, pod: Object) -> int | None:
-    """Which node of its run a pod is; None for a pod that is none, such as a reader of the volume."""
+    """Node rank of a pod; None for a pod that is not part of the run, such as a reader pod."""
     labels = pod["metadata"].get("labels") or {}
-    given = _index_label(pod)
-    if given is not None:
-        # Beside a Master, which is node 0, workers are numbered from 0 again.
-        has_master_before = record.config.launch.pytorch_master and labels.get(ROLE_LABEL) == "worker"
-        return int(given) + has_master_before if re.fullmatch("[0-9]{1,9}", given) else None
+    label = _index_label(pod)
+    if label is not None:
+        # A PyTorchJob numbers its Workers from 0; with a Master, which has node rank 0, their node ranks start at 1.
+        is_after_master = record.config.launch.pytorch_master and labels.get(ROLE_LABEL) == "worker"
+        return int(label) + is_after_master if re.fullmatch("[0-9]{1,9}", label) else None
     if record.config.launch.kind == "stateful_set":  # before Kubernetes 1.28
         ordinal = re.fullmatch(rf"{re.escape(record.run_id)}-(\d{{1,9}})", pod["metadata"]["name"])
         return int(ordinal[1]) if ordinal else None
@@ -82,30 +81,30 @@ def _index_label(pod: Object) -> str | None:
     return next((str(labels[label]) for label in INDEX_LABELS if label in labels), None)
 
 
-def strange_pods(record: Record, pods: Iterable[Object]) -> str | None:
-    """What to say of pods that carry the label of the run, but no number that says which node they are."""
+def unindexed_pods_warning(record: Record, pods: Iterable[Object]) -> str | None:
+    """A warning about pods whose index label is not a number; None if there are none."""
     names = [pod["metadata"]["name"] for pod in pods if _index_label(pod) and node_index(record, pod) is None]
     more = ", ..." if len(names) > 3 else ""
     return f"Pods whose index label is not a number: {', '.join(names[:3])}{more}." if names else None
 
 
 def by_index(record: Record, pods: Iterable[Object]) -> dict[int, list[Object]]:
-    """Node -> its pods, oldest first: those that failed stay beside the ones that replace them."""
-    found: dict[int, list[Object]] = defaultdict(list)
+    """Node rank -> its pods, oldest first: failed pods stay beside their replacements."""
+    pods_of: dict[int, list[Object]] = defaultdict(list)
     for pod in pods:
         index = node_index(record, pod)
-        # A StatefulSet that was scaled up has pods that are no part of the run: they wait.
+        # A StatefulSet that was scaled up has extra pods, which are not part of the run.
         if index is not None and index < record.config.launch.node_range[1]:
-            found[index].append(pod)
-    for own in found.values():
+            pods_of[index].append(pod)
+    for own in pods_of.values():
         own.sort(key=lambda pod: (pod["metadata"]["creationTimestamp"], not _has_ended(pod)))
-    return dict(sorted(found.items()))
+    return dict(sorted(pods_of.items()))
 
 
 def pod_statuses(
     record: Record, pods: Iterable[Object], usage: dict[str, dict[str, dict[str, str]]] | None = None
 ) -> list[PodStatus]:
-    """One for each node, by its newest pod."""
+    """One status per node rank, of its newest pod."""
     return [_pod_status(record, index, own, usage or {}) for index, own in by_index(record, pods).items()]
 
 
@@ -120,7 +119,7 @@ def _pod_status(
     reason, message = _reason(pod, state)
     count = record.config.launch.processes_per_node
     first = index * count
-    used = usage.get(name, {}).get(record.workload.container, {})
+    used_resources = usage.get(name, {}).get(record.workload.container, {})
     return PodStatus(
         name=name,
         index=index,
@@ -136,29 +135,29 @@ def _pod_status(
         final_code=final,
         is_overdue=is_overdue(pod),
         silent_sec=round(lost.since_sec, 1) if (lost := lost_pod(pod)) else None,
-        cpu=used.get("cpu"),
-        memory=used.get("memory"),
+        cpu=used_resources.get("cpu"),
+        memory=used_resources.get("memory"),
     )
 
 
 def container_state(pod: Object, container: str) -> tuple[Object, Object, int]:
-    """(state, last state, restarts) of what the pod is at."""
+    """(state, last state, restarts) of the current container."""
     row = current_container(pod, container)
     return row.get("state") or {}, row.get("lastState") or {}, row.get("restartCount", 0)
 
 
 def current_container(pod: Object, container: str) -> Object:
-    """The status of the container; of an init container where the pod does not come past it."""
+    """The status of the container, or of an init container that waits or has failed."""
     status = pod.get("status") or {}
     for row in status.get("initContainerStatuses") or []:
         state = row.get("state") or {}
-        if _waits(state) or state.get("terminated", {}).get("exitCode"):
+        if _is_waiting(state) or state.get("terminated", {}).get("exitCode"):
             return dict(row)
     return next((dict(row) for row in status.get("containerStatuses") or [] if row["name"] == container), {})
 
 
-def _waits(state: Object) -> bool:
-    return "waiting" in state and state["waiting"].get("reason") not in _ON_THE_WAY
+def _is_waiting(state: Object) -> bool:
+    return "waiting" in state and state["waiting"].get("reason") not in _STARTING_REASONS
 
 
 def _has_ended(pod: Object) -> bool:
@@ -181,28 +180,28 @@ def final_code(record: Record, pod: Object) -> int | None:
 
 
 def our_code(record: Record, code: int) -> int:
-    """Exit codes as the contract has them: under a PyTorchJob, `llmtrain node` adds 128 to those worth a retry."""
+    """The exit code of our contract: under a PyTorchJob, `llmtrain node` adds 128 to codes that should be retried."""
     is_translated = record.config.launch.kind == "pytorch_job" and record.work.launcher == "llmtrain"
     return from_pytorchjob_code(code) if is_translated else code
 
 
 def worst_code(codes: Iterable[int | None]) -> int | None:
-    """What stands for all: 64 or 65 over a crash over 75 over 0."""
+    """The code that represents all: 64 or 65 before a crash before 75 before 0."""
 
     def severity(code: int) -> int:
-        return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == TOLD else 1
+        return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == INTERRUPTED else 1
 
     return min((code for code in codes if code is not None), key=severity, default=None)
 
 
 def _reason(pod: Object, state: Object) -> tuple[str | None, str | None]:
-    """Why a pod is not running, and the sentence to it; nothing where it runs, ended well, or is just on its way."""
+    """(reason, message) why a pod is not running; (None, None) if it runs, succeeded or is starting."""
     status = pod.get("status") or {}
     if waiting := state.get("waiting"):
         reason = waiting.get("reason")
-        return (None, None) if reason in _ON_THE_WAY else (reason, waiting.get("message"))
+        return (None, None) if reason in _STARTING_REASONS else (reason, waiting.get("message"))
     if ended := state.get("terminated"):
-        if status.get("reason"):  # Evicted, DeadlineExceeded: of the pod, not of the container
+        if status.get("reason"):  # Evicted and DeadlineExceeded are reasons of the pod, not of the container
             return status["reason"], status.get("message")
         return (ended.get("reason"), ended.get("message")) if ended.get("exitCode") else (None, None)
     for condition in status.get("conditions") or []:

@@ -1,13 +1,13 @@
-"""The scheduler's sentence, taken apart: `0/3 nodes are available: 2 Insufficient cpu, 1 node(s) had untolerated taint
+"""Parsing the scheduler's message: `0/3 nodes are available: 2 Insufficient cpu, 1 node(s) had untolerated taint
 {key: value}. preemption: ...`."""
 
 import re
 from dataclasses import dataclass
 
 _HEAD = re.compile(r"^0/(\d+) nodes are available: (.*)")
-_ROW = re.compile(r"(\d+) ([^,]+(?:\{[^}]*\})?[^,]*)")
-_SHORT = re.compile(r"Insufficient (\S+)")
-# Why a machine does not fit, and the field of the config that has to do with it.
+_REASON = re.compile(r"(\d+) ([^,]+(?:\{[^}]*\})?[^,]*)")
+_INSUFFICIENT = re.compile(r"Insufficient (\S+)")
+# Part of the reason why a node does not fit -> the config field behind it.
 _FIELDS = (
     ("untolerated taint", "launch.tolerations"),
     ("node affinity/selector", "launch.node_selector and launch.affinity"),
@@ -18,28 +18,30 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class NoRoom:
-    machines: int
-    rows: tuple[tuple[int, str], ...]
-    """(How many machines, why not there)."""
+class Unschedulable:
+    nodes: int
+    reasons: tuple[tuple[int, str], ...]
+    """(Number of nodes, why they do not fit)."""
 
     @property
-    def short(self) -> dict[str, int]:
-        """Resource -> machines that have too little of it left."""
-        found = ((count, _SHORT.match(why)) for count, why in self.rows)
-        return {match[1]: count for count, match in found if match}
+    def insufficient(self) -> dict[str, int]:
+        """Resource -> number of nodes that have too little of it."""
+        matches = ((count, _INSUFFICIENT.match(reason)) for count, reason in self.reasons)
+        return {match[1]: count for count, match in matches if match}
 
     @property
     def fields(self) -> list[str]:
-        """Of the launch section, that keep machines out."""
-        texts = [why for _, why in self.rows]
-        return list(dict.fromkeys(field for word, field in _FIELDS if any(word in text for text in texts)))
+        """Fields of the launch section that exclude nodes."""
+        texts = [reason for _, reason in self.reasons]
+        return list(dict.fromkeys(field for part, field in _FIELDS if any(part in text for text in texts)))
 
 
-def read_no_room(message: str) -> NoRoom:
-    """A sentence of another form gives nothing but itself."""
+def parse_unschedulable(message: str) -> Unschedulable:
+    """Empty for a message of another form."""
     head = _HEAD.match(message)
     if not head:
-        return NoRoom(0, ())
+        return Unschedulable(0, ())
     reasons = re.split(r"\.? preemption: |\. no new claims", head[2], maxsplit=1)[0].rstrip(". ")
-    return NoRoom(int(head[1]), tuple((int(count), why.strip(". ")) for count, why in _ROW.findall(reasons)))
+    return Unschedulable(
+        int(head[1]), tuple((int(count), reason.strip(". ")) for count, reason in _REASON.findall(reasons))
+    )

@@ -1,4 +1,4 @@
-"""Launches that will not start by themselves: what is wrong, and what to do, in one message."""
+"""Launches that cannot start: the error with its remedy."""
 
 from llmtrain.errors import UsageError
 from llmtrain.kubernetes.api_errors import admission_error, one_line
@@ -11,15 +11,16 @@ from llmtrain.operate.status.state import message_text
 
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+_ACCESS_DENIED = ("unauthorized", "authorization", "denied", "forbidden", "401", "403")
 
 
 def never_started(cluster: Cluster, record: Record, status: RunStatus) -> UsageError | None:
-    """The error, where no pod has ever run and it is clear why. A pod that no machine has room for is none: a machine
-    may come. Where pods are refused, those that were let in wait for them in vain: that counts as not started too."""
+    """The error if no pod has ever run and the reason is permanent. An unschedulable pod is not an error: a node may
+    become free. If some pods are refused, the others wait for them, so the run counts as not started."""
     if status.state not in ("pending", "starting") or status.step is not None:
         return None
     if len(status.pods) < record.config.launch.node_range[0]:
-        return _refused(cluster, record)
+        return _refused_pods(cluster, record)
     for pod in status.pods if not any(pod.has_run for pod in status.pods) else ():
         if pod.reason in IMAGE_REASONS:
             return image_error(record, pod)
@@ -30,16 +31,15 @@ def never_started(cluster: Cluster, record: Record, status: RunStatus) -> UsageE
 
 def image_error(record: Record, pod: PodStatus) -> UsageError:
     launch = record.config.launch
-    said = pod.message or pod.reason or ""
+    message = pod.message or pod.reason or ""
     if pod.reason == "ErrImageNeverPull":
-        remedy = f"launch.image_pull_policy is {launch.image_pull_policy}: load the image into every machine first."
-    elif any(word in said.lower() for word in ("unauthorized", "authorization", "denied", "forbidden", "401", "403")):
-        remedy = "Is the name right? A private registry needs launch.image_pull_secrets."
+        remedy = f"Load the image into every node first: launch.image_pull_policy is {launch.image_pull_policy}."
+    elif any(word in message.lower() for word in _ACCESS_DENIED):
+        remedy = "Check the image name. A private registry needs launch.image_pull_secrets."
     else:
-        remedy = "Name one that the cluster can pull with --image; a private registry needs launch.image_pull_secrets."
+        remedy = "Pass an image the cluster can pull with --image. A private registry needs launch.image_pull_secrets."
     error = UsageError(
-        f"The image {launch.image} cannot be pulled for {pod.name}{f' on {pod.node}' if pod.node else ''}: "
-        f"{message_text(pod)}",
+        f"Cannot pull image {launch.image} for {pod.name}{f' on {pod.node}' if pod.node else ''}: {message_text(pod)}",
         remedy=remedy,
     )
     error.details["reason"] = pod.reason
@@ -47,26 +47,29 @@ def image_error(record: Record, pod: PodStatus) -> UsageError:
 
 
 def config_error(record: Record, pod: PodStatus, place: str) -> UsageError:
-    said = pod.message or pod.reason or ""
-    remedy = "Make it, or correct the launch section, then launch again."
+    message = pod.message or pod.reason or ""
+    remedy = "Create it or correct the launch section, then launch again."
     secret = record.config.launch.hf_token_secret.name
-    if "secret" in said and secret and secret in said:
-        remedy = f"Make it: llmtrain secret hf-token --from-env-file .env{place}. Or correct launch.hf_token_secret."
-    error = UsageError(f"The container of {pod.name} cannot be made: {one_line(said)}", remedy=remedy)
+    if "secret" in message and secret and secret in message:
+        remedy = f"Create it: llmtrain secret hf-token --from-env-file .env{place}. Or correct launch.hf_token_secret."
+    error = UsageError(f"Cannot create the container of {pod.name}: {one_line(message)}", remedy=remedy)
     error.details["reason"] = pod.reason
     return error
 
 
-def _refused(cluster: Cluster, record: Record) -> UsageError | None:
+def _refused_pods(cluster: Cluster, record: Record) -> UsageError | None:
     job = find_job(cluster, record)
     if job is None:
         return None
-    said = refusal(record, job, find_events(cluster, record.namespace, only_warnings=True))
-    if said is None:
-        return None
+    message = refusal(record, job, find_events(cluster, record.namespace, only_warnings=True))
+    return None if message is None else refusal_error(record, message)
+
+
+def refusal_error(record: Record, message: str) -> UsageError:
+    """The error for pods that the API server refuses to create; `message` is that of the FailedCreate event."""
     pods = f"pods of run {record.run_id}"
-    error = admission_error(pods, record.namespace, said, record.config.launch) or UsageError(
-        f"The cluster refuses to create {pods}: {one_line(said)}",
+    error = admission_error(pods, record.namespace, message, record.config.launch) or UsageError(
+        f"The cluster refuses to create {pods}: {one_line(message)}",
         remedy="Correct the launch section, then launch again.",
     )
     error.details["reason"] = "FailedCreate"

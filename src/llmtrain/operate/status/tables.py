@@ -1,15 +1,15 @@
-"""Runs and pods as plain text: a table of all runs, a page of one."""
+"""Runs and pods as plain text: a table of all runs, details of one run."""
 
 from collections.abc import Sequence
 
 from llmtrain.operate.status.run_status import RunStatus
-from llmtrain.operate.status.view import age_text, pod_rows, progress_words, shape_text
-from llmtrain.terminal import printable_line
+from llmtrain.operate.status.view import age_text, pod_rows, progress_texts, shape_text
+from llmtrain.terminal import format_columns, printable_line
 
 WHY_LENGTH = 70
 
 
-def runs_table(found: Sequence[RunStatus], *, with_namespace: bool) -> str:
+def runs_table(statuses: Sequence[RunStatus], *, with_namespace: bool) -> str:
     rows = [["run", "state", "kind", "pods", "step", "loss", "tok/s", "left", "restarts", "age", "why"]]
     rows += [
         [
@@ -25,50 +25,42 @@ def runs_table(found: Sequence[RunStatus], *, with_namespace: bool) -> str:
             age_text(status.age_sec),
             _short(printable_line(status.why_short or status.unseen or "")),
         ]
-        for status in found
+        for status in statuses
     ]
     if with_namespace:
-        names = ["namespace", *(status.namespace for status in found)]
+        names = ["namespace", *(status.namespace for status in statuses)]
         rows = [[name, *row] for name, row in zip(names, rows, strict=True)]
-    return _columns(rows)
+    return format_columns(rows)
 
 
 def run_text(status: RunStatus) -> str:
-    """One run, with its pods."""
-    what = "" if status.mode == "train" else f" ({status.mode})"
+    """One run with its pods."""
+    mode = "" if status.mode == "train" else f" ({status.mode})"
     lines = [
-        f"run        {status.run_id}{what}",
+        f"run        {status.run_id}{mode}",
         f"state      {status.state}{f': {printable_line(status.why_short)}' if status.why_short else ''}",
         f"job        {status.kind} in namespace {status.namespace}, {shape_text(status)}, world size "
         f"{status.world_size}",
         f"launched   {status.launched_at}, {age_text(status.age_sec)} ago",
     ]
     if _step(status) != "-":
-        lines.append(f"step       {', '.join([_step(status), *progress_words(status)])}")
+        lines.append(f"step       {', '.join([_step(status), *progress_texts(status)])}")
     if status.exit_code is not None:
         lines.append(f"exit code  {status.exit_code}")
     if status.restarts:
         lines.append(f"restarts   {status.restarts}")
     if status.unseen:
-        lines.append(f"not seen   {status.unseen}")
+        lines.append(f"warning    {status.unseen}")
     if status.pods:
-        lines += ["", _columns(pod_rows(status.pods))]
+        lines += ["", format_columns(pod_rows(status.pods))]
     return "\n".join(lines)
 
 
 def _step(status: RunStatus) -> str:
-    if status.step is None and (status.max_steps is None or status.has_ended):  # logs of ended runs are not read
+    if status.step is None and (status.max_steps is None or status.has_ended):  # the logs of ended runs are not read
         return "-"
     return f"{status.step if status.step is not None else '-'}/{status.max_steps or '-'}"
 
 
 def _short(text: str) -> str:
     return text if len(text) <= WHY_LENGTH else f"{text[: WHY_LENGTH - 1]}…"
-
-
-def _columns(rows: list[list[str]]) -> str:
-    rows = [[printable_line(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )

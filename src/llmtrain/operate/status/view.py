@@ -1,4 +1,4 @@
-"""A run as a person sees it in a terminal: rich's renderables, made anew from each status."""
+"""The live view of a run in a terminal: rich renderables built from a status."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LOG_LINES = 8
-_AROUND = 9  # lines of the view that are neither pods nor log
-_COLOURS = {
+_OTHER_LINES = 9  # lines of the view that are neither pods nor log
+_COLORS = {
     "running": "green",
     "finished": "green",
     "failed": "red",
@@ -26,21 +26,21 @@ _PHASES = {"Running": "green", "Succeeded": "green", "Failed": "red", "Pending":
 
 
 def run_view(
-    status: RunStatus, log: Sequence[str], *, height: int, width: int, away: str | None = None
+    status: RunStatus, log: Sequence[str], *, height: int, width: int, connection_problem: str | None = None
 ) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    room = max(2, height - _AROUND - min(len(log), LOG_LINES))
+    max_pods = max(2, height - _OTHER_LINES - min(len(log), LOG_LINES))
     parts: list[RenderableType] = [_header(status)]
-    if away:
-        parts.append(Text(printable_line(away), style="red", overflow="ellipsis", no_wrap=True))
+    if connection_problem:
+        parts.append(Text(printable_line(connection_problem), style="red", overflow="ellipsis", no_wrap=True))
     if status.why_short:
-        parts.append(Text(printable_line(status.why_short), style=_COLOURS.get(status.state, ""), overflow="fold"))
+        parts.append(Text(printable_line(status.why_short), style=_COLORS.get(status.state, ""), overflow="fold"))
     if status.step is not None or status.max_steps is not None:
         parts.append(_progress(status, width))
     if status.pods:
-        parts += [Text(), _pods(status.pods, room, width)]
+        parts += [Text(), _pods(status.pods, max_pods, width)]
     if log:
         parts.append(Text(f"log of rank 0 {'─' * max(0, width - 14)}", style="dim", no_wrap=True))
         parts += [Text(printable_line(line), overflow="ellipsis", no_wrap=True) for line in log[-LOG_LINES:]]
@@ -50,20 +50,20 @@ def run_view(
 def _header(status: RunStatus) -> "RenderableType":
     from rich.text import Text
 
-    words = Text(no_wrap=True, overflow="ellipsis")
-    words.append(status.run_id, style="bold")
-    words.append(f"  {status.state}", style=f"bold {_COLOURS.get(status.state, 'cyan')}")
-    words.append(f"  {status.kind}", style="dim")
-    words.append(f" in {status.namespace}, {shape_text(status)}, {age_text(status.age_sec)} old", style="dim")
+    header = Text(no_wrap=True, overflow="ellipsis")
+    header.append(status.run_id, style="bold")
+    header.append(f"  {status.state}", style=f"bold {_COLORS.get(status.state, 'cyan')}")
+    header.append(f"  {status.kind}", style="dim")
+    header.append(f" in {status.namespace}, {shape_text(status)}, {age_text(status.age_sec)} old", style="dim")
     if status.restarts:
-        words.append(f", {count(status.restarts, 'restart')}", style="yellow")
-    return words
+        header.append(f", {count(status.restarts, 'restart')}", style="yellow")
+    return header
 
 
 def shape_text(status: RunStatus) -> str:
-    """`2 nodes x 4 processes`."""
-    nodes = count(status.nodes, "node")
-    return f"{nodes} x {status.processes_per_node} processes" if status.processes_per_node > 1 else nodes
+    """`2 pods x 4 processes`"""
+    pods = count(status.nodes, "pod")
+    return f"{pods} x {status.processes_per_node} processes" if status.processes_per_node > 1 else pods
 
 
 def _progress(status: RunStatus, width: int) -> "RenderableType":
@@ -76,58 +76,59 @@ def _progress(status: RunStatus, width: int) -> "RenderableType":
     cells: list[Any] = [f"step {step if step is not None else '-'}/{total if total is not None else '-'}"]
     if total:
         cells.append(ProgressBar(total=total, completed=step or 0, width=max(10, min(40, width - 72))))
-    cells += [Text(printable_line(word)) for word in progress_words(status)]
+    cells += [Text(printable_line(text)) for text in progress_texts(status)]
     line.add_row(*cells)
     return line
 
 
-def progress_words(status: RunStatus) -> list[str]:
-    words = [f"loss {status.loss:.4f}"] if status.loss is not None else []
-    words += [f"val {status.val_loss:.4f}"] if status.val_loss is not None else []
-    words += [f"{status.tokens_per_second:,.0f} tok/s"] if status.tokens_per_second is not None else []
-    return words + ([f"{status.time_left} left"] if status.time_left else [])
+def progress_texts(status: RunStatus) -> list[str]:
+    texts = [f"loss {status.loss:.4f}"] if status.loss is not None else []
+    texts += [f"val {status.val_loss:.4f}"] if status.val_loss is not None else []
+    texts += [f"{status.tokens_per_second:,.0f} tok/s"] if status.tokens_per_second is not None else []
+    return texts + ([f"{status.time_left} left"] if status.time_left else [])
 
 
-def _pods(pods: list[PodStatus], room: int, width: int) -> "RenderableType":
+def _pods(pods: list[PodStatus], max_pods: int, width: int) -> "RenderableType":
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    shown = _worth_showing(pods, room)
+    shown = _most_relevant(pods, max_pods)
     rows = pod_rows(shown)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name in rows[0]:
         table.add_column(name, no_wrap=True, justify="right" if name in ("restarts", "cpu", "memory") else "left")
-    over = max(0, sum(widths) + 2 * len(widths) - width)  # the pods' names give way; they differ at their end
+    # Pod names are shortened from the left: they differ at the end.
+    over = max(0, sum(widths) + 2 * len(widths) - width)
     for pod, (rank, name, phase, *rest) in zip(shown, rows[1:], strict=True):
         short = name if len(name) <= widths[1] - over else f"…{name[over - widths[1] + 1 :]}"
         table.add_row(rank, Text(short), Text(phase, style=_PHASES.get(pod.phase, "")), *map(Text, rest))
-    left = [pod for pod in pods if pod not in shown]
-    return Group(table, Text(printable_line(f"others: {phase_counts(left)}"), style="dim")) if left else table
+    others = [pod for pod in pods if pod not in shown]
+    return Group(table, Text(printable_line(f"others: {phase_counts(others)}"), style="dim")) if others else table
 
 
 def pod_rows(pods: Sequence[PodStatus]) -> list[list[str]]:
-    """The table of pods: its head, then a row for each."""
+    """The table of pods: the header, then one row per pod."""
     has_usage = any(pod.cpu or pod.memory for pod in pods)
     rows = [["rank", "pod", "phase", "node", "restarts", *(("cpu", "memory") if has_usage else ())]]
     for pod in pods:
-        used = [cpu_text(pod.cpu), memory_text(pod.memory)] if has_usage else []
-        cells = [pod.ranks, pod.name, phase_text(pod), pod.node or "-", str(pod.restarts), *used]
+        usage = [cpu_text(pod.cpu), memory_text(pod.memory)] if has_usage else []
+        cells = [pod.ranks, pod.name, phase_text(pod), pod.node or "-", str(pod.restarts), *usage]
         rows.append([printable_line(cell) for cell in cells])
     return rows
 
 
-def _worth_showing(pods: list[PodStatus], room: int) -> list[PodStatus]:
-    """As many as there is room for, those with a problem first, in order of their ranks."""
-    if len(pods) <= room:
+def _most_relevant(pods: list[PodStatus], max_pods: int) -> list[PodStatus]:
+    """At most `max_pods` pods, preferring those with a problem, in order of their ranks."""
+    if len(pods) <= max_pods:
         return pods
-    first = sorted(pods, key=lambda pod: (pod.is_running or pod.phase == "Succeeded", pod.index))[: room - 1]
-    return [pod for pod in pods if pod in first]
+    selected = sorted(pods, key=lambda pod: (pod.is_running or pod.phase == "Succeeded", pod.index))[: max_pods - 1]
+    return [pod for pod in pods if pod in selected]
 
 
 def phase_counts(pods: Sequence[PodStatus]) -> str:
-    """`60 Running, 2 Pending`."""
+    """`60 Running, 2 Pending`"""
     phases: dict[str, int] = {}
     for pod in pods:
         phases[phase_text(pod)] = phases.get(phase_text(pod), 0) + 1
@@ -135,25 +136,25 @@ def phase_counts(pods: Sequence[PodStatus]) -> str:
 
 
 def phase_text(pod: PodStatus) -> str:
-    """The phase, with the reason in a word where there is one."""
+    """The phase and, if there is one, the reason."""
     if pod.silent_sec is not None:
-        return f"{pod.phase} (machine silent)"
+        return f"{pod.phase} (node NotReady)"
     if pod.reason == "Error":
         return f"{pod.phase} (exit {pod.exit_code})"
     return f"{pod.phase} ({pod.reason})" if pod.reason else pod.phase
 
 
 def pod_text(pod: PodStatus) -> str:
-    """A pod in a line of plain text."""
-    where = f" on {pod.node}" if pod.node else ""
+    """A pod in one line: phase, node and reason."""
+    on_node = f" on {pod.node}" if pod.node else ""
     if pod.silent_sec is not None:
-        return f"{pod.phase}{where}, which does not answer"
-    why = f", {reason_text(pod)}" if pod.reason else ""
-    return f"{pod.phase}{where}{why}"
+        return f"{pod.phase}{on_node}, which is NotReady"
+    reason = f", {reason_text(pod)}" if pod.reason else ""
+    return f"{pod.phase}{on_node}{reason}"
 
 
 def cpu_text(quantity: str | None) -> str:
-    """Cores, from 12345678n or 250m."""
+    """Cores, from a quantity such as 12345678n or 250m."""
     if not quantity:
         return "-"
     units = {"n": 1e-9, "u": 1e-6, "m": 1e-3}
@@ -163,7 +164,7 @@ def cpu_text(quantity: str | None) -> str:
 
 
 def memory_text(quantity: str | None) -> str:
-    """From 123456Ki."""
+    """MiB or GiB, from a quantity such as 123456Ki."""
     if not quantity:
         return "-"
     units = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 1e3, "M": 1e6, "G": 1e9}
@@ -173,7 +174,7 @@ def memory_text(quantity: str | None) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """`42s`, `7m10s`, `42m`, `3h12m`, `5d`."""
+    """`42s`, `7m10s`, `42m`, `3h12m`, `5d`"""
     minutes, hours = int(seconds // 60), int(seconds // 3600)
     if minutes < 1:
         return f"{int(seconds)}s"
@@ -182,5 +183,6 @@ def age_text(seconds: float) -> str:
     return f"{hours}h{minutes % 60}m" if hours < 48 else f"{hours // 24}d"
 
 
-def count(number: int, thing: str) -> str:
-    return f"{number} {thing}{'s' if number != 1 else ''}"
+def count(number: int, noun: str) -> str:
+    """`1 pod`, `2 pods`"""
+    return f"{number} {noun}{'s' if number != 1 else ''}"

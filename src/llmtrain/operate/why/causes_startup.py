@@ -7,9 +7,9 @@ from llmtrain.errors import UsageError
 from llmtrain.kubernetes.api_errors import QUOTA_REMEDY, admission_error, one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.operate.status.events import event_time, refusal
-from llmtrain.operate.status.lost_nodes import find_condition, node_is_not_ready
+from llmtrain.operate.status.lost_nodes import find_condition, node_not_ready_condition
 from llmtrain.operate.status.pods import PodStatus
-from llmtrain.operate.status.scheduler import NoRoom, read_no_room
+from llmtrain.operate.status.scheduler import Unschedulable, parse_unschedulable
 from llmtrain.operate.status.startup_failures import CONFIG_REASONS, IMAGE_REASONS, config_error, image_error
 from llmtrain.operate.status.view import count
 from llmtrain.operate.why.diagnosis import Diagnosis, go_on
@@ -54,9 +54,9 @@ def _lost_sign(snapshot: Snapshot, pod: PodStatus, raw: Object) -> str | None:
     if pod.phase == "Unknown" or pod.reason == "NodeLost":
         return f"its state is unknown{f' ({one_line(pod.message)})' if pod.message else ''}."
     disruption = find_condition(raw, "DisruptionTarget") or {}
-    if pod.phase == "Terminating" and disruption.get("reason") == _TAINT_MANAGER and node_is_not_ready(raw):
+    if pod.phase == "Terminating" and disruption.get("reason") == _TAINT_MANAGER and node_not_ready_condition(raw):
         return f"its machine has stopped answering, and it is to be removed ({one_line(disruption.get('message'))})."
-    if pod.phase == "Running" and node_is_not_ready(raw):
+    if pod.phase == "Running" and node_not_ready_condition(raw):
         return "its container runs, as far as the cluster knows, but its machine has stopped answering."
     return None
 
@@ -230,16 +230,16 @@ def unschedulable(snapshot: Snapshot) -> Diagnosis | None:
     if not held or not snapshot.is_held_up:
         return None
     said = Counter(pod.message or "" for pod in held).most_common(1)[0][0]
-    room = read_no_room(said)
+    room = parse_unschedulable(said)
     ask = snapshot.record.config.launch.resources
     amounts = {"cpu": ask.cpu, "memory": ask.memory, ask.gpu_resource: str(ask.gpus)}
     short = ", ".join(
-        f"{name} (each pod asks for {amounts[name]}) on {machines} of {room.machines} machines"
+        f"{name} (each pod asks for {amounts[name]}) on {machines} of {room.nodes} machines"
         if name in amounts
-        else f"{name} on {machines} of {room.machines} machines"
-        for name, machines in room.short.items()
+        else f"{name} on {machines} of {room.nodes} machines"
+        for name, machines in room.insufficient.items()
     )
-    others = "; ".join(f"{machines} {why}" for machines, why in room.rows if not why.startswith("Insufficient "))
+    others = "; ".join(f"{machines} {why}" for machines, why in room.reasons if not why.startswith("Insufficient "))
     why = " ".join(part for part in (f"Too little {short}." if short else "", f"{others}." if others else "") if part)
     evidence = [f"{pod.name} (node {pod.index}): {pod.message}" for pod in held[:3]]
     evidence += [f"... and {len(held) - 3} more."] if len(held) > 3 else []
@@ -248,12 +248,12 @@ def unschedulable(snapshot: Snapshot) -> Diagnosis | None:
     return Diagnosis(what, evidence, _room(snapshot, room))
 
 
-def _room(snapshot: Snapshot, room: NoRoom) -> str:
+def _room(snapshot: Snapshot, room: Unschedulable) -> str:
     resources = snapshot.record.config.launch.resources
     names = {"cpu": "cpu", "memory": "memory", resources.gpu_resource: "gpus"}
-    fields = [f"launch.resources.{names[name]}" for name in room.short if name in names]
-    fields += ["launch.processes_per_node"] if resources.gpu_resource in room.short else []  # one GPU for each
-    fields += ["launch.nodes"] if room.short else []
+    fields = [f"launch.resources.{names[name]}" for name in room.insufficient if name in names]
+    fields += ["launch.processes_per_node"] if resources.gpu_resource in room.insufficient else []  # one GPU for each
+    fields += ["launch.nodes"] if room.insufficient else []
     fields += room.fields
     change = f"Ask for less or otherwise ({', '.join(fields)}): {go_on(snapshot, 'FIELD=VALUE')}." if fields else ""
     return f"{change} Pods start by themselves when a machine has room.".strip()

@@ -5,7 +5,7 @@ from llmtrain.operate.status.container_exits import age_of
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.pods import current_container
 from llmtrain.operate.status.state import code_text, scaled_text, scaled_to
-from llmtrain.operate.status.view import age_text, count, phase_counts, progress_words
+from llmtrain.operate.status.view import age_text, count, phase_counts, progress_texts
 from llmtrain.operate.why.diagnosis import Diagnosis, go_on
 from llmtrain.operate.why.snapshot import Snapshot
 
@@ -268,7 +268,7 @@ def healthy(snapshot: Snapshot) -> Diagnosis | None:
         f"Nothing is wrong: the run trains{_at_step(snapshot)}." if words else "Nothing is wrong: the run's pods run.",
         [
             f"State running, pods: {phase_counts([pod for pod, _ in snapshot.pods])}.",
-            *([f"Step {', '.join([*words, *progress_words(status)])}."] if words else []),
+            *([f"Step {', '.join([*words, *progress_texts(status)])}."] if words else []),
             *before,
             *others[:8],
         ],

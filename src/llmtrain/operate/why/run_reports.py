@@ -8,7 +8,7 @@ from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.pod_scripts.file_server import ANY
 from llmtrain.launch.record import Record
-from llmtrain.operate.fetch.reader import Wanted, reader_pod
+from llmtrain.operate.fetch.reader import FileRequest, reader_pod
 from llmtrain.operate.status.container_exits import ContainerExit
 from llmtrain.runs.exit_report import ExitReport, parse_report
 
@@ -46,7 +46,7 @@ def read_run_reports(cluster: Cluster, record: Record) -> list[ExitReport]:
     try:
         with reader_pod(cluster, record) as reader:
             names = sorted(file.path for file in reader.files(_DIRECTORY) if file.path.endswith(".json"))[-MAX_READ:]
-            for _, blocks in reader.read_many([Wanted(name, 0, ANY) for name in names]):
+            for _, blocks in reader.read_many([FileRequest(name, 0, ANY) for name in names]):
                 try:
                     reports.append(parse_report(json.loads(b"".join(blocks))))
                 except (ValueError, RecursionError):

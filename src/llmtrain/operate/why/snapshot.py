@@ -11,20 +11,20 @@ from llmtrain.launch.record import Record
 from llmtrain.launch.workloads.job_set import JOB_NAME
 from llmtrain.operate.status.container_exits import ContainerExit, exits_from_events, histories, in_time, with_lines
 from llmtrain.operate.status.events import event_time, is_about
-from llmtrain.operate.status.pods import PodStatus, by_index, pod_statuses, strange_pods
+from llmtrain.operate.status.pods import PodStatus, by_index, pod_statuses, unindexed_pods_warning
 from llmtrain.operate.status.progress import read_progress
 from llmtrain.operate.status.queue import NOT_QUEUED, QueueState
 from llmtrain.operate.status.run_status import (
-    AT_ONCE,
+    MAX_PARALLEL_LOGS,
     RunStatus,
     find_job,
     find_pods,
     idle_code,
-    look_at_queue,
     make_status,
     rank_zero_progress,
+    read_queue_state,
 )
-from llmtrain.operate.status.state import ENDED, Seen
+from llmtrain.operate.status.state import ENDED, Observation
 from llmtrain.operate.why.run_reports import add_run_reports, needs_run_reports
 
 TAIL_LINES = 200  # of a container that has ended: an error, and a traceback before it
@@ -110,11 +110,11 @@ def look(cluster: Cluster, record: Record) -> Snapshot:
     statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.selector) if raw else None)
     progress = rank_zero_progress(cluster, record, statuses)
     events = _events(cluster, record, hidden)
-    queue = look_at_queue(cluster, record, job, statuses)
+    queue = read_queue_state(cluster, record, job, statuses)
     hidden += [queue.unseen] if queue.unseen else []
     place = cluster.place(record.namespace)
-    seen = Seen(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue, place)
-    status = replace(make_status(record, seen), unseen=strange_pods(record, raw))
+    seen = Observation(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue, place)
+    status = replace(make_status(record, seen), unseen=unindexed_pods_warning(record, raw))
     nodes, claims = by_index(record, raw), claim_names(record)
     exits: list[ContainerExit] = []
     gave_up = None
@@ -240,7 +240,7 @@ def _add_idle(cluster: Cluster, record: Record, nodes_ends: list[list[ContainerE
         if code:
             own.insert(0, going.idling(code, lines))
 
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(MAX_PARALLEL_LOGS) as threads:
         list(threads.map(look_at, nodes_ends))
 
 
@@ -251,7 +251,7 @@ def _read(cluster: Cluster, record: Record, exits: Iterable[ContainerExit], hidd
     def read(end: ContainerExit) -> ContainerExit:
         return end if end.report and end.report.error else with_lines(end, end.lines or _lines(cluster, record, end))
 
-    with ThreadPoolExecutor(AT_ONCE) as threads:
+    with ThreadPoolExecutor(MAX_PARALLEL_LOGS) as threads:
         done = [*threads.map(read, ordered[:LOGS_READ]), *ordered[LOGS_READ:]]
     if any(end.is_unreadable for end in done) and "Logs cannot be read." not in hidden:
         hidden.append("Logs cannot be read.")

@@ -8,7 +8,7 @@ from typing import Any
 from llmtrain.errors import LlmtrainError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.pod_scripts.file_server import ANY
-from llmtrain.operate.fetch.reader import Reader, Wanted, reader_pod
+from llmtrain.operate.fetch.reader import FileRequest, Reader, reader_pod
 from llmtrain.operate.logs.pod_log import split_time
 from llmtrain.operate.status.container_exits import age_of
 from llmtrain.operate.why.snapshot import Snapshot, Stall
@@ -61,7 +61,7 @@ def read_beats(reader: Reader) -> dict[int, dict[str, Any]]:
     """The last beat of each rank of the newest generation."""
     paths = [file.path for file in reader.files(_FOLDER) if file.path.startswith(f"{_FOLDER}rank-")]
     beats = []
-    for _, blocks in reader.read_many([Wanted(path, 0, ANY) for path in paths]):
+    for _, blocks in reader.read_many([FileRequest(path, 0, ANY) for path in paths]):
         try:
             beat = json.loads(b"".join(blocks))
         except ValueError:  # just being replaced
