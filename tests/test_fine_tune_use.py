@@ -85,7 +85,7 @@ def test_chunked_loss_is_used_only_where_it_is_exact(tmp_path: Path, make: Any, 
     module = adapter.build()
     adapter.probe(module)
     assert isinstance(module, CausalLM)
-    assert module.is_plain is is_plain
+    assert module.has_linear_head is is_plain
     tokens = torch.arange(12).view(2, 6)
     targets = tokens.roll(-1, 1)
     whole = torch.nn.functional.cross_entropy(module.eval()(tokens).flatten(0, 1), targets.flatten(), reduction="sum")

@@ -25,13 +25,15 @@ PROGRESS = TrainState(
 
 
 def config(**sections: dict[str, Any]) -> Config:
-    document = {
+    document: dict[str, dict[str, Any]] = {
         "run": {"name": "my run"},
         "model": {"name": "hf_causal_lm", "path": "somebody/base-model", "lora": {"rank": 4}},
         "data": {"name": "instruct_jsonl", "train_file": "rows.jsonl"},
     }
-    merged = {name: {**document.get(name, {}), **sections.get(name, {})} for name in {*document, *sections}}
-    return build_config(Document("test", merged))
+    for name, values in sections.items():
+        other_kind = name != "run" and "name" in values
+        document[name] = values if other_kind else {**document.get(name, {}), **values}
+    return build_config(Document("test", document))
 
 
 def head(card: str) -> dict[str, Any]:
@@ -98,8 +100,8 @@ def test_card_of_full_fine_tuning_and_of_a_model_from_scratch() -> None:
     assert "All weights of `somebody/base-model`" in full
     assert head(full)["tags"] == ["llmtrain"]
     scratch = config(
-        model={"name": "gpt", "path": None, "lora": None},
-        data={"name": "text_files", "train_file": None, "files": ["a.txt", "b.txt"]},
+        model={"name": "gpt"},
+        data={"name": "text_files", "files": ["a.txt", "b.txt"]},
     )
     card = model_card(scratch, PROGRESS, None, is_adapter=False)
     assert "base_model" not in head(card)

@@ -152,9 +152,9 @@ class TestStrictness:
             load("run: &a\n  name: *a")
 
     def test_duplicate_key_is_refused_with_its_line(self) -> None:
-        with pytest.raises(ConfigError, match="'lr' is given twice, again at line 3"):
+        with pytest.raises(ConfigError, match="duplicate key 'lr' at line 3"):
             load("trainer:\n  lr: 0.1\n  lr: 0.2")
-        with pytest.raises(ConfigError, match="'trainer' is given twice"):
+        with pytest.raises(ConfigError, match="duplicate key 'trainer'"):
             load("trainer: {lr: 0.1}\ntrainer: {max_steps: 2}")
 
 

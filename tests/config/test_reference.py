@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from llmtrain import registry
 from llmtrain.config.load import list_presets
 from llmtrain.config.reference import json_schema, reference_markdown
-from llmtrain.config.schema import SECTIONS, Config, classes_of, may_change, subsection
+from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, may_change, subsection
 from llmtrain.env import VARIABLES
 
 
@@ -29,6 +30,11 @@ def test_every_field_has_a_row_with_a_description() -> None:
     assert "lora.rank" in fields
     assert [row[0].strip("| `") for row in rows] == fields
     assert all(row[-1].strip(" |") for row in rows)
+
+
+def test_every_kind_is_registered() -> None:
+    assert set(KINDS["model"]) == set(registry.MODELS)
+    assert set(KINDS["data"]) == set(registry.DATA)
 
 
 def test_every_section_of_the_config_is_listed() -> None:

@@ -1,4 +1,4 @@
-"""llmtrain presets: the configs that come with llmtrain."""
+"""llmtrain presets: the configs that ship with llmtrain."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ from llmtrain.commands.options import JsonOption, show
 
 
 def command(json_: JsonOption = False) -> None:
-    """List the presets; each can be given to --config by name."""
+    """List the presets that --config accepts by name."""
     from llmtrain.config.load import DEFAULT_PRESET, list_presets
 
-    found = list_presets()
-    rows = [{"name": name, "path": str(path), "about": _about(path)} for name, path in found.items()]
-    width = max(len(name) for name in found)
+    presets = list_presets()
+    rows = [{"name": name, "path": str(path), "about": _about(path)} for name, path in presets.items()]
+    width = max(len(name) for name in presets)
     lines = [
         f"{row['name']:<{width}}  {row['about']}{' (default)' if row['name'] == DEFAULT_PRESET else ''}" for row in rows
     ]

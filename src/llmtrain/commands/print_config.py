@@ -1,4 +1,4 @@
-"""llmtrain print-config: the whole config, defaults and overrides filled in."""
+"""llmtrain print-config: the resolved config, with defaults and overrides."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ def command(
     config: ConfigOption = None,
     set_: SetOption = None,
     reference: Annotated[
-        bool, typer.Option("--reference", help="Print what every field means instead, as Markdown.")
+        bool, typer.Option("--reference", help="Print a reference of all fields instead, as Markdown.")
     ] = False,
     json_: JsonOption = False,
 ) -> None:

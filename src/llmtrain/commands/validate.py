@@ -1,4 +1,4 @@
-"""llmtrain validate: is this config right? Every problem is listed; nothing is run."""
+"""llmtrain validate: check a config without running it."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def command(config: ConfigOption = None, set_: SetOption = None, json_: JsonOption = False) -> None:
-    """Check a config and list every problem in it. The files it names are not opened."""
+    """Check a config and list every problem. Files that it names are not opened."""
     from llmtrain.config.load import DEFAULT_PRESET, find_config, load_config
 
     loaded = load_config(config, set_ or [])

@@ -1,4 +1,4 @@
-"""YAML as people mean it: `1e-3` is a number, a key given twice is an error, and every value knows its line."""
+"""YAML documents: `1e-3` is a number, a duplicate key is an error, and the line of each key is known."""
 
 import re
 from collections.abc import Hashable
@@ -12,27 +12,27 @@ from llmtrain.errors import ConfigError, UsageError
 from llmtrain.text import one_line
 
 KeyPath = tuple[str, ...]
-MOST_LEVELS = 50
-"""Of nesting. A config has four, and what it passes on to Kubernetes a few more."""
-MOST_VALUES = 100_000
-"""In one document: a config may list many thousand files."""
+MAX_LEVELS = 50
+"""Maximum depth of nesting. A config has four levels, plus those of Kubernetes syntax in `launch`."""
+MAX_VALUES = 100_000
+"""Maximum number of values of a document; a config may list thousands of files."""
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader, with YAML 1.2 numbers: PyYAML reads 1e-3 as text, and 2:4 as the 124 of a clock."""
+    """SafeLoader with YAML 1.2 numbers: PyYAML reads 1e-3 as text, and 2:4 as the sexagesimal number 124."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[object] = set()
+        keys: set[object] = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node)
-            if isinstance(key, Hashable) and key in seen:
+            if isinstance(key, Hashable) and key in keys:
                 line = key_node.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"'{key}' is given twice, again at line {line}", key_node.start_mark
+                    None, None, f"duplicate key '{key}' at line {line}", key_node.start_mark
                 )
-            seen.add(key)
+            keys.add(key)
         return super().construct_mapping(node, deep)
 
 
@@ -52,20 +52,20 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(_INT), list("-
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that the loader above would take for a number."""
+    """Quotes text that the loader above would read as a number."""
 
 
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
 def dump_document(values: dict[str, Any]) -> str:
-    """YAML that reads back as the same values, in the same order."""
+    """YAML that loads as the same values, in the same order."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 @dataclass
 class Document:
-    """A parsed config file: its values, and the line of each key."""
+    """A parsed config file: its values, and the line number of each key."""
 
     source: str
     values: dict[str, Any]
@@ -82,7 +82,7 @@ def read_document(path: Path) -> Document:
     except FileNotFoundError:
         raise UsageError(
             f"Config file {path} does not exist.",
-            remedy="Give a file, or a preset's name: `llmtrain presets` lists them.",
+            remedy="Pass a file, or the name of a preset; `llmtrain presets` lists them.",
         ) from None
     except (OSError, UnicodeDecodeError) as problem:
         raise UsageError(f"Config file {path} cannot be read: {problem}.") from None
@@ -104,12 +104,12 @@ def parse_document(text: str, source: str) -> Document:
 
 
 def parse_value(text: str) -> Any:
-    """The value of `--set field=TEXT`, read as YAML so that it has the type it would have in a file."""
+    """The value of `--set field=TEXT`, parsed as YAML, so that it has the type it would have in a file."""
     return _load(text)[1]
 
 
 def _load(text: str) -> tuple[yaml.Node | None, Any]:
-    """The tree of a text, and its value. ValueError for one that would be too much."""
+    """The node tree of a text, and its value. Raises ValueError if it is too deep or too large."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -118,35 +118,35 @@ def _load(text: str) -> tuple[yaml.Node | None, Any]:
         _measure(node, {}, 0)
         return node, loader.construct_document(node)
     except RecursionError:
-        raise ValueError(f"nested more than {MOST_LEVELS} levels deep") from None
+        raise ValueError(f"nested more than {MAX_LEVELS} levels deep") from None
     finally:
         loader.dispose()
 
 
 def _measure(node: yaml.Node, known: dict[int, int | None], level: int) -> int:
-    """How many values a tree has once its aliases are written out. Nine lines of aliases can stand for a billion."""
+    """Number of values of a tree with its aliases expanded: nine lines of aliases can expand to a billion values."""
     if id(node) in known:
         size = known[id(node)]
         if size is None:
             raise ValueError("a value refers to itself")
         return size
-    if level > MOST_LEVELS:
-        raise ValueError(f"nested more than {MOST_LEVELS} levels deep")
+    if level > MAX_LEVELS:
+        raise ValueError(f"nested more than {MAX_LEVELS} levels deep")
     known[id(node)] = None
-    inside: list[yaml.Node] = []
+    children: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        inside = [each for pair in node.value for each in pair]
+        children = [child for pair in node.value for child in pair]
     elif isinstance(node, yaml.SequenceNode):
-        inside = node.value
-    size = 1 + sum(_measure(each, known, level + 1) for each in inside)
-    if size > MOST_VALUES:
-        raise ValueError(f"more than {MOST_VALUES:,} values, aliases written out")
+        children = node.value
+    size = 1 + sum(_measure(child, known, level + 1) for child in children)
+    if size > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES:,} values, with aliases expanded")
     known[id(node)] = size
     return size
 
 
 def _note_lines(node: yaml.Node | None, path: KeyPath, lines: dict[KeyPath, int]) -> None:
-    """Lines of sections, of their fields, and of the fields of a section inside a section."""
+    """Record the lines of sections, of their fields, and of the fields of subsections."""
     if isinstance(node, yaml.MappingNode) and len(path) < 3:
         for key, value in node.value:
             here = (*path, str(key.value))

@@ -17,10 +17,10 @@ from pydantic_core import PydanticCustomError
 
 RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """Largest count: products of several counts still fit into 64 bits."""
-PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
-CountOrZero = Annotated[int, Field(ge=0, le=MOST)]
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_COUNT)]
+CountOrZero = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -40,7 +40,7 @@ def _number_or_all(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         raise PydanticCustomError("number_or_all", "must be an integer >= 2, or `all`") from None
 
 
-TwoOrMoreOrAll = Annotated[Annotated[int, Field(ge=2, le=MOST)] | Literal["all"], WrapValidator(_number_or_all)]
+TwoOrMoreOrAll = Annotated[Annotated[int, Field(ge=2, le=MAX_COUNT)] | Literal["all"], WrapValidator(_number_or_all)]
 
 
 @dataclass(frozen=True)
