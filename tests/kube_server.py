@@ -73,7 +73,7 @@ class KubeServer:
     _uids: int = 0
     _versions: int = 0
 
-    def kubeconfig(self, folder: Path) -> Path:
+    def kubeconfig(self, directory: Path) -> Path:
         """A kubeconfig for this server: one context with namespace team, another with lab."""
         names = {"cluster": "local", "user": "me"}
         spaces = {"here": "team", "there": "lab"}
@@ -83,7 +83,7 @@ class KubeServer:
             "contexts": [{"name": name, "context": {**names, "namespace": space}} for name, space in spaces.items()],
             "current-context": "here",
         }
-        path = folder / "kubeconfig"
+        path = directory / "kubeconfig"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path
 

@@ -279,11 +279,11 @@ def tidy(text: str) -> str:
 @contextmanager
 def scene(name: str) -> Iterator[Callable[[str], str]]:
     """Yields a function that returns the output of a command in this scene."""
-    with kube_server() as kube, tempfile.TemporaryDirectory() as folder, chdir(folder):
+    with kube_server() as kube, tempfile.TemporaryDirectory() as directory, chdir(directory):
         SCENES[name](kube)
-        config = kube.kubeconfig(Path(folder))
+        config = kube.kubeconfig(Path(directory))
         Path("hello.py").write_text(HELLO)
-        with held_pods(kube, Path(folder)) if name == "held" else nullcontext() as pods:
+        with held_pods(kube, Path(directory)) if name == "held" else nullcontext() as pods:
             if pods:
                 pods.hold()
             yield lambda command: shown(command, str(config))

@@ -163,10 +163,10 @@ def test_remedies_name_cluster_and_resource(kube: KubeServer, tmp_path: Path) ->
     assert kinds == ["all", "configmap", "networkpolicy", "poddisruptionbudget", "trainjobs", "trainingruntimes"]
 
 
-def call(command: Callable[..., None], kube: KubeServer, folder: Path, *words: str) -> Result:
+def call(command: Callable[..., None], kube: KubeServer, directory: Path, *words: str) -> Result:
     app = typer.Typer()
     app.command()(command)
-    return CliRunner().invoke(app, [*words, "--kubeconfig", str(kube.kubeconfig(folder))])
+    return CliRunner().invoke(app, [*words, "--kubeconfig", str(kube.kubeconfig(directory))])
 
 
 @pytest.mark.parametrize("command", [stop.command, delete.command])

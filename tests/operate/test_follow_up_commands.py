@@ -123,10 +123,10 @@ def test_pods_without_hold(kube: KubeServer, cluster: Cluster) -> None:
 
 
 def test_options_are_quoted(kube: KubeServer, tmp_path: Path) -> None:
-    folder = tmp_path / "my config"
-    folder.mkdir()
-    cluster = Cluster.connect(str(kube.kubeconfig(folder)), "here")
-    assert cluster.place("team") == f" --kubeconfig '{folder / 'kubeconfig'}' --context here"
+    directory = tmp_path / "my config"
+    directory.mkdir()
+    cluster = Cluster.connect(str(kube.kubeconfig(directory)), "here")
+    assert cluster.place("team") == f" --kubeconfig '{directory / 'kubeconfig'}' --context here"
 
 
 def test_recover_deletes_a_hung_pod(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
