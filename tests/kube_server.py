@@ -1,8 +1,8 @@
-"""An API server of our own on 127.0.0.1, for tests that need a cluster's answers and not a cluster.
+"""A fake API server on 127.0.0.1.
 
-It keeps objects in memory and knows what llmtrain asks of the real one: get, list (label and field selectors), create,
-merge-patch, delete, and logs with all their options. The real client talks to it over HTTP. It runs nothing: a test
-says what pods do by changing them. It can also be away.
+It keeps objects in memory and implements what llmtrain uses: get, list (label and field selectors), create, merge
+patch, delete, and logs with all their options. The real client talks to it over HTTP. It runs no pods: tests change
+their status. It can also be made unreachable.
 """
 
 import json
@@ -25,11 +25,11 @@ Object = dict[str, Any]
 KINDS = {plural: kind for kind, plural in PLURALS.items() if kind != "PodMetrics"}
 CLUSTER_WIDE = {"PersistentVolume"}
 Key = tuple[str, str, str]
-"""Plural, namespace (of none: empty), name."""
+"""Plural, namespace (empty if cluster-scoped), name."""
 
 
 def merge(old: Object, change: Object) -> Object:
-    """As in RFC 7386: null removes."""
+    """JSON merge patch (RFC 7386): null removes."""
     new = dict(old)
     for key, value in change.items():
         if value is None:
@@ -43,7 +43,7 @@ def merge(old: Object, change: Object) -> Object:
 
 @dataclass
 class Log:
-    """Of one container; a restart makes a new one, and only the one before it is kept."""
+    """The log of one container; after a restart only the previous one is kept."""
 
     lines: list[tuple[str, str]] = field(default_factory=list)
     previous: list[tuple[str, str]] | None = None
@@ -59,22 +59,22 @@ class KubeServer:
     missing_kinds: set[str] = field(default_factory=set)
     """Plurals of kinds whose operator is not installed."""
     metrics: dict[str, dict[str, str]] | None = None
-    """Pod -> what its container uses; None: nothing is measured here."""
+    """Pod -> usage of its container; None without metrics-server."""
     forbidden: set[str] = field(default_factory=set)
-    """Plurals that nobody may read; `log` is one too."""
+    """Plurals that may not be read, or `log`."""
     is_away: bool = False
     ahead_sec: float = 0.0
-    """How far its clock is ahead of this machine's."""
+    """How far its clock is ahead of the local clock."""
     gate: Callable[[str, str, Mapping[str, str]], tuple[int, str] | None] | None = None
-    """Sees method, address and headers first, and may answer instead: status and body; status 0 drops the line."""
+    """Called first with method, path and headers; may return status and body. Status 0 drops the connection."""
     requests: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _clock: int = field(default_factory=time.time_ns)
     _uids: int = 0
     _versions: int = 0
 
-    def kubeconfig(self, folder: Path) -> Path:
-        """A file that leads here; its context is in namespace team, another one in lab."""
+    def kubeconfig(self, directory: Path) -> Path:
+        """A kubeconfig for this server: one context with namespace team, another with lab."""
         names = {"cluster": "local", "user": "me"}
         spaces = {"here": "team", "there": "lab"}
         document = {
@@ -83,7 +83,7 @@ class KubeServer:
             "contexts": [{"name": name, "context": {**names, "namespace": space}} for name, space in spaces.items()],
             "current-context": "here",
         }
-        path = folder / "kubeconfig"
+        path = directory / "kubeconfig"
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path
 
@@ -95,7 +95,7 @@ class KubeServer:
         return Cluster(settings, "test", namespace)
 
     def add(self, manifest: Object) -> Object:
-        """Make an object as the real server would, with its time and its uid."""
+        """Create an object with creation time and uid, like a real server."""
         with self.lock:
             meta = manifest["metadata"]
             home = "" if manifest["kind"] in CLUSTER_WIDE else "team"
@@ -106,14 +106,14 @@ class KubeServer:
             return self.objects[key]
 
     def version(self) -> str:
-        """The next resourceVersion: every change of an object has its own."""
+        """The next resourceVersion."""
         self._versions += 1
         return str(self._versions)
 
     def merge(self, key: Key, change: Object) -> Object:
         with self.lock:
             changed = merge(self.objects[key], change)
-            if changed != self.objects[key]:  # a change of nothing makes no new version
+            if changed != self.objects[key]:  # an empty change creates no new version
                 self.objects[key] = merge(changed, {"metadata": {"resourceVersion": self.version()}})
             return self.objects[key]
 
@@ -128,14 +128,14 @@ class KubeServer:
                 self.logs.pop(key).is_ended = True
 
     def say(self, pod: str, *lines: str, container: str = "trainer", namespace: str = "team") -> None:
-        """Lines of a container, each a moment after the one before."""
+        """Append log lines of a container with increasing times."""
         with self.lock:
             log = self.logs.setdefault((namespace, pod, container), Log())
             for line in lines:
                 log.lines.append((self.tick(), line))
 
     def tick(self) -> str:
-        """The next time, in nanoseconds as containers' logs have it, without trailing zeros."""
+        """The next log timestamp, with nanoseconds and without trailing zeros."""
         self._clock += 100_000_010
         seconds, rest = divmod(self._clock, 1_000_000_000)
         fraction = f"{rest:09}".rstrip("0")
@@ -146,7 +146,7 @@ class KubeServer:
             self.logs.setdefault((namespace, pod, container), Log()).is_ended = True
 
     def restart_log(self, pod: str, container: str = "trainer", namespace: str = "team") -> None:
-        """Its container is started again. Whoever follows the old one comes to its end."""
+        """Restart the container: followers of the old log reach its end."""
         with self.lock:
             old = self.logs[namespace, pod, container]
             old.is_ended = True
@@ -163,7 +163,7 @@ def now() -> str:
 class _Handler(BaseHTTPRequestHandler):
     kube: KubeServer
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else every answer waits 40 ms for the client to say that it has its head
+    disable_nagle_algorithm = True  # otherwise delayed ACKs slow every response by 40 ms
 
     def log_message(self, *words: object) -> None:
         pass
@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         place, query = self._read()
         manifest = self._body()
         assert place is not None
-        if place.plural == "selfsubjectaccessreviews":  # whoever asks may do everything here
+        if place.plural == "selfsubjectaccessreviews":  # everything is allowed
             self._answer(201, {**manifest, "status": {"allowed": True}})
             return
         key = (place.plural, place.namespace or "", manifest["metadata"]["name"])
@@ -260,7 +260,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, found)
 
     def _is_another(self, key: Key, uid: str | None) -> bool:
-        """Whether the object that is meant has gone, and another has its name."""
+        """Whether the uid in the request is not that of the current object."""
         there = self.kube.objects.get(key)
         if there is None or uid in (None, there["metadata"].get("uid")):
             return False
@@ -322,7 +322,7 @@ class _Handler(BaseHTTPRequestHandler):
         start = 0
         if "tailLines" in query:
             start = max(0, len(rows) - int(query["tailLines"]))
-        since = query.get("sinceTime", "")[:19]  # whole seconds, as the real one
+        since = query.get("sinceTime", "")[:19]  # whole seconds, like a real server
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")
         self.send_header("Transfer-Encoding", "chunked")
@@ -339,7 +339,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._chunk(b"")
                 return
             time.sleep(0.01)
-        self.close_connection = True  # in the middle of it
+        self.close_connection = True  # in the middle of the response
 
     def _chunk(self, data: bytes) -> None:
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
@@ -362,7 +362,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @dataclass(frozen=True)
 class _Place:
-    """An address taken apart: /apis/GROUP/VERSION/namespaces/NS/PLURAL/NAME/PART."""
+    """A parsed path: /apis/GROUP/VERSION/namespaces/NS/PLURAL/NAME/PART."""
 
     plural: str
     namespace: str | None
@@ -406,7 +406,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *words: object) -> None:
-        """Clients come and go."""
+        """Ignore clients that disconnect."""
 
 
 @contextmanager
@@ -420,6 +420,6 @@ def kube_server() -> Iterator[KubeServer]:
     try:
         yield kube
     finally:
-        kube.is_away = True  # logs that are followed end
+        kube.is_away = True  # ends followed logs
         server.shutdown()
         server.server_close()

@@ -19,7 +19,7 @@ from llmtrain import registry
 from llmtrain.config.load import load_config
 from llmtrain.env import HOLD_SCRIPT
 from llmtrain.errors import UsageError
-from llmtrain.launch import lifecycle as apply
+from llmtrain.launch import lifecycle
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, plan_job
 from llmtrain.launch.pod_scripts import hold as held_pod
@@ -151,7 +151,7 @@ def test_hold_cannot_be_combined_with_other_modes(cli: Cli, words: tuple[str, ..
 def kube(monkeypatch: pytest.MonkeyPatch) -> Iterator[KubeServer]:
     from llmtrain.operate.status import watch as follow
 
-    monkeypatch.setattr(apply, "CONFIRM_SEC", 0.02)
+    monkeypatch.setattr(lifecycle, "POLL_SEC", 0.02)
     for name, value in {"POLL_SEC": 0.03, "START_FAILURE_SEC": 0.15, "DRAIN_SEC": 0.3, "EVENTS_SEC": 0.0}.items():
         monkeypatch.setattr(follow, name, value)
     with kube_server() as server:

@@ -17,7 +17,7 @@ def kube() -> Iterator[KubeServer]:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look often, wait little."""
+    """Short polling intervals and timeouts."""
     from llmtrain.operate.logs import merged_logs as logs
     from llmtrain.operate.logs import pod_log
     from llmtrain.operate.status import watch as follow

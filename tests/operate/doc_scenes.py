@@ -1,4 +1,4 @@
-"""What the guides show of a cluster: each block ```console scene=NAME is what its commands print in that situation.
+"""Situations whose output the docs show: each block ```console scene=NAME has the output of its commands.
 
 PYTHONPATH=tests:tests/operate python tests/operate/doc_scenes.py      rewrites the blocks
 """
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/troubleshooting.md", "docs/kubernetes.md")
 BLOCK = re.compile(r"```(console|text) scene=([a-z-]+)\n(.*?)```", re.S)
 IMAGE = "registry.example.com/llmtrain:0.1.0"
-# As a reader sees them.
+# Fake names -> names shown in the docs.
 NAMES = {
     "-00001": "-6b6tg",
     "-00002": "-ckxc6",
@@ -39,7 +39,7 @@ NAMES = {
     "k8s-node1": "gpu-node2",
     "amespace team": "amespace research",
 }
-# Of now: another one each time.
+# Values that change with each run.
 TIMES = {
     r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ": "2026-11-15T14:25:31Z",
     r"\bfor 9\d s\b": "for 92 s",
@@ -78,7 +78,7 @@ def two_running(kube: KubeServer, *sets: str, kind: str = "indexed_job") -> Fake
 
 
 def fails(code: int, *lines: str) -> Callable[[KubeServer], None]:
-    """Both nodes end with a mistake, and the job with them."""
+    """Both pods exit with this code, and the job fails."""
 
     def make(kube: KubeServer) -> None:
         run = two_running(kube)
@@ -209,7 +209,10 @@ def guarded(kube: KubeServer) -> None:
     kube.change("Deployment", "llmtrain-guard", {"status": ready})
     meta = {"name": "llmtrain-guard-7d9f", "namespace": "team", "labels": LABELS}
     kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {"phase": "Running"}})
-    said = ["watches namespace team: pods are given up 60 s after their machine went silent", "run first has finished"]
+    said = [
+        "watching namespace team: pods are replaced once their node has been NotReady for 60 s",
+        "run first has finished",
+    ]
     kube.say(meta["name"], *(f"[GUARD] {line}" for line in said), container="guard")
 
 
@@ -236,7 +239,7 @@ SCENES: dict[str, Callable[[KubeServer], None]] = {
     "crash": crash,
     "healthy": healthy,
     "guard": guarded,
-    "held": nothing,  # its pods are real processes
+    "held": nothing,  # uses real processes as pods
     "nan": fails(
         65,
         "error: The loss of step 8 is nan; it saw samples 56 to 63 of epoch 0.",
@@ -268,19 +271,19 @@ def tidy(text: str) -> str:
         text = text.replace(real, shown)
     for pattern, shown in TIMES.items():
         text = re.sub(pattern, shown, text)
-    # What several nodes say comes in any order.
+    # Lines of several pods come in any order.
     lines = text.splitlines()
     return "\n".join(sorted(lines) if all(line.startswith("[") for line in lines) else lines)
 
 
 @contextmanager
 def scene(name: str) -> Iterator[Callable[[str], str]]:
-    """What a command shows there."""
-    with kube_server() as kube, tempfile.TemporaryDirectory() as folder, chdir(folder):
+    """Yields a function that returns the output of a command in this scene."""
+    with kube_server() as kube, tempfile.TemporaryDirectory() as directory, chdir(directory):
         SCENES[name](kube)
-        config = kube.kubeconfig(Path(folder))
+        config = kube.kubeconfig(Path(directory))
         Path("hello.py").write_text(HELLO)
-        with held_pods(kube, Path(folder)) if name == "held" else nullcontext() as pods:
+        with held_pods(kube, Path(directory)) if name == "held" else nullcontext() as pods:
             if pods:
                 pods.hold()
             yield lambda command: shown(command, str(config))
@@ -307,7 +310,7 @@ def _exit_code(words: list[str]) -> object:
 
 
 def interfaces() -> str:
-    """A line of the doctor's table, of a machine that is not this one."""
+    """A row of the doctor's table, with fake network interfaces."""
     with patch.object(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ens5")]):
         found = list(chosen_interfaces({"GLOO_SOCKET_IFNAME": "eth0"}))
     return findings_table(found, 1, is_terminal=False)
@@ -317,7 +320,7 @@ TEXTS = {"interface": interfaces}
 
 
 def fill(block: "re.Match[str]") -> str:
-    """The block as it is to be."""
+    """The block with its current output."""
     language, name, text = block.groups()
     if language == "text":
         lines = TEXTS[name]().splitlines()

@@ -1,4 +1,4 @@
-"""Runs in the API server of the tests: their real manifests, and pods that do what a test says."""
+"""Runs in the fake API server: their real manifests, and pods controlled by the test."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -42,7 +42,7 @@ class FakeRun:
     plan: JobPlan
     made: int = 0
     pods: dict[int, str] = field(default_factory=dict)
-    """Node -> its newest pod."""
+    """Node rank -> name of its newest pod."""
     _record: tuple[Object, Record] | None = None
 
     @cached_property
@@ -51,7 +51,7 @@ class FakeRun:
 
     @property
     def record(self) -> Record:
-        """As the cluster has it now. Read again only when it was changed: parsing a config takes its time."""
+        """The current record. Cached until it changes, because parsing a config is slow."""
         found = self.kube.objects["configmaps", self.plan.namespace, self.plan.config_map]
         if self._record is None or self._record[0] is not found:
             self._record = found, find_record(self.cluster, self.plan.run_id, self.plan.namespace)
@@ -62,7 +62,7 @@ class FakeRun:
         return find_workload(self.plan.launch).kind
 
     def pod(self, index: int, state: Object | None = None, role: str = "worker", **more: Any) -> str:
-        """A new pod of a node; it runs unless told otherwise. Of one that replaces another, the time is later."""
+        """Create a pod, running by default. Later pods have later creation times."""
         self.made += 1
         kind = self.plan.launch.kind
         ending = f"-{self.made:05}" if kind in ("indexed_job", "job_set", "train_job") else ""
@@ -92,7 +92,7 @@ class FakeRun:
         conditions: list[Object] | None = None,
         is_leaving: bool = False,
     ) -> None:
-        """What the container of a node's pod does now."""
+        """Set the container state of a pod."""
         code = state.get("terminated", {}).get("exitCode")
         phase = "Running" if "running" in state else "Pending"
         if code is not None:
@@ -114,7 +114,7 @@ class FakeRun:
         self.kube.say(self.pods[index], *lines, container=self.plan.container)
 
     def end(self, index: int, code: int = 0, reason: str = "") -> None:
-        """The container of a node ends, with the line it said last."""
+        """The container of a pod exits."""
         self.kube.end_log(self.pods[index], container=self.plan.container)
         self.set(index, ended(code, reason))
 
@@ -141,7 +141,7 @@ class FakeRun:
 def launch(
     kube: KubeServer, kind: str = "indexed_job", *sets: str, name: str = "demo", work: Work | None = None
 ) -> FakeRun:
-    """All objects of a run, as a launch makes them. No pod yet."""
+    """Create all objects of a launch, without pods."""
     given = [f"launch.kind={kind}", f"output.run_id={name}", "launch.namespace=team", "launch.image=me/train:1"]
     config = load_config("ddp_smoke", [*given, "launch.nodes=2", "trainer.max_steps=30", *sets])
     plan = plan_job(config, work or Work())

@@ -1,4 +1,4 @@
-"""One bad object of a namespace hides no other run, and is said to be bad."""
+"""Malformed objects in a namespace are reported and do not hide other runs."""
 
 import json
 from collections.abc import Callable
@@ -55,7 +55,7 @@ BAD_RECORDS = {
     "a list": config("- a"),
     "unknown kind": change_config("kind: indexed_job", "kind: space_job"),
     "newer schema": change_config("schema_version: 3", "schema_version: 9"),
-    "name of another run": change_config("name: bad", "name: good"),
+    "name of another run": change_config("run_id: bad", "run_id: good"),
     "command of numbers": job({"work": {**WORK, "mode": "command", "command": [1]}, "number": 1}),
     "command of one text": job({"work": {**WORK, "command": "ls"}, "number": 1}),
     "unknown mode": job({"work": {**WORK, "mode": "dance"}, "number": 1}),
@@ -73,7 +73,7 @@ BAD_RECORDS = {
 
 
 @pytest.mark.parametrize("damage", BAD_RECORDS.values(), ids=BAD_RECORDS)
-def test_a_bad_record_has_a_row_and_a_clear_error(kube: KubeServer, damage: Callable[[FakeRun], None]) -> None:
+def test_unreadable_record_has_a_row_and_an_error(kube: KubeServer, damage: Callable[[FakeRun], None]) -> None:
     launch(kube, name="good").pod(0)
     bad = launch(kube, name="bad")
     damage(bad)
@@ -88,7 +88,7 @@ def test_a_bad_record_has_a_row_and_a_clear_error(kube: KubeServer, damage: Call
     assert "kubectl delete" in (refused.value.remedy or "")
 
 
-def test_a_record_by_another_name_is_not_taken_for_the_run(kube: KubeServer) -> None:
+def test_record_with_another_name_is_ignored(kube: KubeServer) -> None:
     launch(kube, name="good")
     copy = kube.objects["configmaps", "team", "good-config"]
     kube.add({**copy, "metadata": {"name": "good-too", "labels": copy["metadata"]["labels"]}})
@@ -96,14 +96,14 @@ def test_a_record_by_another_name_is_not_taken_for_the_run(kube: KubeServer) -> 
     assert sorted(states) == [("good", "pending"), ("good", "unreadable")]
 
 
-def test_bad_runs_alone(kube: KubeServer) -> None:
+def test_namespace_with_only_unreadable_records(kube: KubeServer) -> None:
     BAD_RECORDS["no job"](launch(kube, name="bad"))
     assert [row.state for row in all_status(kube.cluster(), "team")] == ["unreadable"]
 
 
 @pytest.mark.parametrize("label", ["abc", "", "-1", "1e3", "9" * 40, "\u0665"])
 @pytest.mark.parametrize("kind", ["indexed_job", "pytorch_job"])
-def test_a_pod_with_a_strange_index_is_left_out_and_told(kube: KubeServer, kind: str, label: str) -> None:
+def test_pod_with_invalid_index_is_ignored_with_a_warning(kube: KubeServer, kind: str, label: str) -> None:
     launch(kube, name="good").pod(0)
     run = launch(kube, kind, name="bad")
     run.pod(0)
@@ -130,8 +130,8 @@ BAD_STATUS = {
 
 
 @pytest.mark.parametrize("bad", BAD_STATUS.values(), ids=BAD_STATUS)
-def test_objects_that_cannot_be_understood(kube: KubeServer, bad: dict[str, Any]) -> None:
-    """No API server lets these through for pods; jobs of an operator may be of any shape."""
+def test_malformed_objects(kube: KubeServer, bad: dict[str, Any]) -> None:
+    """An API server rejects such pods, but custom resources may have any shape."""
     launch(kube, name="good").pod(0)
     run = launch(kube, name="bad")
     run.pod(0)
@@ -145,7 +145,7 @@ def test_objects_that_cannot_be_understood(kube: KubeServer, bad: dict[str, Any]
         explain(cluster, run.record)
 
 
-def test_remedies_name_the_cluster_and_every_kind(kube: KubeServer, tmp_path: Path) -> None:
+def test_remedies_name_cluster_and_resource(kube: KubeServer, tmp_path: Path) -> None:
     cluster = Cluster.connect(str(kube.kubeconfig(tmp_path)), "there")
     run = launch(kube, "train_job", name="bad")
     run.pod(0)
@@ -159,20 +159,19 @@ def test_remedies_name_the_cluster_and_every_kind(kube: KubeServer, tmp_path: Pa
     remedies.append(str(refused.value.remedy))
     assert all(remedy.endswith(cluster.place("team")) for remedy in remedies)
     assert cluster.place("team").startswith(" -n team --kubeconfig ")
-    words = remedies[1].split()
-    kinds = words[words.index("delete") + 1].split(",")
+    kinds = remedies[1].partition("kubectl delete ")[2].split()[0].split(",")
     assert kinds == ["all", "configmap", "networkpolicy", "poddisruptionbudget", "trainjobs", "trainingruntimes"]
 
 
-def call(command: Callable[..., None], kube: KubeServer, folder: Path, *words: str) -> Result:
+def call(command: Callable[..., None], kube: KubeServer, directory: Path, *words: str) -> Result:
     app = typer.Typer()
     app.command()(command)
-    return CliRunner().invoke(app, [*words, "--kubeconfig", str(kube.kubeconfig(folder))])
+    return CliRunner().invoke(app, [*words, "--kubeconfig", str(kube.kubeconfig(directory))])
 
 
 @pytest.mark.parametrize("command", [stop.command, delete.command])
 @pytest.mark.parametrize("bad", BAD_STATUS.values(), ids=BAD_STATUS)
-def test_runs_that_cannot_be_understood_can_be_removed(
+def test_malformed_runs_can_be_deleted(
     kube: KubeServer, tmp_path: Path, bad: dict[str, Any], command: Callable[..., None]
 ) -> None:
     run = launch(kube, name="bad")
@@ -184,7 +183,7 @@ def test_runs_that_cannot_be_understood_can_be_removed(
     assert ("jobs", "team", "bad") not in kube.objects
 
 
-def test_delete_all_goes_on_after_a_run_that_fails(
+def test_delete_all_continues_after_a_failure(
     kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("run-a", "run-b", "run-c"):
@@ -207,14 +206,14 @@ def test_delete_all_goes_on_after_a_run_that_fails(
 
 @pytest.mark.parametrize("body", ["{}", "[]", "<html>", '{"items": [{}]}', '{"items": 3}', '{"metadata": 3}'])
 @pytest.mark.parametrize("command", [status, why, logs, stop, delete])
-def test_what_is_no_api_server(kube: KubeServer, tmp_path: Path, command: ModuleType, body: str) -> None:
+def test_server_that_is_not_an_api_server(kube: KubeServer, tmp_path: Path, command: ModuleType, body: str) -> None:
     kube.gate = lambda *_: (200, body)
     result = call(command.command, kube, tmp_path, "demo")
     assert isinstance(result.exception, ClusterError)
     assert result.exception.exit_code == 69
 
 
-def test_from_the_command_line(kube: KubeServer, tmp_path: Path) -> None:
+def test_status_command_with_malformed_runs(kube: KubeServer, tmp_path: Path) -> None:
     launch(kube, name="good").pod(0)
     BAD_RECORDS["command of numbers"](launch(kube, name="bad"))
     options = ["--kubeconfig", str(kube.kubeconfig(tmp_path))]

@@ -101,8 +101,8 @@ def test_watch_all_runs_until_ctrl_c(kube: KubeServer, kubeconfig: Path, monkeyp
 
     monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep))
     shown = call(status.command, kubeconfig, "--watch").stdout
-    words = [word for word in ("pending", "starting", "does not answer") for _ in range(shown.count(word))]
-    assert words == ["pending", "starting", "starting", "does not answer"]
+    words = [word for word in ("pending", "starting", "Unable to connect") for _ in range(shown.count(word))]
+    assert words == ["pending", "starting", "starting", "Unable to connect"]
 
 
 @pytest.mark.parametrize("words", [("demo", "-A"), ("-A", "-n", "x"), ("--watch", "--json")])

@@ -1,4 +1,4 @@
-"""Cluster.run: a command in a pod, against a server of our own that speaks websocket as the API server does."""
+"""Cluster.run: a command in a pod, against a fake API server with a real websocket."""
 
 import base64
 import hashlib
@@ -28,7 +28,7 @@ FAILURE = json.dumps({"status": "Failure", "message": "exit code 1"}).encode()
 
 
 class Line:
-    """The server's end of a websocket."""
+    """The server side of a websocket."""
 
     def __init__(self, handler: BaseHTTPRequestHandler) -> None:
         self._handler = handler
@@ -42,7 +42,7 @@ class Line:
         self.frame(BINARY, bytes([channel]) + data)
 
     def hear(self) -> int:
-        """What kind of frame the client sends."""
+        """Type of the next frame from the client."""
         first, second = self._handler.rfile.read(2)
         self._handler.rfile.read(4 + (second & 0x7F))  # the mask, and what it hides
         return first & 0x0F
@@ -120,7 +120,7 @@ def run(server: Server) -> bytes:
     return b"".join(server.cluster().run("pod", "ns", "box", ["a b", "c"]))
 
 
-def test_bytes_come_as_they_are(server: Server) -> None:
+def test_output_bytes_are_unchanged(server: Server) -> None:
     data = bytes(range(256)) * 1000
 
     def script(line: Line) -> None:
@@ -145,7 +145,7 @@ def test_bytes_come_as_they_are(server: Server) -> None:
     ]
 
 
-def test_a_command_that_fails(server: Server) -> None:
+def test_failed_command(server: Server) -> None:
     def script(line: Line) -> None:
         line.say(ERR, b"Traceback ...\nOSError: no such thing\n")
         line.say(VERDICT, FAILURE)
@@ -157,7 +157,7 @@ def test_a_command_that_fails(server: Server) -> None:
 
 
 @pytest.mark.parametrize("ending", [lambda line: line.frame(CLOSE), lambda _: None])
-def test_a_connection_that_breaks_off(server: Server, ending: Callable[[Line], None]) -> None:
+def test_broken_connection(server: Server, ending: Callable[[Line], None]) -> None:
     def script(line: Line) -> None:
         line.say(OUT, b"half")
         ending(line)
@@ -172,13 +172,13 @@ def test_a_connection_that_breaks_off(server: Server, ending: Callable[[Line], N
 @pytest.mark.parametrize(
     ("refusal", "kind", "words"),
     [
-        ((404, json.dumps({"message": 'pods "pod" not found'})), ClusterError, "There is no pod"),
+        ((404, json.dumps({"message": 'pods "pod" not found'})), ClusterError, "does not exist"),
         (
             (403, json.dumps({"message": 'User "me" cannot create resource "pods/exec" in API group ""'})),
             UsageError,
-            "no right to create pods/exec",
+            "create pods/exec",
         ),
-        ((500, json.dumps({"message": "no route to the machine"})), ClusterError, "no route to the machine"),
+        ((500, json.dumps({"message": "no route to the node"})), ClusterError, "no route to the node"),
     ],
 )
 def test_refusals(server: Server, refusal: tuple[int, str], kind: type[LlmtrainError], words: str) -> None:
@@ -187,13 +187,13 @@ def test_refusals(server: Server, refusal: tuple[int, str], kind: type[LlmtrainE
         run(server)
 
 
-def test_a_pod_that_has_ended(server: Server) -> None:
+def test_ended_pod(server: Server) -> None:
     server.phase = "Succeeded"
-    with pytest.raises(ClusterError, match="There is no pod"):
+    with pytest.raises(ClusterError, match="does not exist"):
         run(server)
 
 
-def test_silence_is_asked_about(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connection_is_pinged(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster_module, "ANSWER_SEC", 0.2)
 
     def slow(line: Line) -> None:
@@ -206,16 +206,16 @@ def test_silence_is_asked_about(server: Server, monkeypatch: pytest.MonkeyPatch)
 
     server.script = slow
     assert run(server) == b"at last"
-    server.script = lambda _: time.sleep(2)  # a machine that is cut off
+    server.script = lambda _: time.sleep(2)  # an unreachable node
     began = time.monotonic()
-    with pytest.raises(ClusterError, match="does not answer"):
+    with pytest.raises(ClusterError, match="Unable to connect"):
         run(server)
     assert time.monotonic() - began < 1.5
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
-def test_a_connection_that_is_never_made(monkeypatch: pytest.MonkeyPatch, is_accepted: bool) -> None:
-    """Something listens there and says nothing; or does not even listen."""
+def test_connection_timeout(monkeypatch: pytest.MonkeyPatch, is_accepted: bool) -> None:
+    """The server accepts connections but never responds, or does not accept any."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
         fillers = []
         if not is_accepted:  # until no other gets in: packets are dropped then
@@ -238,7 +238,7 @@ def test_a_connection_that_is_never_made(monkeypatch: pytest.MonkeyPatch, is_acc
             filler.close()
 
 
-def test_a_connection_that_comes_too_late_is_closed() -> None:
+def test_late_connection_is_closed() -> None:
     go, closed = threading.Event(), threading.Event()
 
     def connect() -> Any:
@@ -251,7 +251,7 @@ def test_a_connection_that_comes_too_late_is_closed() -> None:
     assert closed.wait(10)
 
 
-def test_leaving_early_does_not_wait(server: Server) -> None:
+def test_closing_early_does_not_wait(server: Server) -> None:
     def endless(line: Line) -> None:
         while True:
             line.say(OUT, b"x" * 100_000)
@@ -278,7 +278,7 @@ def verdict(**more: object) -> bytes:
     ],
     ids=["success", "its code", "among others", "in two pieces"],
 )
-def test_the_exit_code(server: Server, said: list[bytes], code: int) -> None:
+def test_exit_code(server: Server, said: list[bytes], code: int) -> None:
     def script(line: Line) -> None:
         line.say(OUT, b"out")
         line.say(ERR, b"err")
@@ -296,14 +296,14 @@ def test_the_exit_code(server: Server, said: list[bytes], code: int) -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (verdict(), "A command in pod failed: it ended badly"),
+        (verdict(), "it ended badly"),
         (verdict(details=None), "it ended badly"),
         (verdict(details={"causes": None}), "it ended badly"),
-        (b"", "The connection to pod broke off"),
-        (SUCCESS[:5], "The connection to pod broke off"),
+        (b"", "was lost"),
+        (SUCCESS[:5], "was lost"),
     ],
 )
-def test_an_end_without_a_code(server: Server, said: bytes, words: str) -> None:
+def test_end_without_exit_code(server: Server, said: bytes, words: str) -> None:
     def script(line: Line) -> None:
         line.say(VERDICT, said)
         line.frame(CLOSE)
@@ -315,7 +315,7 @@ def test_an_end_without_a_code(server: Server, said: bytes, words: str) -> None:
         _ = process.exit_code
 
 
-def test_what_is_written_arrives(server: Server) -> None:
+def test_input_is_sent(server: Server) -> None:
     heard: list[int] = []
 
     def script(line: Line) -> None:
@@ -334,8 +334,8 @@ def test_what_is_written_arrives(server: Server) -> None:
         process.write(b"too late")
 
 
-def test_a_line_that_breaks_while_it_is_read(server: Server) -> None:
+def test_connection_broken_while_reading(server: Server) -> None:
     server.script = lambda line: line.say(OUT, b"half")
     process = server.cluster().start("pod", "ns", "box", ["x"])
-    with pytest.raises(ClusterError, match="does not answer"):
+    with pytest.raises(ClusterError, match="Unable to connect"):
         list(process.output())

@@ -277,7 +277,7 @@ def test_only_selects_files(volume: Path, tmp_path: Path, only: str, there: list
 
 def test_metrics_include_finished_json(volume: Path, tmp_path: Path) -> None:
     value = fetch(NearCluster(volume), tmp_path / "here", "metrics")
-    remote, local = (folder / RUN / "finished.json" for folder in (volume, tmp_path / "here"))
+    remote, local = (parent / RUN / "finished.json" for parent in (volume, tmp_path / "here"))
     assert local.read_bytes() == remote.read_bytes()
     assert value["is_finished"] is True
 

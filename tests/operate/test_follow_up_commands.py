@@ -1,4 +1,4 @@
-"""Commands that messages name can be typed as they are: they repeat the namespace and the cluster that was asked."""
+"""Commands in messages can be copied: they repeat the options that select namespace and cluster."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def both(kube: KubeServer) -> FakeRun:
     return run
 
 
-def test_status_of_a_lost_machine(kube: KubeServer, cluster: Cluster) -> None:
+def test_status_of_a_lost_node(kube: KubeServer, cluster: Cluster) -> None:
     run = both(kube)
     run.set(1, running(), conditions=SILENT)
     check(run_status(cluster, run.record).why_short)
@@ -71,21 +71,21 @@ def test_status_of_a_lost_machine(kube: KubeServer, cluster: Cluster) -> None:
     check(explain(cluster, run.record).remedy)
 
 
-def test_status_of_a_launch_that_was_cut_short(kube: KubeServer, cluster: Cluster) -> None:
+def test_status_of_an_interrupted_launch(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube)
     kube.remove("Job", "demo")
     check(run_status(cluster, run.record).why_short)
     check(explain(cluster, run.record).remedy)
 
 
-def test_why_of_ranks_that_hang(kube: KubeServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_of_hung_ranks(kube: KubeServer, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     run = both(kube)
     say(run, 0, STEP.format(7), ago_sec=300)
     monkeypatch.setattr(why_module, "watch_heartbeats", lambda *_: Stall(300, [1], [], {0: 7, 1: 7}))
     check(explain(cluster, run.record).remedy)
 
 
-def test_a_secret_that_is_missing(kube: KubeServer, cluster: Cluster) -> None:
+def test_missing_secret(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube, "indexed_job", "launch.hf_token_secret.name=hf-token")
     for index in (0, 1):
         run.pod(index, waiting("CreateContainerConfigError", 'secret "hf-token" not found'))
@@ -94,7 +94,7 @@ def test_a_secret_that_is_missing(kube: KubeServer, cluster: Cluster) -> None:
     check((error.remedy or "").replace(".env", "FILE"))
 
 
-def test_what_launch_and_resume_refuse(kube: KubeServer, cluster: Cluster) -> None:
+def test_refusals_of_launch_and_resume(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube)
     check(raised(lambda: apply.submit(cluster, run.plan)))
     given = ["output.run_id=demo", "launch.namespace=team", "launch.image=me/train:1", "launch.nodes=2"]
@@ -112,24 +112,24 @@ def test_what_launch_and_resume_refuse(kube: KubeServer, cluster: Cluster) -> No
     check(raised(lambda: apply.submit(cluster, run.plan, keep_data=False)))
 
 
-def test_a_right_that_is_missing(kube: KubeServer, cluster: Cluster) -> None:
+def test_missing_right(kube: KubeServer, cluster: Cluster) -> None:
     kube.forbidden = {"pods"}
     check(raised(lambda: cluster.find("v1", "Pod", "team")))
 
 
-def test_pods_that_are_not_held(kube: KubeServer, cluster: Cluster) -> None:
+def test_pods_without_hold(kube: KubeServer, cluster: Cluster) -> None:
     run = launch(kube, work=Work())
     check(raised(lambda: check_held(cluster, run.record, "push")).replace("me/train:1", "IMAGE"))
 
 
 def test_options_are_quoted(kube: KubeServer, tmp_path: Path) -> None:
-    folder = tmp_path / "my config"
-    folder.mkdir()
-    cluster = Cluster.connect(str(kube.kubeconfig(folder)), "here")
-    assert cluster.place("team") == f" --kubeconfig '{folder / 'kubeconfig'}' --context here"
+    directory = tmp_path / "my config"
+    directory.mkdir()
+    cluster = Cluster.connect(str(kube.kubeconfig(directory)), "here")
+    assert cluster.place("team") == f" --kubeconfig '{directory / 'kubeconfig'}' --context here"
 
 
-def test_recover_deletes_a_pod_that_hangs(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recover_deletes_a_hung_pod(kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from llmtrain.cli import app
 
     run = both(kube)

@@ -164,7 +164,7 @@ class TestWatch:
         lost = run.pods[1]
         kube.gate = lambda method, path, headers: (0, "") if method == "PATCH" else None  # noqa: ARG005
         run.set(1, running(), conditions=not_ready(61))
-        watcher.until("does not answer: ")
+        watcher.until("Unable to connect")
         assert ("pods", "team", lost) in kube.objects
         kube.gate = None
         watcher.until(f"removed {lost}")

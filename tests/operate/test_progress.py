@@ -1,4 +1,4 @@
-"""The parser of log lines, against the lines that the trackers and the logger really write."""
+"""The log line parser, tested with the lines that trackers and logger write."""
 
 import logging
 import math
@@ -35,7 +35,7 @@ class Written:
 
 @pytest.fixture(params=[False, True], ids=["tagged", "json"])
 def written(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[Written]:
-    """In both forms."""
+    """As text and as JSON."""
     setup_logging(LoggingSection(json_output=request.param))
     yield Written(capsys)
     close_logging()
@@ -47,7 +47,7 @@ def console(max_steps: int = 30) -> ConsoleTracker:
     return ConsoleTracker(run)
 
 
-def test_a_step(written: Written) -> None:
+def test_step_line(written: Written) -> None:
     console().log(5, TRAIN)
     assert read_progress(written.lines) == RunProgress(
         step=5,
@@ -59,7 +59,7 @@ def test_a_step(written: Written) -> None:
     )
 
 
-def test_the_first_step_has_no_speed_and_mfu_is_no_trouble(written: Written) -> None:
+def test_step_line_without_speed_and_with_mfu(written: Written) -> None:
     console().log(1, {"train/loss": 5.5, "train/lr": 1e-3})
     first = read_progress(written.lines)
     assert (first.step, first.loss, first.tokens_per_second, first.time_left) == (1, 5.5, None, None)
@@ -78,12 +78,12 @@ def test_evaluation_and_epochs(written: Written) -> None:
     assert (found.step, found.loss, found.val_loss, found.tokens_per_second) == (10, 5.1922, 4.3604, 27610)
 
 
-def test_days_left(written: Written) -> None:
+def test_time_left_of_days(written: Written) -> None:
     console().log(5, {**TRAIN, "train/seconds_left": 200_000})
     assert read_progress(written.lines).time_left == "2 days, 7:33:20"
 
 
-def test_other_lines_change_nothing(written: Written) -> None:
+def test_other_lines_are_ignored(written: Written) -> None:
     warn("TRAIN", "MLflow is lost; step 3/4 | loss 1.0 in a sentence")
     log("DATA", "tokenised train: 121,446 tokens")
     log("TRAIN", "run demo: 34,688 parameters, 256 tokens a step, from step 0 to 30")
@@ -93,14 +93,14 @@ def test_other_lines_change_nothing(written: Written) -> None:
     assert read_progress(lines) == RunProgress()
 
 
-def test_resuming_knows_the_step_but_has_not_stepped(written: Written) -> None:
+def test_resume_line_sets_the_step_without_has_stepped(written: Written) -> None:
     console().log(25, TRAIN)
     log("TRAIN", f"resumed from {Path('/out/demo/checkpoints/step_20')}")
     found = read_progress(written.lines)
     assert (found.step, found.max_steps, found.has_stepped, found.tokens_per_second) == (20, 30, False, None)
 
 
-def test_the_end(written: Written) -> None:
+def test_done_lines(written: Written) -> None:
     console().log(30, TRAIN)
     log("DONE", "30 steps, train loss 3.4104, val loss 3.4275, best 3.4275")
     found = read_progress(written.lines)
@@ -122,7 +122,7 @@ def test_the_idle_line_of_node_itself(capsys: pytest.CaptureFixture[str], monkey
     assert read_progress(capsys.readouterr().err.splitlines()).idle_code == 64
 
 
-def test_the_smoke_run() -> None:
+def test_smoke_run_lines() -> None:
     line = "[TRAIN] epoch 1/2 | step 3/10 | loss 1.2345"  # training/smoke.py, which needs torch
     found = read_progress([line])
     assert (found.step, found.max_steps, found.loss) == (3, 10, 1.2345)
@@ -132,7 +132,7 @@ def test_lines_of_other_ranks_keep_their_tag() -> None:
     assert split_line("[TRAIN] [rank 1] warning: x") == ("TRAIN", "[rank 1] warning: x")
 
 
-def test_only_the_last_line_says_that_it_is_done(written: Written) -> None:
+def test_only_the_last_line_marks_the_run_as_done(written: Written) -> None:
     log("DONE", "30 steps, train loss 3.4012, val loss 3.3911, best 3.3911")
     assert read_progress(written.lines).is_done
     assert not read_progress([*STEPS_ONLY, "[DONE] hello", "[TRAIN] 30 steps, train loss 3.4"]).is_done

@@ -195,7 +195,7 @@ class TestPush:
         make(workdir, "b/train.py")
         for index in (0, 1):
             (pods.work(index) / "b").write_text("a file")
-        assert "(and in 1 other pods)" in call("push", "demo", "b").err
+        assert "(and in 1 other pod)" in call("push", "demo", "b").err
 
     def test_all_pods_must_run(self, kube: KubeServer, pods: HeldPods, call: Cli, workdir: Path) -> None:
         make(workdir, "train.py")
@@ -357,7 +357,7 @@ class TestDetach:
             assert again.code == 64
             assert again.json["what"].startswith(f"In {pods.names[0]}: ")
             assert "already running (process " in again.json["what"]
-            assert "(and in 1 other pods)" in again.json["what"]
+            assert "(and in 1 other pod)" in again.json["what"]
             assert f"llmtrain exec {demo} --kill" in again.json["remedy"]
             ended = call("exec", "demo", "--kill")
             assert (ended.code, ended.out) == (0, f"Stopped in {pods.names[0]}, {pods.names[1]}.\n")

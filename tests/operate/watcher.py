@@ -1,4 +1,4 @@
-"""follow in a thread, for tests that play the cluster meanwhile."""
+"""Runs `follow` in a thread while the test changes the cluster."""
 
 import io
 import threading
@@ -12,7 +12,7 @@ from llmtrain.operate.status.run_status import RunStatus
 
 
 class Watcher(threading.Thread):
-    """follow, in a thread; the test plays the cluster meanwhile."""
+    """A thread that watches a run."""
 
     def __init__(self, run: FakeRun, *, is_terminal: bool = False, tail: int | None = None, **more: object) -> None:
         super().__init__(daemon=True)

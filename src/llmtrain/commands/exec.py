@@ -87,12 +87,12 @@ def _run(cluster: "Cluster", record: "Record", words: list[str], chosen: list[st
 
 def _start(cluster: "Cluster", record: "Record", words: list[str], chosen: list[str], json_: bool) -> None:
     from llmtrain.operate.exec.run_in_pods import start_in_all
-    from llmtrain.operate.status.view import count
+    from llmtrain.text import plural
 
     pods = start_in_all(cluster, record, words, chosen)
     run = f"{record.run_id}{cluster.place(record.namespace)}"
     text = (
-        f"Started in {count(len(pods), 'pod')}. Output: llmtrain logs {run} -f (also on the runs volume). "
+        f"Started in {plural(len(pods), 'pod')}. Output: llmtrain logs {run} -f (also on the runs volume). "
         f"Stop it: llmtrain exec {run} --kill."
     )
     show(json_, {"run_id": record.run_id, "started": [pod.name for pod in pods]}, text)

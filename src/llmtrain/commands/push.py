@@ -31,7 +31,7 @@ def command(
     from llmtrain.launch.record import find_record
     from llmtrain.launch.work import WORK_DIR
     from llmtrain.operate.exec.run_in_pods import bundle_files, push
-    from llmtrain.operate.status.view import count
+    from llmtrain.text import plural
 
     cluster = connect(kubeconfig, context)
     bundle = bundle_files(files)
@@ -40,5 +40,5 @@ def command(
         more = ", ..." if len(bundle.skipped) > 5 else ""
         say(f"warning: skipped {', '.join(bundle.skipped[:5])}{more}", sys.stderr)
     value = {"run_id": run, "files": bundle.names, "left_out": bundle.skipped, "pods": [each.name for each in pods]}
-    files_text = f"{count(len(bundle.names), 'file')} ({bundle.size:,} bytes)"
-    show(json_, value, f"Copied {files_text} to {WORK_DIR} in {count(len(pods), 'pod')}.")
+    files_text = f"{plural(len(bundle.names), 'file')} ({bundle.size:,} bytes)"
+    show(json_, value, f"Copied {files_text} to {WORK_DIR} in {plural(len(pods), 'pod')}.")

@@ -78,7 +78,7 @@ def context_of(name: str) -> str:
 
 
 def up(name: str, nodes: int, runs: Path | None, image: str | None, kubeconfig: str | None) -> UpResult:
-    """Create the cluster, or complete an existing one of ours. A failed creation is rolled back."""
+    """Create the cluster, or complete one that `up` created earlier. A failed creation is rolled back."""
     _check_name(name)
     if find_spec("kubernetes") is None:  # checked before the cluster, which takes minutes
         raise UsageError(
@@ -127,7 +127,7 @@ def _roll_back(cluster: LocalCluster) -> None:
     if _token_of(cluster.name) == cluster.mark:
         run("kind", "delete", "cluster", *_kind_options(cluster))
     elif cluster.name in list_clusters():
-        return  # not ours, or unknown: keep the record, which is harmless
+        return  # of another owner, or unknown: keep the record, which is harmless
     cluster.delete_record()
 
 
@@ -143,7 +143,7 @@ def down(name: str) -> LocalCluster | None:
 
 
 def load_image(name: str, image: str) -> None:
-    """Copy a local image to the nodes of any kind cluster, whoever created it."""
+    """Copy a local image to the nodes of any kind cluster, also one not created by `up`."""
     _check_name(name)
     known = list_clusters()
     if name not in known:

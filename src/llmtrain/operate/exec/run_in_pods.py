@@ -21,6 +21,7 @@ from llmtrain.launch.record import Record
 from llmtrain.launch.work import HELD_COMMAND, WORK_DIR
 from llmtrain.operate.status.pods import PodStatus, pod_statuses
 from llmtrain.operate.status.run_status import find_pods
+from llmtrain.text import plural
 
 BLOCK = 2**16
 MAX_PARALLEL_PUSHES = 16
@@ -313,7 +314,7 @@ def _in_all(pods: Sequence[PodStatus], action: Callable[[PodStatus], object], ma
             raise
     if problems:
         _, name, first = min(problems, key=lambda row: row[0])
-        others = f" (and in {len(problems) - 1} other pods)" if len(problems) > 1 else ""
+        others = f" (and in {plural(len(problems) - 1, 'other pod')})" if len(problems) > 1 else ""
         error = ClusterError(f"In {name}: {first.what.rstrip('.')}{others}.", remedy=first.remedy)
         error.exit_code = first.exit_code
         raise error

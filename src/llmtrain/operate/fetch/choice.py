@@ -35,7 +35,7 @@ def is_selected(path: str, only: Only) -> bool:
 
 
 def is_plain(path: str) -> bool:
-    """Whether it is fetched by itself: neither part of a checkpoint nor the file that marks the run finished."""
+    """Whether it is fetched as a single file: neither part of a checkpoint nor the file that marks the run finished."""
     return path.split("/")[0] not in (CHECKPOINTS, FINISHED)
 
 

@@ -1,4 +1,4 @@
-"""Installing the guard: options that are not given keep the values of the guard that is already there."""
+"""Installing the guard. Options that are not passed keep the values of an installed guard."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

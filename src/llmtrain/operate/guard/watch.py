@@ -131,7 +131,7 @@ class Guard:
             if self._webhook:
                 try:
                     post(self._webhook, notification.event)
-                except (OSError, HTTPException, ValueError) as problem:  # also a server that does not speak HTTP
+                except (OSError, HTTPException, ValueError) as problem:  # also a server of another protocol
                     if not self._has_warned_webhook:
                         warn("GUARD", f"the webhook did not accept a notification ({reason(problem)}); will retry")
                     self._has_warned_webhook = True

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 from llmtrain.errors import ClusterError
 from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.run_status import RunStatus
-from llmtrain.operate.status.view import LOG_LINES, count, pod_text, run_view
+from llmtrain.operate.status.view import LOG_LINES, pod_text, run_view
 from llmtrain.terminal import say
+from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -76,7 +77,7 @@ class PlainLines:
             self._pods[pod.name] = key
         for text, same in changed.items():
             if len(same) > MAX_POD_LINES:
-                self.note(f"{count(len(same), 'pod')} ({same[0].index} to {same[-1].index}): {text}")
+                self.note(f"{plural(len(same), 'pod')} ({same[0].index} to {same[-1].index}): {text}")
                 continue
             for pod in same:
                 restarted = f", restarted after exit code {pod.last_exit_code}" if _was_restarted(pod) else ""

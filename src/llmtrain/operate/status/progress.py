@@ -1,7 +1,7 @@
-"""How far a run is, from the log of rank 0: tagged lines, or the same as JSON (logging.json_output).
+"""Progress of a run, read from the log of rank 0: tagged lines, or the same as JSON (logging.json_output).
 
-The lines are made by tracking/console.py, training/smoke.py and training/run.py; tests hold what is read here against
-what those write. A line that says something else is passed over.
+The lines are written by tracking/console.py, training/smoke.py and training/run.py; tests compare both sides. Other
+lines are ignored.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from llmtrain.distributed.exit_codes import IDLE_MARK
 
 _TAGGED = re.compile(r"\[([A-Z]+\d*)\] (.*)")
-# Numbers have an end: a log may hold anything, and must not keep a regular expression busy.
+# Repetitions are bounded, because a log may contain anything that slows a regular expression down.
 _NUMBER = r"(-?[\d,]{0,24}\.?\d{1,24}(?:e[+-]?\d{1,3})?|nan|-?inf)"
 _STEP = re.compile(r"(?:^|\| )step (\d{1,15})/(\d{1,15}) \|")
 _LOSS = re.compile(rf"(?:^|\| )loss {_NUMBER}")
@@ -34,14 +34,14 @@ class RunProgress:
     tokens_per_second: float | None = None
     time_left: str | None = None
     has_stepped: bool = False
-    """Whether a step was logged: a run that has just resumed knows its step before it makes one."""
+    """Whether a step was logged since the start: a resumed run logs its step number before its first step."""
     is_done: bool = False
-    """Whether it said that the run is finished."""
+    """Whether it logged that the run is finished."""
     idle_code: int | None = None
-    """What the node ended with, where it waits to be removed (StatefulSet)."""
+    """Exit code logged by a StatefulSet pod of the first version, which then waits to be deleted."""
 
     def after(self, line: str) -> "RunProgress":
-        """What is known once this line was read as well."""
+        """The progress after one more line."""
         tag, text = split_line(line)
         if tag in ("TRAIN", "EVAL", "EPOCH"):
             return self._after_step(tag, text)
@@ -55,15 +55,15 @@ class RunProgress:
     def _after_step(self, tag: str, text: str) -> "RunProgress":
         if resumed := _RESUMED.search(text):
             return replace(self, step=int(resumed[1]), has_stepped=False, tokens_per_second=None, time_left=None)
-        found = _STEP.search(text)
-        if not found:
+        match = _STEP.search(text)
+        if not match:
             return self
-        known = replace(self, step=int(found[1]), max_steps=int(found[2]), has_stepped=True)
+        progress = replace(self, step=int(match[1]), max_steps=int(match[2]), has_stepped=True)
         if tag != "TRAIN":
-            return replace(known, val_loss=_number(_VAL_LOSS.search(text), self.val_loss))
+            return replace(progress, val_loss=_number(_VAL_LOSS.search(text), self.val_loss))
         left = _LEFT.search(text)
         return replace(
-            known,
+            progress,
             loss=_number(_LOSS.search(text), self.loss),
             tokens_per_second=_number(_RATE.search(text), None),
             time_left=left[1] if left else None,
@@ -78,7 +78,7 @@ def read_progress(lines: Iterable[str]) -> RunProgress:
 
 
 def split_line(line: str) -> tuple[str | None, str]:
-    """(tag, text) of a line of the log, in either of its forms."""
+    """(tag, text) of a log line, tagged or JSON."""
     if line.startswith("{"):
         try:
             value = json.loads(line)
@@ -89,5 +89,5 @@ def split_line(line: str) -> tuple[str | None, str]:
     return (tagged[1], tagged[2]) if tagged else (None, line)
 
 
-def _number(found: re.Match[str] | None, otherwise: float | None) -> float | None:
-    return float(found[1].replace(",", "")) if found else otherwise
+def _number(match: re.Match[str] | None, default: float | None) -> float | None:
+    return float(match[1].replace(",", "")) if match else default

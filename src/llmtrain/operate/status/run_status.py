@@ -27,7 +27,7 @@ from llmtrain.operate.status.state import (
 )
 
 TAIL_LINES = 400  # of the log of rank 0: enough to contain a step line
-IDLE_LINES = 5  # of a pod that waits: the mark is its last line
+IDLE_LINES = 5  # the exit code of a waiting pod is in its last line
 MAX_PARALLEL_LOGS = 16
 _ALL_RUNS: Labels = {**APP_LABEL}
 
@@ -235,7 +235,7 @@ def read_queue_state(cluster: Cluster, record: Record, job: Object | None, pods:
 
 
 def needs_events(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
-    """Whether events are needed to tell why: the job is gone, or pods are missing."""
+    """Whether events are needed to explain the state: the job is gone, or pods are missing."""
     if job is None:
         return all(pod.is_overdue for pod in pods) and not record.stopped_at
     return len(pods) < record.config.launch.node_range[1]
@@ -263,12 +263,12 @@ def rank_zero_progress(
 
 
 def idle_code(cluster: Cluster, record: Record, pods: list[PodStatus], progress: RunProgress | None) -> int | None:
-    """What a StatefulSet's run has ended with: every one of its pods says so and waits. None where it goes on."""
+    """Exit code of a StatefulSet run whose pods have all ended and wait to be deleted; None otherwise."""
     if record.config.launch.kind != "stateful_set" or len(pods) < record.config.launch.node_range[0]:
         return None
     if all(pod.final_code is not None for pod in pods):
         return worst_code(pod.final_code for pod in pods)
-    # Images of the first version never exit: their log says that they wait.
+    # Pods of the first version never exit: they log their exit code and wait.
     if progress is None or progress.idle_code is None or not all(pod.is_running for pod in pods):
         return None
 

@@ -7,6 +7,7 @@ from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.status.state import reason_text
 from llmtrain.terminal import printable_line
+from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,13 +57,13 @@ def _header(status: RunStatus) -> "RenderableType":
     header.append(f"  {status.kind}", style="dim")
     header.append(f" in {status.namespace}, {shape_text(status)}, {age_text(status.age_sec)} old", style="dim")
     if status.restarts:
-        header.append(f", {count(status.restarts, 'restart')}", style="yellow")
+        header.append(f", {plural(status.restarts, 'restart')}", style="yellow")
     return header
 
 
 def shape_text(status: RunStatus) -> str:
     """`2 pods x 4 processes`"""
-    pods = count(status.nodes, "pod")
+    pods = plural(status.nodes, "pod")
     return f"{pods} x {status.processes_per_node} processes" if status.processes_per_node > 1 else pods
 
 
@@ -181,8 +182,3 @@ def age_text(seconds: float) -> str:
     if hours < 1:
         return f"{minutes}m" if minutes >= 10 else f"{minutes}m{int(seconds) % 60}s"
     return f"{hours}h{minutes % 60}m" if hours < 48 else f"{hours // 24}d"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 pod`, `2 pods`"""
-    return f"{number} {noun}{'s' if number != 1 else ''}"

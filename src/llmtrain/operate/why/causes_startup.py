@@ -11,9 +11,9 @@ from llmtrain.operate.status.lost_nodes import find_condition, node_not_ready_co
 from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.scheduler import Unschedulable, parse_unschedulable
 from llmtrain.operate.status.startup_failures import CONFIG_REASONS, IMAGE_REASONS, config_error, image_error
-from llmtrain.operate.status.view import count
 from llmtrain.operate.why.diagnosis import Diagnosis, go_on
 from llmtrain.operate.why.snapshot import Snapshot, claim_names
+from llmtrain.text import plural
 
 _NO_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
 _VOLUME_WORDS = ("persistentvolume", "volume node affinity", "volume zone", "volume limits", "max volume count")
@@ -39,7 +39,7 @@ def node_lost(snapshot: Snapshot) -> Diagnosis | None:
             f"It holds nothing up: llmtrain resume {snapshot.run} goes on. The pod goes when the machine comes back."
         )
     return Diagnosis(
-        f"{', '.join(machines[:8])} {'is' if len(machines) == 1 else 'are'} lost: {count(len(lost), 'pod')} of "
+        f"{', '.join(machines[:8])} {'is' if len(machines) == 1 else 'are'} lost: {plural(len(lost), 'pod')} of "
         f"{snapshot.wanted} can neither run nor end there, and nothing takes its place meanwhile.",
         [f"{pod.name} (node {pod.index}) on {pod.node or 'a machine'}: {sign}" for pod, sign in lost[:8]],
         remedy,

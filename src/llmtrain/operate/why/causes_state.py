@@ -5,9 +5,10 @@ from llmtrain.operate.status.container_exits import age_of
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.pods import current_container
 from llmtrain.operate.status.state import code_text, scaled_text, scaled_to
-from llmtrain.operate.status.view import age_text, count, phase_counts, progress_texts
+from llmtrain.operate.status.view import age_text, phase_counts, progress_texts
 from llmtrain.operate.why.diagnosis import Diagnosis, go_on
 from llmtrain.operate.why.snapshot import Snapshot
+from llmtrain.text import plural
 
 NO_PODS_SEC = 60.0  # in which whoever makes pods has begun
 _KUEUE_WORDS = ("Preempted", "Evicted", "Stopped", "Pending", "Suspended", "QuotaReserved")
@@ -19,7 +20,7 @@ def finished(snapshot: Snapshot) -> Diagnosis | None:
     run, status = snapshot.run, snapshot.status
     return Diagnosis(
         f"Nothing is wrong: run {snapshot.record.run_id} is finished{_at_step(snapshot)}.",
-        [f"State finished, exit code 0, {count(status.restarts, 'restart')}."],
+        [f"State finished, exit code 0, {plural(status.restarts, 'restart')}."],
         f"llmtrain fetch {run} brings it here; llmtrain delete {run} removes it.",
     )
 
@@ -179,7 +180,7 @@ def stopping(snapshot: Snapshot) -> Diagnosis | None:
     leaving = [pod.name for pod, _ in snapshot.pods if pod.phase == "Terminating"]
     grace = snapshot.record.config.launch.grace_period_sec
     return Diagnosis(
-        f"The run is being stopped: {count(len(snapshot.pods), 'pod')} may take up to {grace} s to save "
+        f"The run is being stopped: {plural(len(snapshot.pods), 'pod')} may take up to {grace} s to save "
         "(launch.grace_period_sec).",
         [f"Being removed: {', '.join(leaving[:8]) or 'the job itself'}."],
         "Wait for it.",
