@@ -146,6 +146,14 @@ def test_is_abridged_accepts_only_omissions() -> None:
     assert not is_abridged(["a"], ["a", "b"])
 
 
+def test_abridge_keeps_corresponding_lines() -> None:
+    abridge = load_tour_tool().abridge
+    shown, real = ["one: first", "...", "three: third"], ["one: 1st", "two: 2nd", "three: the third", "four: 4th"]
+    assert abridge(shown, real) == ["one: 1st", "...", "three: the third", "..."]
+    assert is_abridged(abridge(shown, real), real)
+    assert abridge(["one: first"], real) == real
+
+
 @pytest.mark.parametrize("page", RUN_HERE)
 def test_page_shows_real_output(page: str, tmp_path: Path) -> None:
     tool, text, ran = load_tour_tool(), read(page), 0

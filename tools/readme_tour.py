@@ -2,12 +2,15 @@
 
 python tools/readme_tour.py                          all pages that need nothing else
 python tools/readme_tour.py docs/fine-tuning.md      MODEL: directory of SmolLM2-135M-Instruct
+python tools/readme_tour.py docs/moving.md docs/troubleshooting.md
+                                                     pages that abridge outputs with `...`: the same lines are kept
 python tools/readme_tour.py docs/kubernetes.md       KUBE_CONFIG_FILE: a kubeconfig whose namespace has a claim `runs`;
                                                      IMAGE: an image that the cluster can pull
 
 A block with a line ^C shows a command that is interrupted with Ctrl-C after its first training step.
 """
 
+import difflib
 import os
 import re
 import shlex
@@ -30,6 +33,7 @@ KUBERNETES = "docs/kubernetes.md"  # takes minutes and needs a cluster
 # What the page shows instead of the real image and namespace.
 IMAGE_AT = "registry.example.com/llmtrain:0.1.0"
 NAMESPACE_AT = "research"
+ABRIDGED = ("docs/moving.md", "docs/troubleshooting.md")
 CTRL_C = "^C"
 
 
@@ -105,9 +109,45 @@ def shorten(output: str) -> list[str]:
     return [*lines[: MAX_LINES - 9], "...", *lines[-8:]]
 
 
+def abridge(shown: list[str], real: list[str]) -> list[str]:
+    """The real lines that correspond to the shown ones, in order, with `...` for those between them."""
+    if "..." not in shown:
+        return real
+    kept: list[int] = []
+    for line in shown:
+        candidates = range(kept[-1] + 1 if kept else 0, len(real))
+        if line != "..." and candidates:
+            best = max(candidates, key=lambda i: (difflib.SequenceMatcher(None, line, real[i]).ratio(), -i))
+            if difflib.SequenceMatcher(None, line, real[best]).ratio() > 0.5:
+                kept.append(best)
+    lines = []
+    for before, index in zip([-1, *kept], kept, strict=False):
+        lines += [*(["..."] if index > before + 1 else []), real[index]]
+    return [*lines, "..."] if kept and kept[-1] < len(real) - 1 else lines
+
+
+def rewrite_abridged(path: Path) -> None:
+    text = path.read_text()
+    with tempfile.TemporaryDirectory() as name:
+        write_files(text, Path(name))
+
+        def fill(match: re.Match[str]) -> str:
+            lines = [match[0].splitlines()[0]]
+            for part in re.split(r"^\$ ", match[2], flags=re.M)[1:]:
+                command, *shown = part.splitlines()
+                output = run(command, Path(name), int(match[1] or 0))
+                lines += [f"$ {command}", *abridge(shown, output.rstrip().splitlines())]
+            return "\n".join([*lines, "```"])
+
+        path.write_text(BLOCK.sub(fill, text))
+
+
 def main() -> None:
     for page in sys.argv[1:] or PAGES:
-        rewrite(ROOT / page)
+        if page in ABRIDGED:
+            rewrite_abridged(ROOT / page)
+        else:
+            rewrite(ROOT / page)
 
 
 def link_model_and_data(directory: Path) -> None:

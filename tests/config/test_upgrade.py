@@ -226,7 +226,7 @@ class TestFieldsThatVersion2HadForPods:
             assert name in notes
 
     def test_defaults_of_a_launch(self) -> None:
-        text = "schema_version: 2\noutput: {root_dir: /home/me/runs}\ndistributed: {master_port: 4000}"
+        text = "schema_version: 2\noutput: {root_dir: /srv/runs}\ndistributed: {master_port: 4000}"
         config = build_config(parse_document(text, "test"), for_launch=True)
         assert (config.output.root_dir, config.distributed.master_port) == ("/out", 29500)
         assert notes_of(text, for_launch=True).count(";") == 0
