@@ -4,7 +4,7 @@ import errno
 from typing import Any
 
 from llmtrain.errors import DataError, LlmtrainError, UsageError
-from llmtrain.hub.token import TOKEN_VARIABLES, clean, tokens
+from llmtrain.hub.token import TOKEN_VARIABLES, redact_tokens, tokens
 from llmtrain.text import one_line
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO, errno.EFBIG, errno.ENOTDIR}
@@ -27,7 +27,7 @@ def explain_hub_error(problem: BaseException, what: str, offline_remedy: str = O
     if error is None:
         lines = [line for line in str(problem).splitlines() if line.strip()] or [""]
         error = DataError(f"{what} cannot be downloaded: {type(problem).__name__}: {lines[0].strip():.300}")
-    return type(error)(clean(error.what), remedy=clean(error.remedy) if error.remedy else None)
+    return type(error)(redact_tokens(error.what), remedy=redact_tokens(error.remedy) if error.remedy else None)
 
 
 def _explain_one(problem: BaseException, what: str, offline_remedy: str) -> LlmtrainError | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmtrain.errors import UsageError
 from llmtrain.hub.errors import explain_hub_error
-from llmtrain.hub.token import clean, hub_token, is_offline
+from llmtrain.hub.token import hub_token, is_offline, redact_tokens
 
 # The files that transformers needs to load a causal language model. No pickles: loading one runs code.
 MODEL_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt")
@@ -57,10 +57,10 @@ def _existing_directory(path: str, field: str) -> Path | None:
             return directory
     except (OSError, RuntimeError) as problem:  # no permission; ~user for an unknown user
         reason = getattr(problem, "strerror", None) or problem
-        raise UsageError(clean(f"{field} '{path}' cannot be read: {reason}.")) from None
+        raise UsageError(redact_tokens(f"{field} '{path}' cannot be read: {reason}.")) from None
     if looks_like_path(path):
         raise UsageError(
-            clean(f"{field} '{path}' does not exist, or is not a directory."),
+            redact_tokens(f"{field} '{path}' does not exist, or is not a directory."),
             remedy="Use a directory with config.json and *.safetensors, or the name of a model on the hub: owner/name.",
         )
     return None
@@ -75,7 +75,7 @@ def looks_like_path(reference: str) -> bool:
 def check_id(name: str, what: str) -> None:
     if not _ID.fullmatch(name) or name.endswith(".git"):
         raise UsageError(
-            clean(what),
+            redact_tokens(what),
             remedy="A name on the hub is `name` or `owner/name`: letters, digits, '-', '_' and '.', no '--' or '..'.",
         )
 

@@ -41,7 +41,7 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
     return any(environment.get(name, "").strip().lower() in ("1", "true", "yes", "on") for name in names)
 
 
-def clean(text: str) -> str:
+def redact_tokens(text: str) -> str:
     """The text without secrets, including tokens whose variable has surrounding whitespace, which redact misses."""
     for _, token in tokens():
         if len(token) >= 8:
