@@ -37,7 +37,7 @@ SIZES = (
 )
 RUN_IDS = ("../evil", "..", ".", "a/b", "/tmp/evil", "Evil", "x", "a" * 41, "evil.", "e vil", "-evil", "evil\n", "''")
 
-# (what is wrong, overrides, exit code, words of the message)
+# (problem, overrides, exit code, facts in the message)
 TABLE = [
     # the config
     ("unknown field", ["trainer.max_step=5"], 64, ["trainer.max_step", "Did you mean 'max_steps'"]),
@@ -145,7 +145,7 @@ def inputs(workdir: Path) -> Path:
 
 @pytest.fixture
 def unchanged(inputs: Path) -> Callable[[], bool]:
-    """Whether the current directory (files, runs and all) is as it was."""
+    """Whether the current directory, with files and runs, is unchanged."""
 
     def look() -> dict[Path, bytes | None]:
         return {path: path.read_bytes() if path.is_file() else None for path in inputs.rglob("*")}
@@ -242,7 +242,7 @@ def test_missing_permission_is_refused(train, inputs: Path, field: str, mode: in
 
 
 def test_token_ids_out_of_range(train, unchanged, tmp_path: Path) -> None:
-    """A token store that was damaged after it was verified, without a trace in the file system (by its disk)."""
+    """A token store that was damaged after its verification, without a change of its metadata (by the disk)."""
     cache = f"data.cache_dir={tmp_path / 'cache'}"
     assert train(cache, "data.tokenizer=char", more=["--dry-run"]).code == 0
     (tokens,) = (tmp_path / "cache").rglob("train.bin")
@@ -254,7 +254,7 @@ def test_token_ids_out_of_range(train, unchanged, tmp_path: Path) -> None:
 
 
 class TestAnotherModel:
-    """A checkpoint of another model or run, and what looks like one."""
+    """A checkpoint of another model or run, and files that resemble one."""
 
     @pytest.fixture
     def run(self, train, inputs: Path) -> Path:
@@ -263,8 +263,7 @@ class TestAnotherModel:
 
     @pytest.fixture
     def same(self, run: Path) -> Callable[[], bool]:
-        """Whether the run can still go on as it would have: nothing of it changed, but for log lines and the note that
-        it was started."""
+        """Whether the run can still be resumed unchanged: only log lines and the record of the start were added."""
 
         def look() -> dict[str, bytes]:
             files = [path for path in run.rglob("*") if path.is_file() and path.parent.name != "logs"]

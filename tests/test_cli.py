@@ -1,4 +1,4 @@
-"""Every verb as a user calls it, on runs that are trained once."""
+"""Every command as a user calls it, on runs that are trained once."""
 
 import json
 import re
@@ -46,11 +46,8 @@ def text(workdir: Path) -> Path:
 
 
 @pytest.fixture
-def verb(
-    root: Path, text: Path, workdir: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], list[str]]:
-    """The arguments of a sensible call of a verb."""
-    monkeypatch.setenv("LLMTRAIN_NODE", "0")  # `node` says so in the environment of its process, which is this one
+def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[str], list[str]]:
+    """The arguments of a typical call of a command."""
     sets = ["--config", "gpt_smoke", *(part for field in tiny for part in ("--set", field))]
     of_run = ["--run", "one", "--root", str(root)]
     calls = {
@@ -108,7 +105,7 @@ VERBS = (
     "tokenizer train",
 )
 
-# They need a cluster, a hub or a store: what they do is tested in tests/operate, tests/launch and beside the others.
+# They need a cluster, a hub or a store: tested in tests/operate, tests/launch and separate files.
 IN_A_CLUSTER = {
     "status",
     "logs",
@@ -142,7 +139,7 @@ ELSEWHERE = (
 
 
 def walk(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
-    """(name, options) of every command below this one, but for the one that only the guard's pod runs: it is hidden."""
+    """(name, options) of every command below this one, except the hidden one that only the guard's pod runs."""
     if command.hidden:
         return
     if not hasattr(command, "commands"):
@@ -186,13 +183,13 @@ class TestEveryVerb:
 
     def test_all_commands_are_covered(self, cli) -> None:
         listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
-        # They need a person, the hub or kind: tests of their own.
+        # They need a person, the hub or kind (the tool), and have separate tests.
         elsewhere = {"chat", "fetch-model", "fetch-data", "lint", "cluster"}
         elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
 
     def test_every_command_takes_json(self) -> None:
-        """Those of groups too, and those that are still to be written."""
+        """Also those of groups."""
         names = [name for rows in COMMANDS.values() for name in rows]
         found = dict(row for name in names for row in walk(load_command(name), (name,)))
         assert {"train", "logs", "guard install", "runs list"} <= set(found)
@@ -346,7 +343,7 @@ class TestTrain:
 
     @pytest.mark.parametrize("how", ["copied", "renamed", "moved", "linked", "linked by path"])
     def test_resume_of_moved_run(self, train, cli, workdir: Path, how: str) -> None:
-        """config.yaml has the id and the root where it began; nobody gave them this time."""
+        """config.yaml has the original id and root, which are not passed this time."""
         assert train("output.run_id=mine").code == 0
         old, words = workdir / "runs" / "mine", ["other"]
         match how:
@@ -381,7 +378,7 @@ class TestTrain:
         assert cli("train", "--resume", "mine", "--json").json == first
 
     def test_large_seed(self, train) -> None:
-        """Refused at the start or good to the end; not lost after the last step."""
+        """Refused at the start, or usable until the end."""
         done = train(f"run.seed={2**64}", more=["--json"])
         assert "Traceback" not in done.err
         assert done.code in (0, 64)
@@ -460,7 +457,7 @@ class TestGenerate:
             ["--temperature", "inf"],
             ["--seed", 2**64],
             ["--top-k", 10**6],
-            ["--prompt", "\udcff"],  # a byte that is no UTF-8, as Python passes it on from a shell
+            ["--prompt", "\udcff"],  # a byte that is not UTF-8, as Python receives it from a shell
             ["--prompt", "é" * 200],
         ],
         ids=lambda options: " ".join(map(str, options))[:30].encode("ascii", "replace").decode(),
@@ -491,7 +488,7 @@ class TestEval:
         assert results[0]["loss"] == pytest.approx(results[2]["loss"], rel=1e-5)
 
     def test_loss_matches_the_training_run(self, cli, root: Path, workdir: Path) -> None:
-        """The validation text of the run, evaluated whole, by the other path."""
+        """The complete validation text of the run, evaluated by `eval`."""
         from llmtrain.data.text.dummy_text import DummyText
 
         text = "\n".join(chunk.text for chunk in DummyText(Config().data, 1).chunks("val"))
@@ -539,7 +536,7 @@ class TestExport:
     def test_export_into_existing_directory(
         self, cli, verb, workdir: Path, monkeypatch: pytest.MonkeyPatch, kind: str
     ) -> None:
-        """The directory itself stays: it may be a mount, or somebody's current directory."""
+        """The directory itself is kept: it may be a mount, or the working directory of a process."""
         arguments = verb("export")[:-2]
         disk, link = workdir / "disk", workdir / "link"
         if kind != "link to nothing":

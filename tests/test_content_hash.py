@@ -1,4 +1,4 @@
-"""The hash over a base model's files, and the cache that spares reading them again."""
+"""The hash of the files of a base model, and its cache."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def hashes(tmp_path: Path) -> Path:
-    """The cache directory; it need not be there."""
+    """The cache directory; it may not exist."""
     return tmp_path / "not" / "yet"
 
 
@@ -34,7 +34,7 @@ def copied(files: list[Path], to: Path) -> list[Path]:
 
 
 def test_hash_covers_names_and_contents(files: list[Path], hashes: Path) -> None:
-    """Written out here: a changed recipe would refuse every run that was begun before."""
+    """A literal value: a changed algorithm would refuse every existing run."""
     lines = "".join(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n" for path in files)
     assert files_sha256(files, hashes) == hashlib.sha256(lines.encode()).hexdigest()
 
@@ -66,7 +66,7 @@ def test_hash_is_cached(files: list[Path], hashes: Path, monkeypatch: pytest.Mon
 
 
 def test_file_of_same_size_and_mtime_is_hashed_again(files: list[Path], hashes: Path) -> None:
-    """As image layers, archives and copying tools leave them."""
+    """As image layers, archives and copy tools create them."""
     first, before = files_sha256(files, hashes), files[1].stat()
     files[1].write_bytes(b"weighty" * 100)
     os.utime(files[1], ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -92,7 +92,7 @@ def test_changed_file_is_hashed_again(files: list[Path], hashes: Path, change: s
 
 
 def test_cache_entry_of_another_file_is_not_used(files: list[Path], hashes: Path) -> None:
-    """A note says which files it is of: a collision of its name, or an edited note, is not believed."""
+    """An entry lists its files: one with a colliding name, or an edited one, is not used."""
     first = files_sha256(files, hashes)
     (note,) = (hashes / "hashes").iterdir()
     note.write_text(json.dumps({"files": [["/somewhere", 1, 2]], "sha256": "0" * 64}))

@@ -1,4 +1,4 @@
-"""`python -m llmtrain` as the first process of a container, which no signal ends that it does not handle."""
+"""`python -m llmtrain` as pid 1 of a container, which ignores signals without a handler."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-# Stands for whatever takes its time before a command has a handler of its own.
+# Simulates slow imports before a command installs its signal handler.
 SLOW_IMPORT = """
 import os, time
 with open("there.new", "w") as file:

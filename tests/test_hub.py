@@ -1,4 +1,4 @@
-"""The hub, played by a server of our own. The library reads its settings when imported, so each call is a process."""
+"""The hub, simulated by a local server. The library reads its settings on import, so each call is a subprocess."""
 
 import errno
 import json
@@ -113,9 +113,9 @@ def place(tmp_path: Path) -> Iterator[Place]:
         yield Place(server, tmp_path, tmp_path / "volume" / "model")
 
 
-def fetched(folder: Path) -> set[str]:
-    """Files of the repository, without anybody's notes."""
-    paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+def fetched(directory: Path) -> set[str]:
+    """Files of the repository, without markers and the files of the library."""
+    paths = [path.relative_to(directory) for path in directory.rglob("*") if path.is_file()]
     return {str(path) for path in paths if not path.parts[0].startswith(".")}
 
 
@@ -189,8 +189,8 @@ def test_each_token_variable_is_sent(place: Place, variable: str) -> None:
     assert place.hub.tokens == {TOKEN}
 
 
-def test_token_is_written_nowhere(place: Place) -> None:
-    """The variable has white space around the token, so that only our own care keeps it out of messages."""
+def test_token_is_written_nowhere(sandbox: Sandbox) -> None:
+    """The variable has whitespace around the token, which redact alone would not remove."""
     gated = "somebody/gated-model"
     place.hub.repos[gated] = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
     env = {"HUGGINGFACE_HUB_TOKEN": f" {TOKEN} ", "HF_DEBUG": "1"}
@@ -209,8 +209,8 @@ def test_token_is_written_nowhere(place: Place) -> None:
     assert hits(place.folder, "weights")
 
 
-def test_interrupted_file_is_resumed(place: Place) -> None:
-    """The library keeps whole pieces of 10 MB."""
+def test_interrupted_file_is_resumed(sandbox: Sandbox) -> None:
+    """The library keeps complete chunks of 10 MB."""
     data = os.urandom(1 << 16) * 352
     place.hub.repos[NAME].files["model.safetensors"] = data
     place.hub.breaks["model.safetensors"] = 21 << 20
@@ -225,9 +225,9 @@ def test_killed_download_keeps_complete_files(place: Place) -> None:
     place.hub.stalls["model.safetensors"] = 3000
     process = place.start(COMMANDS, "fetch-model", NAME, "--to", str(place.to))
     try:
-        assert place.hub.is_stalled.wait(30)
-        wait_for(lambda: (place.to / "config.json").exists() and (place.to / "tokenizer.json").exists())
-        time.sleep(0.3)  # the library's own note about them comes after the files
+        assert sandbox.hub.is_stalled.wait(30)
+        wait_for(lambda: (sandbox.to / "config.json").exists() and (sandbox.to / "tokenizer.json").exists())
+        time.sleep(0.3)  # the library writes its metadata after the files
     finally:
         process.kill()
         Ended.of(process)
@@ -268,10 +268,10 @@ def test_two_processes_download_once(place: Place) -> None:
     assert [place.hub.gets(name) for name in fetched(place.to)] == [1, 1, 1]
 
 
-def test_damaged_file_is_fetched_again(place: Place) -> None:
-    """With its old time, so that the library alone would not see it; and at the old commit, since main has moved."""
-    assert place.fetch().code == 0
-    weights = place.to / "model.safetensors"
+def test_damaged_file_is_fetched_again(sandbox: Sandbox) -> None:
+    """With its old mtime, so that the library alone would not detect it, and at the old commit, as main has moved."""
+    assert sandbox.fetch().code == 0
+    weights = sandbox.to / "model.safetensors"
     then = weights.stat().st_mtime
     weights.write_bytes(b"weigh")
     os.utime(weights, (then, then))
@@ -380,7 +380,7 @@ def test_error_responses_of_the_hub(place: Place) -> None:
 
 def test_unreachable_hub(place: Place) -> None:
     with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))  # taken, but nobody listens
+        unused.bind(("127.0.0.1", 0))  # bound, but not listening
         closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
         ended = place.fetch(HF_ENDPOINT=closed)
         assert (ended.code, "the hub cannot be reached" in ended.err) == (64, True), ended.err

@@ -1,4 +1,4 @@
-"""llmtrain prefetch, the init container of pods: what the config names on the hub, and nothing else."""
+"""llmtrain prefetch, the init container of pods: downloads what the config names on the hub, and nothing else."""
 
 import json
 import os
@@ -73,7 +73,7 @@ def test_prefetched_model_and_tokenizer_need_no_network(pod: Pod) -> None:
     assert pod.fetched == wanted, "no code, and no pickle"
     assert pod.hub.tokens == {TOKEN}
     assert TOKEN not in first.stdout + first.stderr
-    # The next container has no token and may not ask.
+    # The next container has no token and is offline.
     pod.hub.requests.clear()
     again = pod.run(*MODEL, *TOKENIZER, HF_HUB_OFFLINE="1")
     assert again.returncode == 0, again.stderr
@@ -81,7 +81,7 @@ def test_prefetched_model_and_tokenizer_need_no_network(pod: Pod) -> None:
 
 
 def test_snapshot_is_in_configured_cache(pod: Pod, tmp_path: Path) -> None:
-    """launch.env.HF_HUB_CACHE: scripts that are given DIR/models--OWNER--NAME/snapshots/COMMIT find it there."""
+    """launch.env.HF_HUB_CACHE: scripts find the model in DIR/models--OWNER--NAME/snapshots/COMMIT."""
     done = pod.run(*MODEL, HF_TOKEN=TOKEN, HF_HUB_CACHE=str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     (snapshot,) = (tmp_path / "model" / "models--somebody--tiny" / "snapshots").iterdir()
@@ -89,7 +89,7 @@ def test_snapshot_is_in_configured_cache(pod: Pod, tmp_path: Path) -> None:
 
 
 def test_hub_error_is_reported(pod: Pod) -> None:
-    """Ends with 64, which no platform starts again."""
+    """Exits with 64, after which no platform restarts."""
     refused = pod.run(*MODEL, "--json")
     assert refused.returncode == 64, refused.stderr
     assert "somebody/tiny" in json.loads(refused.stdout)["what"]
@@ -119,7 +119,7 @@ def test_nothing_to_fetch(cli: Cli, words: tuple[str, ...]) -> None:
 
 
 def test_dataset_and_gpt2_tokenizer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both splits, as training will ask for them."""
+    """Both splits, as training loads them."""
     from llmtrain.data import hf_datasets
     from llmtrain.data.tokenizers import gpt2
 

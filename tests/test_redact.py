@@ -128,7 +128,7 @@ PLAIN_NAMES = [
     "EVAL_KEY",
     "--lowpass",
 ]
-# Looks like tokens, and are none.
+# Resemble tokens, but are not.
 TOKENS = [
     "hf_" + "Abcdefgh" * 4,
     "ghp_" + "a1B2c3D4" * 4,
@@ -334,7 +334,7 @@ def test_metadata_is_complete_and_redacted(monkeypatch: pytest.MonkeyPatch) -> N
 def test_redacted_config_still_loads(
     train: Callable[..., object], workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What stands in for a secret must be a value that YAML can read, or the run cannot be resumed by its id."""
+    """The replacement of a secret must be valid YAML, or the run cannot be resumed by its id."""
     monkeypatch.setenv("HF_TOKEN", CANARY)
     prompts = f"trainer.eval_prompts=[who is {CANARY}]"
     train(f"run.notes={CANARY}", "output.run_id=one", "tracking.mlflow.tracking_uri=https://me:word@host", prompts)

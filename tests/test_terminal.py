@@ -1,4 +1,4 @@
-"""Standard output in whatever encoding it has."""
+"""Standard output in any encoding."""
 
 import os
 import subprocess
