@@ -1,7 +1,7 @@
-"""The linter: every known trap of training manifests, by rules. RULES is the table; docs/lint.md shows it.
+"""The linter for training manifests. RULES is the table of rules, which docs/lint.md shows.
 
-Nothing is asked of a cluster. What the files do not say is not held against them, with one exception that the finding
-names: a Service that pods need and that is in none of the files given.
+It sends no requests to a cluster. What the files do not contain is not reported, with one exception: a Service that the
+pods need.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Any
 from llmtrain.findings import Finding, Status
 from llmtrain.lint.model import Manifests
 from llmtrain.lint.rules import hardening, jobs, operators, pods, rendezvous, services
-from llmtrain.lint.rules.rule import Rule, Seen, Severity
+from llmtrain.lint.rules.rule import Match, Rule, Severity
 from llmtrain.lint.source import Sources
 from llmtrain.redact import redact
 from llmtrain.terminal import printable_line
@@ -25,12 +25,12 @@ RULES: tuple[Rule, ...] = (
     *hardening.RULES,
 )
 SEVERITIES: dict[Severity, Status] = {"error": "fail", "warning": "warn", "advice": "pass"}
-"""In the words of a Finding: advice is no reason to stop."""
+"""Severity -> status of a Finding; advice is not a failure."""
 
 
 @dataclass(frozen=True)
 class ManifestFinding(Finding):
-    """A trap at its place. `name` is the rule's id, `evidence` what stands there, `recommendation` the fix."""
+    """A mistake at its line. `name` is the id of the rule, `evidence` the occurrence, `recommendation` the fix."""
 
     file: str = ""
     line: int = 0
@@ -54,7 +54,7 @@ class LintReport:
     findings: list[ManifestFinding]
     sources: Sources
     training: int
-    """Pod templates that train."""
+    """Number of pod templates that train."""
 
     def counts(self) -> dict[Severity, int]:
         return {severity: sum(f.severity == severity for f in self.findings) for severity in SEVERITIES}
@@ -74,42 +74,44 @@ class LintReport:
         }
 
     def text(self) -> str:
-        """One line for each finding, as compilers write them; why and fix where a rule is met first."""
+        """One line per finding, in the format of compilers; reason and fix at the first finding of a rule."""
         lines: list[str] = []
-        told: set[str] = set()
+        explained: set[str] = set()
         for found in self.findings:
             lines.append(f"{found.file}:{found.line}: {found.severity}: {found.evidence} [{found.name}]")
-            if found.name not in told:
+            if found.name not in explained:
                 lines += [f"    why: {found.why}", f"    fix: {found.recommendation}"]
-                told.add(found.name)
-        lines += [f"{path}: passed over, no Kubernetes manifest" for path in self.sources.skipped]
-        return "\n".join([*lines, self.verdict()])
+                explained.add(found.name)
+        lines += [f"{path}: skipped, not a Kubernetes manifest" for path in self.sources.skipped]
+        return "\n".join([*lines, self.summary()])
 
-    def verdict(self) -> str:
+    def summary(self) -> str:
         counts = self.counts()
-        said = [plural(counts["error"], "error"), plural(counts["warning"], "warning")]
-        found = ", ".join([*said, f"{counts['advice']} of advice"]) if self.findings else "no trap found"
+        advice = plural(counts["advice"], "suggestion")
+        found = ", ".join([plural(counts["error"], "error"), plural(counts["warning"], "warning"), advice])
         read = f"{plural(len(self.sources.objects), 'object')} in {plural(len(self.sources.files), 'file')}"
-        what = plural(self.training, "training pod template") if self.training else "nothing that looks like training"
-        return f"{found}: {read}, {what}."
+        training = plural(self.training, "training pod template")
+        return f"{found if self.findings else 'no problems found'}: {read}, {training}."
 
 
 def lint(sources: Sources) -> LintReport:
     manifests = Manifests(sources.objects)
-    found = {_finding(rule, seen): None for rule in RULES for seen in rule.look(manifests)}
+    found = {_finding(rule, match): None for rule in RULES for match in rule.find(manifests)}
     order = {name: position for position, name in enumerate(sources.files)}
-    findings = sorted(found, key=lambda one: (order.get(one.file, 0), one.line, list(SEVERITIES).index(one.severity)))
+    findings = sorted(
+        found, key=lambda each: (order.get(each.file, 0), each.line, list(SEVERITIES).index(each.severity))
+    )
     return LintReport(findings, sources, sum(1 for _ in manifests.training()))
 
 
-def _finding(rule: Rule, seen: Seen) -> ManifestFinding:
+def _finding(rule: Rule, match: Match) -> ManifestFinding:
     return ManifestFinding(
         rule.id,
         SEVERITIES[rule.severity],
-        printable_line(redact(seen.evidence)),
+        printable_line(redact(match.evidence)),
         rule.fix,
-        file=seen.node.source.name,
-        line=seen.line or seen.node.line,
+        file=match.node.source.name,
+        line=match.line or match.node.line,
         severity=rule.severity,
         why=rule.why,
     )

@@ -1,5 +1,5 @@
-"""What a container runs and is told: words, flags and variables, whether they stand in a list, in a shell script or in
-`env`. It reads shells as a person skims them; what it cannot tell it leaves alone."""
+"""The command of a container: words, flags and variables from command, args, shell scripts and `env`. Shell scripts are
+only skimmed; what cannot be determined is ignored."""
 
 import re
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from llmtrain.distributed.shell_command import commands_in, script_position
-from llmtrain.lint.yaml_nodes import Node
+from llmtrain.lint.yaml_nodes import LineFinder, Node
 
-# Bounded: of `$(` that is never closed, each would be followed to the end of the script.
+# Bounded: otherwise every unclosed `$(` would be scanned to the end of the script.
 _WORD = re.compile(r"""(?:\$\([^)]{0,200}\)|[^\s"';|&()]|"[^"]*"|'[^']*')+""")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\((\w+)\)|\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
@@ -23,7 +23,7 @@ INDEX_VARIABLES = ("JOB_COMPLETION_INDEX", "POD_INDEX", "NODE_RANK", "PET_NODE_R
 
 @dataclass(frozen=True)
 class Setting:
-    """A variable or a flag, from wherever it was set. `value` has the variables put in that are known."""
+    """A variable or a flag. `value` is `raw` with known variables expanded."""
 
     name: str
     value: str
@@ -31,7 +31,7 @@ class Setting:
     line: int
     node: Node
     is_literal: bool = True
-    """False: from a Secret, a ConfigMap or a field of the pod."""
+    """False: the value comes from a Secret, a ConfigMap or a field of the pod."""
 
     @property
     def number(self) -> int | None:
@@ -54,12 +54,12 @@ class Container:
 
     @cached_property
     def script(self) -> str:
-        """All of it as one text, comments left out."""
+        """Command and args as one text, without comments."""
         return "\n".join(_COMMENT.sub("", entry.text) for entry in self.entries)
 
     @cached_property
     def command_line(self) -> str:
-        """The same in one line, for patterns of several words."""
+        """Command and args on one line, for patterns of several words."""
         return " ".join(self.script.replace("\\\n", " ").split())
 
     @property
@@ -70,7 +70,7 @@ class Container:
 
     @property
     def commands(self) -> list[list[str]]:
-        """Each command that it runs, in words."""
+        """The words of each command that it runs."""
         return commands_in([entry.text.strip() for entry in self.entries])
 
     @property
@@ -79,17 +79,16 @@ class Container:
 
     @property
     def is_launched(self) -> bool:
-        """By something that starts the processes of the node and numbers them."""
+        """Whether a launcher starts and numbers the processes of the pod."""
         text = self.command_line
         return self.is_torchrun or bool(LLMTRAIN.search(text) or OTHER_LAUNCHERS.search(text))
 
     def find(self, pattern: re.Pattern[str]) -> Iterator[tuple[Node, int, str]]:
-        """(entry, line, what) for every match in command and args."""
+        """(entry, line, text) of every match in command and args."""
         for entry in self.entries:
-            text, line = _COMMENT.sub("", entry.text), 0
-            for match in pattern.finditer(text):
-                line = entry.line_of(match[0], line)
-                yield entry, line, match[0].strip()
+            finder = LineFinder(entry)
+            for match in pattern.finditer(_COMMENT.sub("", entry.text)):
+                yield entry, finder.line_of(match[0]), match[0].strip()
 
     @cached_property
     def _words(self) -> list[tuple[str, Node]]:
@@ -104,14 +103,14 @@ class Container:
 
     @cached_property
     def assignments(self) -> list[Setting]:
-        """Every variable of `env`, then every one that a script sets."""
+        """Variables of `env`, then those that a script sets."""
         raw = [*self._env(), *self._assigned()]
         known = {setting.name: setting.raw for setting in raw if setting.is_literal}
-        return [replace(setting, value=_put_in(setting.raw, known)) for setting in raw]
+        return [replace(setting, value=_expand(setting.raw, known)) for setting in raw]
 
     @cached_property
     def variables(self) -> dict[str, Setting]:
-        """Of one that is set twice, the last counts."""
+        """By name; the last assignment counts."""
         return {setting.name: setting for setting in self.assignments}
 
     def _env(self) -> Iterator[Setting]:
@@ -124,20 +123,20 @@ class Container:
                 yield Setting(name, value.text, value.text, value.line, value)
 
     def _assigned(self) -> Iterator[Setting]:
-        lines = {id(entry): 0 for entry in self.entries if re.search(r"\s", entry.text)}
+        finders = {id(entry): LineFinder(entry) for entry in self.entries if re.search(r"\s", entry.text)}
         for word, entry in self._words:
-            if (match := _ASSIGNMENT.fullmatch(word)) and id(entry) in lines:
-                line = lines[id(entry)] = entry.line_of(f"{match[1]}=", lines[id(entry)])
+            if (match := _ASSIGNMENT.fullmatch(word)) and id(entry) in finders:
+                line = finders[id(entry)].line_of(f"{match[1]}=")
                 yield Setting(match[1], match[2], match[2], line, entry)
 
     @cached_property
     def flags(self) -> dict[str, Setting]:
-        """`--nproc_per_node 2` and `--nproc-per-node=2` alike, by the name with hyphens; the first one counts: what
-        follows a script's name is the script's own."""
+        """`--nproc_per_node 2` and `--nproc-per-node=2`, by the name with hyphens. The first one counts: options after
+        the name of a script belong to the script."""
         known = {name: setting.value for name, setting in self.variables.items() if setting.is_literal}
         found: dict[str, Setting] = {}
         words = self._words
-        lines: dict[int, int] = {}
+        finders: dict[int, LineFinder] = {}
         for position, (word, entry) in enumerate(words):
             if not (match := re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)):
                 continue
@@ -147,20 +146,20 @@ class Container:
                 raw = "" if after.startswith("--") else after
             line = at.line
             if at is entry:
-                line = lines[id(at)] = at.line_of(match[0], lines.get(id(at), 0))
-            found.setdefault(name, Setting(name, _put_in(raw, known), raw, line, at))
+                line = finders.setdefault(id(at), LineFinder(at)).line_of(match[0])
+            found.setdefault(name, Setting(name, _expand(raw, known), raw, line, at))
         return found
 
     def settings(self, flags: tuple[str, ...], variables: tuple[str, ...]) -> list[Setting]:
-        """Those that are set, flags first: they win over variables. One that only repeats a variable of them is left
-        out: what is wrong stands at the variable."""
+        """The settings that exist, flags first: they take precedence over variables. A flag that only refers to one of
+        the variables is omitted: the variable has the value."""
         found = [self.flags[name] for name in flags if name in self.flags]
         found += [self.variables[name] for name in variables if name in self.variables]
         names = {setting.name for setting in found}
-        return [one for one in found if not names & _referred(one.raw) - {one.name}]
+        return [each for each in found if not names & _referenced(each.raw) - {each.name}]
 
     def refers_to(self, name: str) -> bool:
-        """Whether a script or another variable uses the variable."""
+        """Whether a script or another variable references the variable."""
         pattern = re.compile(rf"\$\(?\{{?{name}\b")
         return any(pattern.search(entry.text) for entry in self.entries) or any(
             pattern.search(entry.get("value").text) for entry in self.node.get("env")
@@ -168,7 +167,7 @@ class Container:
 
     @property
     def processes(self) -> int | None:
-        """That it starts on its node, where that can be told."""
+        """Number of processes that it starts, if it can be determined."""
         found = self.settings(("nproc-per-node", "processes-per-node"), ("PET_NPROC_PER_NODE", "NPROC_PER_NODE"))
         if found:
             return self.gpus if found[0].value == "gpu" else found[0].number
@@ -189,19 +188,19 @@ class Container:
 
 
 def is_index(setting: Setting) -> bool:
-    """Whether a value is the number of the pod."""
+    """Whether the value is the index of the pod."""
     if not setting.is_literal:
         return any(label in setting.raw for label in INDEX_LABELS)
-    return bool(_referred(setting.raw) & set(INDEX_VARIABLES)) or "HOSTNAME##*-" in setting.raw
+    return bool(_referenced(setting.raw) & set(INDEX_VARIABLES)) or "HOSTNAME##*-" in setting.raw
 
 
-def _referred(text: str) -> set[str]:
-    """Names of the variables in a text."""
+def _referenced(text: str) -> set[str]:
+    """Names of the variables that a text references."""
     return {match[1] or match[2] or match[4] for match in _REFERENCE.finditer(text)}
 
 
-def _put_in(text: str, known: dict[str, str], depth: int = 3) -> str:
-    """With the values of known variables instead of their names."""
+def _expand(text: str, known: dict[str, str], depth: int = 3) -> str:
+    """Replace known variables by their values."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[4]

@@ -1,5 +1,5 @@
-"""Manifests as the rules see them: a Workload makes groups of pods of one template each. Where each kind keeps what is
-said here once, so that a rule need not know the kinds."""
+"""Manifests as the rules see them: a Workload has groups of pods with one template each. The differences between kinds
+are handled here, so that rules need not know them."""
 
 import re
 from collections.abc import Iterator
@@ -13,9 +13,17 @@ RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 OPERATOR_KINDS = ("PyTorchJob", "TrainJob", *RUNTIMES)
 JOBSET_KINDS = ("JobSet", *RUNTIMES)
 REPLICATED = ("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet")
-# What pods are told so that they find each other. RANK and WORLD_SIZE only count with one another: many programs rank.
-MEETING = ("MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT", "RDZV_ENDPOINT", "PET_NNODES", "NNODES", "WORLD_SIZE")
-MEETING_FLAGS = (
+# Variables of distributed training. RANK is not one of them: many programs have ranks.
+RENDEZVOUS_VARIABLES = (
+    "MASTER_ADDR",
+    "PET_MASTER_ADDR",
+    "PET_RDZV_ENDPOINT",
+    "RDZV_ENDPOINT",
+    "PET_NNODES",
+    "NNODES",
+    "WORLD_SIZE",
+)
+RENDEZVOUS_FLAGS = (
     "rdzv-endpoint",
     "rdzv-backend",
     "master-addr",
@@ -29,21 +37,21 @@ _TRAINING = re.compile(
 )
 _IMAGES = re.compile(r"pytorch|torch|deepspeed|llmtrain|nemo", re.IGNORECASE)
 ANY = "*"
-"""The value of a label that the cluster gives."""
+"""The value of a label that the cluster sets."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A group of pods of one template."""
+    """A group of pods with one template."""
 
     workload: "Workload"
     template: Node
     count: int | None
-    """How many there are; None where the files do not say."""
+    """Number of pods; None if the files do not contain it."""
     role: str = ""
     job: Node | None = None
-    """The spec of the Job that makes them."""
-    is_whole: bool = True
+    """The spec of the Job that creates them."""
+    is_complete: bool = True
     """False for a TrainJob: the rest of its template is in the runtime."""
 
     @property
@@ -52,7 +60,7 @@ class Pod:
 
     @cached_property
     def containers(self) -> list[Container]:
-        if not self.is_whole:
+        if not self.is_complete:
             return [Container(self.template)]
         return [Container(node) for node in self.spec.get("containers")]
 
@@ -62,12 +70,12 @@ class Pod:
 
     @cached_property
     def is_distributed(self) -> bool:
-        """Whether its processes have to find those of other pods. torchrun alone does not say so: many pods may each
-        search for hyperparameters on their own."""
+        """Whether its processes connect to those of other pods. torchrun alone does not imply that: each pod may
+        search for hyperparameters independently."""
         if self.workload.kind in OPERATOR_KINDS:
             return self.role not in ("dataset-initializer", "model-initializer")
         return any(
-            (any(n in c.variables for n in MEETING) or any(n in c.flags for n in MEETING_FLAGS))
+            (any(n in c.variables for n in RENDEZVOUS_VARIABLES) or any(n in c.flags for n in RENDEZVOUS_FLAGS))
             and "standalone" not in c.flags
             for c in self.containers
         )
@@ -81,36 +89,36 @@ class Pod:
         )
 
     @property
-    def is_many(self) -> bool:
-        """Several pods that train together. One that the files do not count is taken for alone: no false alarm."""
+    def is_multi_node(self) -> bool:
+        """Whether several pods train together. False if the number is unknown, to avoid false alarms."""
         nodes = self.workload.nodes
         return self.is_distributed and nodes is not None and nodes > 1
 
     @property
     def is_elastic(self) -> bool:
-        """Whether it says that it goes on with fewer nodes (`1:4`)."""
+        """Whether the number of nodes may change (`1:4`)."""
         sizes = [s for c in self.containers for s in c.settings(("nnodes", "nodes"), ("PET_NNODES", "NNODES"))]
-        return any(re.fullmatch(r"\d+:\d+", one.value) and len(set(one.value.split(":"))) == 2 for one in sizes)
+        return any(re.fullmatch(r"\d+:\d+", each.value) and len(set(each.value.split(":"))) == 2 for each in sizes)
 
     @cached_property
     def sizes(self) -> set[int]:
-        """Numbers of nodes that it may rightly name; none where the files cannot tell. A master and its workers may be
-        two Jobs, or a worker's master may be in no file given."""
+        """Numbers of nodes that are correct; empty if unknown. A master and its workers may be two Jobs, or the master
+        may be in another file."""
         nodes, kind = self.workload.nodes, self.workload.kind
-        if nodes is None or kind in ("Pod", "PodTemplate", "DaemonSet") or self._meets_elsewhere():
+        if nodes is None or kind in ("Pod", "PodTemplate", "DaemonSet") or self._has_external_master():
             return set()
         if kind in OPERATOR_KINDS:
             return {nodes}
         return {nodes, self.workload.manifests.plain_nodes(self.workload.namespace)}
 
-    def _meets_elsewhere(self) -> bool:
+    def _has_external_master(self) -> bool:
         hosts = {host.partition(".")[0] for host, _, _ in self.endpoints}
         if self.workload.kind not in ("Job", "StatefulSet", "Deployment") or not hosts:
             return False
         return not any(self._is_here(host) for host in hosts)
 
     def _is_here(self, host: str) -> bool:
-        """Whether a name may lead to these pods: their own names, their Service, or one that leads nowhere yet."""
+        """Whether a name may resolve to these pods: their own names, their Service, or one that selects nothing."""
         if re.fullmatch(rf"{re.escape(self.workload.name)}-\d+", host) or host == self.subdomain.text:
             return True
         service = self.workload.manifests.service(host, self.workload)
@@ -119,7 +127,7 @@ class Pod:
 
     @property
     def processes(self) -> int | None:
-        """Of one pod."""
+        """Processes per pod."""
         if self.workload.processes.exists:
             return self.workload.processes.number
         counts = [container.processes for container in self.containers if container.is_launched] or [1]
@@ -127,19 +135,19 @@ class Pod:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """Its own, and those that the cluster adds."""
+        """Labels of the template, and those that the cluster adds."""
         own = {key: node.text for key, node in self.template.get("metadata", "labels").items()}
-        return {**_given_labels(self), **own}
+        return {**_cluster_labels(self), **own}
 
     def matches(self, selector: Node) -> bool:
-        if not self.is_whole and self.workload.runtime is None:
-            return True  # its labels are in a runtime that is elsewhere
+        if not self.is_complete and self.workload.runtime is None:
+            return True  # its labels are in a runtime in another file
         wanted = list(selector.items())
         return bool(wanted) and all(self.labels.get(key) in (value.text, ANY) for key, value in wanted)
 
     @property
     def subdomain(self) -> Node:
-        """The Service that gives its pods their names."""
+        """The name of the Service that provides the DNS names of its pods."""
         if self.workload.kind == "StatefulSet":
             return self.workload.node.get("spec", "serviceName")
         if self.workload.kind == "JobSet":
@@ -149,9 +157,9 @@ class Pod:
 
     @property
     def endpoints(self) -> Iterator[tuple[str, int, Node]]:
-        """(host, line, where) of each address to meet at that is written out."""
+        """(host, line, node) of each literal rendezvous address."""
         for container in self.containers:
-            for setting in container.settings(("rdzv-endpoint", "master-addr"), MEETING[:4]):
+            for setting in container.settings(("rdzv-endpoint", "master-addr"), RENDEZVOUS_VARIABLES[:4]):
                 host = re.sub(r":\d+$|:\$.*$", "", setting.value.removeprefix("tcp://"))
                 if host and "$" not in host and setting.is_literal:
                     yield host, setting.line, setting.node
@@ -180,7 +188,7 @@ class Workload:
 
     @cached_property
     def nodes(self) -> int | None:
-        """Pods that train together."""
+        """Number of pods that train together."""
         if self.kind == "TrainJob":
             own = self.node.get("spec", "trainer", "numNodes").number
             return own if own or self.runtime is None else self.runtime.nodes
@@ -193,7 +201,7 @@ class Workload:
 
     @property
     def processes(self) -> Node:
-        """The field that says how many processes a pod has, where the kind has one."""
+        """The field with the number of processes per pod, if the kind has one."""
         spec = self.node.get("spec")
         if self.kind == "PyTorchJob":
             return spec.get("nprocPerNode")
@@ -204,14 +212,14 @@ class Workload:
 
     @cached_property
     def runtime(self) -> "Workload | None":
-        """Of a TrainJob, when it is in the files."""
+        """The runtime of a TrainJob, if it is in the files."""
         wanted = self.node.get("spec", "runtimeRef", "name").text
         return self.manifests.runtimes.get(wanted)
 
 
 @dataclass(frozen=True)
 class Manifests:
-    """All objects of all files together: a Service may stand in another file than its pods."""
+    """The objects of all files: a Service may be in another file than its pods."""
 
     objects: list[Node]
 
@@ -242,7 +250,7 @@ class Manifests:
         return [one for one in self.workloads if one.kind == "TrainJob"]
 
     def plain_nodes(self, namespace: str) -> int:
-        """All pods of plain Kubernetes in a namespace that have to find others."""
+        """Number of distributed pods without an operator in a namespace."""
         counts = self._nodes_by_namespace
         return sum(counts.values()) if not namespace else counts.get(namespace, 0) + counts.get("", 0)
 
@@ -265,14 +273,14 @@ class Manifests:
         return found
 
     def beside(self, workload: Workload, kind: str, name: str) -> Node | None:
-        """The object of this name that the workload's pods would find."""
+        """The object of this name in the namespace of the workload."""
         return next((n for n in self._by_name.get((kind, name), []) if same_namespace(n, workload.node)), None)
 
     def service(self, name: str, workload: Workload) -> Node | None:
         return self.beside(workload, "Service", name)
 
     def selected(self, service: Node) -> list[Pod]:
-        """The pods behind a Service; looked up by its first label, as there may be thousands of both."""
+        """The pods that a Service selects; looked up by its first label, because there may be thousands of both."""
         selector = service.get("spec", "selector")
         key, value = next(((key, node.text) for key, node in selector.items()), ("", ""))
         nearby = [pod for row in ((key, value), (key, ANY), ("", ANY)) for pod in self._by_label.get(row, [])]
@@ -280,17 +288,17 @@ class Manifests:
 
     @cached_property
     def _by_label(self) -> dict[tuple[str, str], list[Pod]]:
-        """Pods by each of their labels; those whose labels are elsewhere under no name."""
+        """Pods by each of their labels; pods with unknown labels under an empty key."""
         found: dict[tuple[str, str], list[Pod]] = {}
         for pod in self.pods:
-            rows = list(pod.labels.items()) if pod.is_whole else [("", ANY)]
+            rows = list(pod.labels.items()) if pod.is_complete else [("", ANY)]
             for row in rows:
                 found.setdefault(row, []).append(pod)
         return found
 
 
 def same_namespace(one: Node, other: Node) -> bool:
-    """One that is left out is whatever the files are applied to."""
+    """A missing namespace matches any: it is decided when the files are applied."""
     names = {node.get("metadata", "namespace").text for node in (one, other)} - {""}
     return len(names) < 2
 
@@ -313,7 +321,7 @@ def _pods(workload: Workload) -> Iterator[Pod]:
             count = replica.get("replicas").number if replica.get("replicas").exists else 1
             yield Pod(workload, replica.get("template"), count, role)
     elif kind == "TrainJob":
-        yield Pod(workload, spec.get("trainer"), workload.nodes, is_whole=False)
+        yield Pod(workload, spec.get("trainer"), workload.nodes, is_complete=False)
     else:
         yield from _replicated_jobs(workload, spec if kind == "JobSet" else spec.get("template", "spec"))
 
@@ -328,34 +336,34 @@ def _replicated_jobs(workload: Workload, spec: Node) -> Iterator[Pod]:
 
 
 def _job_size(job: Node) -> int | None:
-    """How many pods are to be there at once, by the larger of the two numbers."""
+    """Number of pods that run at once: the larger of completions and parallelism."""
     numbers = [job.get(name) for name in ("completions", "parallelism") if job.get(name).exists]
     if any(node.number is None for node in numbers):
         return None
     return max((node.number or 0 for node in numbers), default=1)
 
 
-def _given_labels(pod: Pod) -> dict[str, str]:
+def _cluster_labels(pod: Pod) -> dict[str, str]:
     name, kind = pod.workload.name, pod.workload.kind
-    given: dict[str, str] = {}
+    labels: dict[str, str] = {}
     if pod.job is not None:
         job_name = name if kind == "Job" else ANY
         index = "batch.kubernetes.io/job-completion-index"
-        given = {"batch.kubernetes.io/job-name": job_name, "job-name": job_name, index: ANY}
-        given |= {"batch.kubernetes.io/controller-uid": ANY, "controller-uid": ANY}
+        labels = {"batch.kubernetes.io/job-name": job_name, "job-name": job_name, index: ANY}
+        labels |= {"batch.kubernetes.io/controller-uid": ANY, "controller-uid": ANY}
     if kind in JOBSET_KINDS:
-        given |= {"jobset.sigs.k8s.io/jobset-name": name if kind == "JobSet" else ANY}
-        given |= {"jobset.sigs.k8s.io/replicatedjob-name": pod.role}
-        given |= {f"jobset.sigs.k8s.io/{key}": ANY for key in ("job-index", "job-key", "replicatedjob-replicas")}
+        labels |= {"jobset.sigs.k8s.io/jobset-name": name if kind == "JobSet" else ANY}
+        labels |= {"jobset.sigs.k8s.io/replicatedjob-name": pod.role}
+        labels |= {f"jobset.sigs.k8s.io/{key}": ANY for key in ("job-index", "job-key", "replicatedjob-replicas")}
     if kind == "PyTorchJob":
         role = pod.role.lower()
-        given = {"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": role}
-        given |= {"training.kubeflow.org/replica-index": ANY, "training.kubeflow.org/operator-name": ANY}
-        given |= {"training.kubeflow.org/job-role": role}
+        labels = {"training.kubeflow.org/job-name": name, "training.kubeflow.org/replica-type": role}
+        labels |= {"training.kubeflow.org/replica-index": ANY, "training.kubeflow.org/operator-name": ANY}
+        labels |= {"training.kubeflow.org/job-role": role}
     if kind == "StatefulSet":
-        given = {"statefulset.kubernetes.io/pod-name": ANY, "apps.kubernetes.io/pod-index": ANY}
-    return given
+        labels = {"statefulset.kubernetes.io/pod-name": ANY, "apps.kubernetes.io/pod-index": ANY}
+    return labels
 
 
 KINDS = ("Job", "CronJob", "Pod", "PodTemplate", "JobSet", *REPLICATED, *OPERATOR_KINDS)
-"""All kinds that make pods and are known here; others are passed over."""
+"""Kinds that are checked; others are skipped."""

@@ -1,4 +1,4 @@
-"""Which files are read: those named, those below a directory, standard input; and which of them hold manifests."""
+"""Input of the linter: files, directories and standard input, and the manifests in them."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ SUFFIXES = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class Sources:
-    """What was read: the objects of all files together, and the files of a directory that hold none."""
+    """The objects of all files, and the files of a directory that contain no manifest."""
 
     objects: list[Node]
     files: list[str]
@@ -22,7 +22,7 @@ class Sources:
 
 
 def read_sources(paths: Sequence[str]) -> Sources:
-    """Every manifest below the paths. All files that cannot be read are told at once."""
+    """All manifests in files and directories. All unreadable files are reported in one error."""
     objects: list[Node] = []
     files: list[str] = []
     skipped: list[str] = []
@@ -36,24 +36,26 @@ def read_sources(paths: Sequence[str]) -> Sources:
         except _NoObject as problem:
             (problems if is_named else skipped).append(f"{path}{problem}" if is_named else path)
             continue
-        files.append(_shown(path))
+        files.append(_display_name(path))
         objects += found
     if problems:
-        count = f"{len(problems)} files cannot" if len(problems) > 1 else "One file cannot"
-        error = UsageError(f"{count} be read as Kubernetes manifests:\n  " + "\n  ".join(problems))
+        files_are = f"{len(problems)} files are" if len(problems) > 1 else "One file is"
+        error = UsageError(f"{files_are} not readable as Kubernetes manifests:\n  " + "\n  ".join(problems))
         error.details["problems"] = problems
         raise error
     if not files:
-        raise UsageError(f"No Kubernetes manifest in {', '.join(paths)}.", remedy="Name files with `kind:` in them.")
+        raise UsageError(
+            f"No Kubernetes manifest found in {', '.join(paths)}.", remedy="Name files with `apiVersion` and `kind`."
+        )
     return Sources(objects, files, skipped)
 
 
 class _NoObject(Exception):
-    """Sound YAML that is no manifest: an error where the file was named, and passed over in a directory."""
+    """Valid YAML that is not a manifest: an error if the file was named, skipped in a directory."""
 
 
 def _files(paths: Sequence[str], problems: list[str]) -> Iterator[tuple[str, bool]]:
-    """(file, whether it was named itself), each once: an object that is read twice would be two."""
+    """(file, whether it was named explicitly), each file once."""
     done: set[Path] = set()
     for name, is_named in _candidates(paths, problems):
         path = Path(name).resolve()
@@ -72,34 +74,34 @@ def _candidates(paths: Sequence[str], problems: list[str]) -> Iterator[tuple[str
                 is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
                 if file.suffix in SUFFIXES and file.is_file() and not is_hidden:
                     yield str(file), False
-        elif path.exists():  # a pipe, as of <(helm template ...)
+        elif path.exists():  # a pipe, as in <(helm template ...)
             yield name, True
         else:
-            problems.append(f"{name}: there is no such file or directory")
+            problems.append(f"{name}: no such file or directory")
 
 
-def _shown(path: str) -> str:
+def _display_name(path: str) -> str:
     return "<stdin>" if path == STDIN else path
 
 
 def _read(path: str) -> list[Node]:
     try:
         raw = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
-        return parse(raw.decode("utf-8-sig"), _shown(path))
+        return parse(raw.decode("utf-8-sig"), _display_name(path))
     except UnicodeDecodeError:
-        raise NotAManifest("not a text in UTF-8") from None
+        raise NotAManifest("not UTF-8 text") from None
     except OSError as error:
         raise NotAManifest(error.strerror or str(error)) from None
 
 
 def objects_of(documents: list[Node]) -> Iterator[Node]:
-    """The objects of documents, those of a List one by one."""
+    """The objects in documents; a List is expanded."""
     if not documents:
-        raise _NoObject(": nothing in it")
-    strange = [one for one in documents if not (one.get("kind").text and one.get("apiVersion").text)]
-    if strange:
-        why, line = "no Kubernetes manifest: `apiVersion` or `kind` is missing", strange[0].line
-        raise _NoObject(f":{line}: {why}") if strange == documents else NotAManifest(why, line)
+        raise _NoObject(": empty")
+    others = [each for each in documents if not (each.get("kind").text and each.get("apiVersion").text)]
+    if others:
+        reason, line = "not a Kubernetes manifest: `apiVersion` or `kind` is missing", others[0].line
+        raise _NoObject(f":{line}: {reason}") if others == documents else NotAManifest(reason, line)
     for document in documents:
         if document.get("kind").text.endswith("List") and isinstance(document.get("items").value, list):
             yield from (item for item in document.get("items") if item.get("kind").text)

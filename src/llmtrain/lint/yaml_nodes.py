@@ -1,7 +1,7 @@
-"""YAML with line numbers. A plain loader forgets where a value stood, and a linter that cannot say where is of no use.
+"""YAML values with line numbers.
 
-The tree is built from parse events, not by yaml.compose: that one recurses in C, and a file of nothing but `[` takes
-the whole process down.
+The tree is built from parse events, not by yaml.compose, which recurses in C: a file of nothing but `[` would crash the
+process.
 """
 
 import re
@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-MOST_LEVELS = 200
-"""Of nesting. A manifest has some twenty."""
+MAX_DEPTH = 200
+"""Levels of nesting. A manifest has about twenty."""
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SCALARS: Any = yaml.SafeLoader("")
 _PARSERS = {
@@ -24,22 +24,27 @@ _PARSERS = {
     "tag:yaml.org,2002:int": _SCALARS.construct_yaml_int,
     "tag:yaml.org,2002:float": _SCALARS.construct_yaml_float,
 }
-# What only a chart has; other braces inside a text may be meant for another program (Vault, Argo), and stay.
+# Only Helm charts contain these; other braces may belong to another program (Vault, Argo).
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|include\s|toYaml\s)")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file, for the lines of what is inside its long texts."""
+    """One file, to find the lines of parts of its multi-line strings."""
 
     name: str
     lines: list[str]
 
-    def find(self, part: str, first: int, last: int) -> int | None:
-        """The number of the first line from `first` to `last` that has the part in it."""
-        last = min(last, len(self.lines))
-        at = self._text.find(part, self._starts[first - 1], self._starts[last]) if 0 < first <= last else -1
-        return bisect_right(self._starts, at) if at >= 0 else None
+    def offset(self, line: int) -> int:
+        """Where a line begins in the text, or where the text ends."""
+        return self._starts[min(max(line - 1, 0), len(self.lines))]
+
+    def find(self, part: str, start: int, end: int) -> int:
+        """The offset of the first occurrence between two offsets, or -1."""
+        return self._text.find(part, start, end)
+
+    def line_at(self, offset: int) -> int:
+        return bisect_right(self._starts, offset)
 
     @cached_property
     def _text(self) -> str:
@@ -47,17 +52,17 @@ class Source:
 
     @cached_property
     def _starts(self) -> list[int]:
-        """Where each line begins in the text, and where the text ends."""
+        """Offset of each line, and of the end of the text."""
         return list(accumulate((len(line) + 1 for line in self.lines), initial=0))
 
 
 @dataclass(frozen=True)
 class Node:
-    """A value and the line of its key. What is missing is a Node too, with the value None and the line of the nearest
-    thing around it: a finding about a missing field points to where it belongs."""
+    """A value and the line of its key. A missing field is a Node with the value None and the line of its parent, so
+    that findings about it have a line."""
 
     value: Any
-    """A scalar, a dictionary of Nodes or a list of Nodes."""
+    """A scalar, a dict of Nodes or a list of Nodes."""
     line: int
     source: Source
     end: int = 0
@@ -82,44 +87,64 @@ class Node:
 
     @property
     def text(self) -> str:
-        """A scalar as text; of anything else nothing."""
+        """A scalar as text; empty for anything else."""
         return "" if self.value is None or isinstance(self.value, dict | list) else str(self.value)
 
     @property
     def number(self) -> int | None:
-        """A whole number, also one in quotes."""
+        """An integer, also if it is quoted."""
         if isinstance(self.value, bool):
             return None
         return int(self.text) if re.fullmatch(r"\d{1,9}", self.text) else None
 
-    def line_of(self, part: str, after: int = 0) -> int:
-        """The line of a part of a long text; the line of the text itself where it cannot be told. Whoever asks for
-        many, in their order, says after which line the next one stands: a long script is then read once."""
+    def line_of(self, part: str) -> int:
+        """The line of a part of a multi-line string; the line of the string itself if it is not found."""
+        return LineFinder(self).line_of(part)
+
+
+class LineFinder:
+    """Finds the lines of many parts of a string, in their order. Each search continues after the previous match, so
+    that a long script is read only once."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._start = self._next = node.source.offset(node.line)
+        self._end = node.source.offset(max(node.line, node.end) + 1)
+        self._missing: set[str] = set()
+
+    def line_of(self, part: str) -> int:
+        """The line of a part; the line of the string itself if it is not found."""
         first = part.strip().splitlines()[0] if part.strip() else ""
-        end = max(self.line, self.end)
-        found = self.source.find(first, max(self.line, after), end) if first else None
-        if found is None and first and after > self.line:
-            found = self.source.find(first, self.line, end)
-        return self.line if found is None else found
+        if not first or first in self._missing:
+            return self._node.line
+        source = self._node.source
+        at = source.find(first, self._next, self._end)
+        if at < 0:  # an earlier search went too far, e.g. into a comment
+            at = source.find(first, self._start, self._end)
+        if at < 0:
+            self._missing.add(first)
+            return self._node.line
+        self._next = max(self._next, at + len(first))
+        return source.line_at(at)
 
 
 class NotAManifest(Exception):
-    """Why a file cannot be linted; `line` where it is known."""
+    """Why a file cannot be linted, and the line if known."""
 
-    def __init__(self, why: str, line: int = 0) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, line: int = 0) -> None:
+        super().__init__(reason)
         self.line = line
 
 
-class _StrangeKey(NotAManifest):
-    """YAML allows it, Kubernetes does not; `name: {{ x }}` reads like it."""
+class _ComplexKey(NotAManifest):
+    """Valid in YAML, but not in Kubernetes; a template such as `name: {{ x }}` is parsed as one."""
 
     def __init__(self, line: int) -> None:
-        super().__init__("not YAML for Kubernetes: a key is a list or mapping", line)
+        super().__init__("not valid for Kubernetes: a key is a list or mapping", line)
 
 
 def parse(text: str, name: str) -> list[Node]:
-    """The documents of a text, empty ones left out."""
+    """The non-empty documents of a text."""
     source = Source(name, text.splitlines())
     if found := _HELM.search(text):
         raise _helm(text, found.start())
@@ -127,53 +152,53 @@ def parse(text: str, name: str) -> list[Node]:
     try:
         loader = _LOADER(text)
         return [node for node in _documents(loader, source) if node.exists]
-    except (yaml.YAMLError, _StrangeKey) as error:
+    except (yaml.YAMLError, _ComplexKey) as error:
         if (at := text.find("{{")) >= 0:
             raise _helm(text, at) from None
-        raise error if isinstance(error, NotAManifest) else _broken(error) from None
+        raise error if isinstance(error, NotAManifest) else _invalid(error) from None
     finally:
         if loader is not None:
             loader.dispose()
 
 
 def _helm(text: str, at: int) -> NotAManifest:
-    remedy = "lint what it renders: `helm template CHART | llmtrain lint -`"
-    return NotAManifest(f"this is a template ({{{{ }}}}), not YAML; {remedy}", text.count("\n", 0, at) + 1)
+    remedy = "lint its output: `helm template CHART | llmtrain lint -`"
+    return NotAManifest(f"a template ({{{{ }}}}), not YAML; {remedy}", text.count("\n", 0, at) + 1)
 
 
-def _broken(error: yaml.YAMLError) -> NotAManifest:
+def _invalid(error: yaml.YAMLError) -> NotAManifest:
     mark = getattr(error, "problem_mark", None)
-    why = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
-    return NotAManifest(f"not YAML: {why}", mark.line + 1 if mark else 0)
+    reason = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error).splitlines()[0]
+    return NotAManifest(f"not YAML: {reason}", mark.line + 1 if mark else 0)
 
 
 @dataclass
 class _Open:
-    """A list or mapping that is being read."""
+    """A list or mapping that is not closed yet."""
 
     value: Any
     line: int
     anchor: str | None
     key: tuple[str, int] | None = None
-    """The key whose value comes next, and its line."""
+    """The key whose value follows, and its line."""
     merged: list[Node] = field(default_factory=list)
 
 
 class _Builder:
-    """Puts the values of parse events together. A value of a mapping gets the line of its key."""
+    """Builds Nodes from parse events. The value of a mapping has the line of its key."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.stack: list[_Open] = []
         self.anchors: dict[str, Any] = {}
         self.done: list[Node] = []
-        """Documents that are complete."""
+        """Complete documents."""
 
     def open(self, value: Any, anchor: str | None, line: int) -> None:
-        if len(self.stack) >= MOST_LEVELS:
-            raise NotAManifest(f"nested more than {MOST_LEVELS} levels deep", line)
+        if len(self.stack) >= MAX_DEPTH:
+            raise NotAManifest(f"nested more than {MAX_DEPTH} levels deep", line)
         if self.stack and isinstance(self.stack[-1].value, dict) and self.stack[-1].key is None:
-            raise _StrangeKey(line)
+            raise _ComplexKey(line)
         self.stack.append(_Open(value, self._line(line), anchor))
         self._remember(anchor, value)
 
@@ -192,7 +217,7 @@ class _Builder:
         if anchor not in self.anchors:
             raise NotAManifest(f"not YAML: no anchor {anchor}", line)
         if any(opened.anchor == anchor for opened in self.stack):
-            raise NotAManifest("an alias inside its own anchor", line)
+            raise NotAManifest("not YAML: an alias inside its own anchor", line)
         self._put(Node(self.anchors[anchor], self._line(line), self.source, line))
 
     def _remember(self, anchor: str | None, value: Any) -> None:
@@ -204,7 +229,7 @@ class _Builder:
         return key[1] if key else line
 
     def _put(self, node: Node, raw: str | None = None) -> None:
-        """Into what is open; a node on its own is a document."""
+        """Add a node to the open list or mapping; a top-level node is a document."""
         if not self.stack:
             self.done.append(node)
             return
@@ -245,7 +270,7 @@ def _scalar(loader: Any, event: Any) -> Any:
     tag = event.tag
     if tag is None or tag == "!":
         tag = loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-    # YAML 1.1 reads 1:4 as 64; Kubernetes does not.
+    # In YAML 1.1, but not in Kubernetes, 1:4 is the number 64.
     parser = None if ":" in event.value else _PARSERS.get(tag)
     try:
         return parser(yaml.ScalarNode(tag, event.value)) if parser else event.value

@@ -1,1 +1,1 @@
-"""The known traps of training manifests, by topic; diagnose/manifests.py puts them together."""
+"""The rules, by topic; lint/check_manifests.py collects them."""

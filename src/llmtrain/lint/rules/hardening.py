@@ -1,10 +1,10 @@
-"""What Pod Security `restricted` asks for, and a little more. All of it is advice: training works without."""
+"""Pod Security `restricted` and other hardening. All of it is advice: training works without."""
 
 from collections.abc import Callable, Iterator
 
 from llmtrain.lint.command import Container
 from llmtrain.lint.model import Pod
-from llmtrain.lint.rules.rule import Rule, Seen, rule, shown, whole_pods
+from llmtrain.lint.rules.rule import Match, Rule, complete_pods, rule, shorten
 from llmtrain.lint.yaml_nodes import Node
 
 SAFE_PROFILES = ("RuntimeDefault", "Localhost")
@@ -14,33 +14,33 @@ AMOUNTS = ("cpu", "memory")
 def _containers(
     id_: str, what: str, why: str, fix: str, find: Callable[[Pod, Container], tuple[Node, str] | None]
 ) -> Rule:
-    """A rule about each container of a pod."""
+    """A rule that checks each container of a pod."""
 
-    def look(pod: Pod) -> Iterator[Seen]:
+    def check(pod: Pod) -> Iterator[Match]:
         for container in pod.all_containers:
             if (found := find(pod, container)) is not None:
-                yield Seen(found[0], f"container {shown(container.name)}: {found[1]}")
+                yield Match(found[0], f"container {shorten(container.name)}: {found[1]}")
 
-    return rule(id_, "advice", what, why=why, fix=fix, over=whole_pods)(look)
+    return rule(id_, "advice", what, why=why, fix=fix, over=complete_pods)(check)
 
 
 def _security(pod: Pod, container: Container, field: str) -> Node:
-    """Of the container, else of the pod."""
-    own = container.node.get("securityContext", field)
-    whole = pod.spec.get("securityContext", field)
-    return own if own.exists or not whole.exists else whole
+    """The field of the container, else that of the pod."""
+    of_container = container.node.get("securityContext", field)
+    of_pod = pod.spec.get("securityContext", field)
+    return of_container if of_container.exists or not of_pod.exists else of_pod
 
 
 def _root(pod: Pod, container: Container) -> tuple[Node, str] | None:
     user, non_root = _security(pod, container, "runAsUser"), _security(pod, container, "runAsNonRoot")
     if user.number == 0:
-        return user, "runAsUser is 0, which is root"
+        return user, "runAsUser is 0 (root)"
     return None if non_root.value is True else (non_root, "runAsNonRoot is not true")
 
 
 def _seccomp(pod: Pod, container: Container) -> tuple[Node, str] | None:
     profile = _security(pod, container, "seccompProfile")
-    return None if profile.get("type").text in SAFE_PROFILES else (profile, "no seccompProfile")
+    return None if profile.get("type").text in SAFE_PROFILES else (profile, "seccompProfile is not RuntimeDefault")
 
 
 def _escalation(_: Pod, container: Container) -> tuple[Node, str] | None:
@@ -50,7 +50,7 @@ def _escalation(_: Pod, container: Container) -> tuple[Node, str] | None:
 
 def _capabilities(_: Pod, container: Container) -> tuple[Node, str] | None:
     field = container.node.get("securityContext", "capabilities", "drop")
-    return None if any(one.text == "ALL" for one in field) else (field, "capabilities are not dropped")
+    return None if any(one.text == "ALL" for one in field) else (field, "capabilities.drop does not contain ALL")
 
 
 def _writable(_: Pod, container: Container) -> tuple[Node, str] | None:
@@ -59,55 +59,55 @@ def _writable(_: Pod, container: Container) -> tuple[Node, str] | None:
 
 
 def _resources(_: Pod, container: Container) -> tuple[Node, str] | None:
-    """Where only the limit is written, the request is the same."""
+    """Only limits are checked: a missing request defaults to the limit."""
     resources = container.node.get("resources")
     limits = {name for name, _ in resources.get("limits").items()}
-    asked = {name for name, _ in resources.get("requests").items()}
-    gpus = sorted(name for name in asked - limits if "gpu" in name)
+    requested = {name for name, _ in resources.get("requests").items()}
+    gpus = sorted(name for name in requested - limits if "gpu" in name)
     missing = [*(name for name in AMOUNTS if name not in limits), *gpus]
     return (resources, f"no limit for {', '.join(missing)}") if missing else None
 
 
 run_as_root = _containers(
     "may-run-as-root",
-    "a container that may run as root",
-    "Root in a container is root on the node once it breaks out; `restricted` namespaces refuse the pod.",
+    "container may run as root",
+    "Root in a container is root on the node after a breakout; `restricted` namespaces reject the pod.",
     "Set runAsNonRoot: true with runAsUser, runAsGroup and fsGroup in the pod's securityContext.",
     _root,
 )
 no_seccomp = _containers(
     "no-seccomp",
     "no seccomp profile",
-    "All system calls of the kernel are open to it; `restricted` namespaces refuse the pod.",
+    "All system calls are allowed; `restricted` namespaces reject the pod.",
     "Set seccompProfile: {type: RuntimeDefault} in the pod's securityContext.",
     _seccomp,
 )
 privilege_escalation = _containers(
     "privilege-escalation",
-    "privileges may be gained",
-    "A setuid program in the image makes a user root; `restricted` namespaces refuse the pod.",
+    "privilege escalation is allowed",
+    "A setuid program in the image makes a user root; `restricted` namespaces reject the pod.",
     "Set allowPrivilegeEscalation: false in the container's securityContext.",
     _escalation,
 )
 capabilities = _containers(
     "capabilities-kept",
     "capabilities are not dropped",
-    "Training needs none of them; `restricted` namespaces refuse the pod.",
+    "Training needs none of them; `restricted` namespaces reject the pod.",
     "Set capabilities: {drop: [ALL]} in the container's securityContext.",
     _capabilities,
 )
 writable_root = _containers(
     "writable-root",
-    "a writable root filesystem",
-    "What is written there is lost unseen, and counts against the node's disk until the pod is evicted.",
+    "writable root filesystem",
+    "Files written there are lost with the pod, and count against the node's disk until the pod is evicted.",
     "Set readOnlyRootFilesystem: true, with an emptyDir for /tmp and for caches.",
     _writable,
 )
 no_resources = _containers(
     "no-resources",
     "no limits for cpu, memory or GPUs",
-    "A pod without them is evicted first, and can take the memory of its neighbours.",
-    "Set requests and limits for cpu, memory and GPUs, best to the same amounts.",
+    "A pod without limits is evicted first, and can use the memory of other pods.",
+    "Set requests and limits for cpu, memory and GPUs, preferably to the same amounts.",
     _resources,
 )
 
@@ -115,29 +115,30 @@ no_resources = _containers(
 @rule(
     "service-account-token",
     "advice",
-    "a token of the service account in the pod",
-    why="Training does not talk to the API; whoever breaks into the pod then does.",
+    "service account token is mounted in the pod",
+    why="Training does not use the Kubernetes API; an attacker in the pod could.",
     fix="Set automountServiceAccountToken: false in the pod template.",
-    over=whole_pods,
+    over=complete_pods,
 )
-def service_account_token(pod: Pod) -> Iterator[Seen]:
+def service_account_token(pod: Pod) -> Iterator[Match]:
     field = pod.spec.get("automountServiceAccountToken")
     if field.value is not False:
-        yield Seen(field, "automountServiceAccountToken is not false")
+        yield Match(field, "automountServiceAccountToken is not false")
 
 
 @rule(
     "service-links",
     "advice",
-    "variables for every Service of the namespace",
-    why="Each Service adds seven variables: thousands keep a pod from starting; one called `master` sets MASTER_PORT.",
+    "environment variables for every Service of the namespace",
+    why="Each Service adds seven variables: thousands prevent a pod from starting; a Service named `master` "
+    "sets MASTER_PORT.",
     fix="Set enableServiceLinks: false in the pod template.",
-    over=whole_pods,
+    over=complete_pods,
 )
-def service_links(pod: Pod) -> Iterator[Seen]:
+def service_links(pod: Pod) -> Iterator[Match]:
     field = pod.spec.get("enableServiceLinks")
     if field.value is not False:
-        yield Seen(field, "enableServiceLinks is not false")
+        yield Match(field, "enableServiceLinks is not false")
 
 
 RULES = (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from llmtrain.env import EXIT_CODES
 from llmtrain.lint.model import RUNTIMES, Pod, Workload
-from llmtrain.lint.rules.rule import Seen, rule, shown, training_pods, workloads
+from llmtrain.lint.rules.rule import Match, rule, shorten, training_pods, workloads
 from llmtrain.lint.yaml_nodes import Node
 
 NPROC = "nprocPerNode"
@@ -19,123 +19,124 @@ pytorch_jobs, train_jobs, runtimes = workloads("PyTorchJob"), workloads("TrainJo
 @rule(
     "nproc-misspelt",
     "error",
-    "nprocPerNode of a PyTorchJob in another spelling",
-    why="The field is refused, or dropped without a word, and every pod runs one process on one of its GPUs.",
-    fix='Write nprocPerNode: "8", spelled exactly so, directly below spec.',
+    "misspelled nprocPerNode in a PyTorchJob",
+    why="The field is rejected or silently dropped, and every pod runs one process on one of its GPUs.",
+    fix='Use the exact spelling, directly below spec: nprocPerNode: "8".',
     over=pytorch_jobs,
 )
-def nproc_misspelt(job: Workload) -> Iterator[Seen]:
+def nproc_misspelt(job: Workload) -> Iterator[Match]:
     for key, node in job.node.get("spec").items():
         if key != NPROC and key.lower().replace("_", "") in ("nprocpernode", "numprocpernode", "nprocspernode"):
-            yield Seen(node, f"{key} is not a field of a PyTorchJob")
+            yield Match(node, f"{key} is not a field of a PyTorchJob")
 
 
 @rule(
     "nproc-not-a-string",
     "error",
     "nprocPerNode is not a string",
-    why="The CRD wants a string and refuses a number.",
-    fix='Put it in quotes: nprocPerNode: "8".',
+    why="The CRD requires a string and rejects a number.",
+    fix='Quote it: nprocPerNode: "8".',
     over=pytorch_jobs,
 )
-def nproc_not_a_string(job: Workload) -> Iterator[Seen]:
+def nproc_not_a_string(job: Workload) -> Iterator[Match]:
     node = job.node.get("spec", NPROC)
     if node.exists and not isinstance(node.value, str):
-        yield Seen(node, f"nprocPerNode is {shown(node.text)} without quotes")
+        yield Match(node, f"nprocPerNode is the number {shorten(node.text)}, not a string")
 
 
 @rule(
     "pytorch-container-name",
     "error",
-    "no container of a PyTorchJob is called pytorch",
-    why="The operator looks for the container of that name and refuses the job without it.",
+    "PyTorchJob without a container named pytorch",
+    why="The operator requires a container of that name and rejects the job without it.",
     fix="Name the training container pytorch.",
     over=training_pods,
 )
-def pytorch_container_name(pod: Pod) -> Iterator[Seen]:
+def pytorch_container_name(pod: Pod) -> Iterator[Match]:
     names = [container.name for container in pod.containers]
     if pod.workload.kind == "PyTorchJob" and names and "pytorch" not in names:
         where = pod.containers[0].node.get("name")
-        yield Seen(where, f"{pod.role} has {shown(', '.join(names)) or 'no name'}")
+        yield Match(where, f"containers of {pod.role}: {shorten(', '.join(names)) or 'unnamed'}")
 
 
 @rule(
     "master-replicas",
     "error",
-    "a Master without `replicas: 1`",
-    why="The operator's webhook refuses a Master whose number is not written out, or is not 1.",
-    fix="Write replicas: 1 in Master.",
+    "Master without `replicas: 1`",
+    why="The operator's webhook rejects a Master whose replicas are not set, or are not 1.",
+    fix="Set replicas: 1 in Master.",
     over=pytorch_jobs,
 )
-def master_replicas(job: Workload) -> Iterator[Seen]:
+def master_replicas(job: Workload) -> Iterator[Match]:
     master = job.node.get("spec", "pytorchReplicaSpecs", "Master")
     if master.exists and master.get("replicas").number != 1:
-        yield Seen(master.get("replicas"), f"replicas is {shown(master.get('replicas').text) or 'missing'}")
+        yield Match(master.get("replicas"), f"replicas of Master is {shorten(master.get('replicas').text) or 'unset'}")
 
 
 @rule(
     "master-in-restricted",
     "error",
-    "a PyTorchJob with Master and workers in a namespace that enforces `restricted`",
-    why="Beside a Master every worker gets an init container (alpine, no securityContext), which Pod Security refuses.",
-    fix="Use workers only, without Master and elasticPolicy, and meet at <job>-worker-0.",
+    "PyTorchJob with Master and workers in a namespace that enforces `restricted`",
+    why="With a Master every worker gets an init container (alpine, without securityContext), which Pod "
+    "Security rejects.",
+    fix="Use workers only, without Master and elasticPolicy, and <job>-worker-0 as the endpoint.",
     over=pytorch_jobs,
 )
-def master_in_restricted(job: Workload) -> Iterator[Seen]:
+def master_in_restricted(job: Workload) -> Iterator[Match]:
     specs = job.node.get("spec", "pytorchReplicaSpecs")
     is_restricted = any(_is_restricted(node, job) for node in job.manifests.of_kind("Namespace"))
     if specs.get("Master").exists and specs.get("Worker").exists and is_restricted:
-        yield Seen(specs.get("Master"), "its workers will be refused (init-pytorch)")
+        yield Match(specs.get("Master"), "workers are rejected because of their init container (init-pytorch)")
 
 
 def _is_restricted(namespace: Node, job: Workload) -> bool:
     metadata = namespace.get("metadata")
-    is_its_own = not job.namespace or metadata.get("name").text == job.namespace
-    return is_its_own and metadata.get("labels", "pod-security.kubernetes.io/enforce").text == "restricted"
+    is_same = not job.namespace or metadata.get("name").text == job.namespace
+    return is_same and metadata.get("labels", "pod-security.kubernetes.io/enforce").text == "restricted"
 
 
 @rule(
     "exit-code-permanent",
     "advice",
-    "restartPolicy: ExitCode with a program that ends with small codes",
-    why="1 to 127 is permanent there: torchrun, and any Python error, ends with 1, so that a lost peer fails the job.",
-    fix="Use OnFailure with runPolicy.backoffLimit, or end with 128 and more when a restart may help.",
+    "restartPolicy: ExitCode with a program that exits with small codes",
+    why="Exit codes 1 to 127 are permanent: torchrun and any Python error exit with 1, so a lost peer fails the job.",
+    fix="Use OnFailure with runPolicy.backoffLimit, or exit with 128 or more if a restart may help.",
     over=training_pods,
 )
-def exit_code_permanent(pod: Pod) -> Iterator[Seen]:
+def exit_code_permanent(pod: Pod) -> Iterator[Match]:
     policy = _replica(pod).get("restartPolicy")
     if policy.text == "ExitCode" and not any(EXIT_CODES in c.variables for c in pod.containers):
-        yield Seen(policy, f"{pod.role} has restartPolicy ExitCode")
+        yield Match(policy, f"restartPolicy of {pod.role} is ExitCode")
 
 
 @rule(
     "never-restarts",
     "advice",
     "restartPolicy: Never in a PyTorchJob",
-    why="One evicted pod ends the whole job.",
+    why="One evicted pod fails the whole job.",
     fix="Use OnFailure with runPolicy.backoffLimit, and resume from the last checkpoint.",
     over=training_pods,
 )
-def never_restarts(pod: Pod) -> Iterator[Seen]:
+def never_restarts(pod: Pod) -> Iterator[Match]:
     policy = _replica(pod).get("restartPolicy")
     if policy.text == "Never":
-        yield Seen(policy, f"{pod.role} has restartPolicy Never")
+        yield Match(policy, f"restartPolicy of {pod.role} is Never")
 
 
 @rule(
     "endless-restarts",
     "advice",
     "OnFailure in a PyTorchJob without a limit",
-    why="OnFailure restarts whatever the exit code was: a mistake in the config is tried for ever, on paid GPUs.",
+    why="OnFailure restarts after any exit code: a configuration error is retried forever.",
     fix="Set runPolicy.backoffLimit.",
     over=pytorch_jobs,
 )
-def endless_restarts(job: Workload) -> Iterator[Seen]:
+def endless_restarts(job: Workload) -> Iterator[Match]:
     policies = [_replica(pod).get("restartPolicy") for pod in job.pods]
     is_endless = any(policy.text in ("", "OnFailure", "Always") for policy in policies)
     limit = job.node.get("spec", "runPolicy", "backoffLimit")
     if is_endless and not limit.exists:
-        yield Seen(limit, f"PyTorchJob {job.name} has no backoffLimit")
+        yield Match(limit, f"PyTorchJob {job.name} has no backoffLimit")
 
 
 def _replica(pod: Pod) -> Node:
@@ -147,95 +148,95 @@ def _replica(pod: Pod) -> Node:
 @rule(
     "pod-rank-as-process-rank",
     "error",
-    "RANK and WORLD_SIZE of a PyTorchJob with several processes in a pod",
-    why="The operator's RANK counts pods and its WORLD_SIZE processes: without torchrun most processes are missing, "
-    "and as --nnodes the WORLD_SIZE is too large.",
-    fix="Start with torchrun, which reads PET_NNODES and PET_NODE_RANK, and pass it neither of the two.",
+    "RANK and WORLD_SIZE of a PyTorchJob with several processes per pod",
+    why="The operator's RANK counts pods and its WORLD_SIZE processes: without torchrun most processes are "
+    "missing, and as --nnodes the WORLD_SIZE is too large.",
+    fix="Use torchrun, which reads PET_NNODES and PET_NODE_RANK, and pass it neither of the two.",
     over=training_pods,
 )
-def pod_rank_as_process_rank(pod: Pod) -> Iterator[Seen]:
+def pod_rank_as_process_rank(pod: Pod) -> Iterator[Match]:
     if pod.workload.kind != "PyTorchJob" or (pod.workload.processes.number or 1) < 2:
         return
     for container in pod.containers:
         nnodes = container.flags.get("nnodes")
         if nnodes is not None and "WORLD_SIZE" in nnodes.value:
-            yield Seen(nnodes.node, f"--nnodes is {shown(nnodes.raw)}", nnodes.line)
+            yield Match(nnodes.node, f"--nnodes is {shorten(nnodes.raw)}", nnodes.line)
         elif re.search(r"\bpython[\d.]*\b", container.command_line) and not container.is_launched:
             processes = pod.workload.processes.number
-            yield Seen(container.entries[0], f"{processes} processes per pod, started without torchrun")
+            yield Match(container.entries[0], f"{processes} processes per pod, started without torchrun")
 
 
 @rule(
     "trainjob-sets-pet",
     "error",
-    "a TrainJob that sets PET_ variables itself",
-    why="The operator injects them and its webhook refuses a TrainJob that sets them.",
-    fix="Leave them out; use trainer.numNodes and trainer.numProcPerNode.",
+    "TrainJob that sets PET_ variables",
+    why="The operator injects them, and its webhook rejects a TrainJob that sets them.",
+    fix="Remove them; use trainer.numNodes and trainer.numProcPerNode.",
     over=train_jobs,
 )
-def trainjob_sets_pet(job: Workload) -> Iterator[Seen]:
+def trainjob_sets_pet(job: Workload) -> Iterator[Match]:
     for row in job.node.get("spec", "trainer", "env"):
         name = row.get("name")
         if name.text.startswith(INJECTED):
-            yield Seen(name, f"{shown(name.text)} is set")
+            yield Match(name, f"the TrainJob sets {shorten(name.text)}")
 
 
 @rule(
     "trainjob-name",
     "error",
-    "the name of a TrainJob is not RFC 1035",
-    why="It becomes the name of a Service, which has to begin with a letter; the webhook refuses others.",
-    fix="Use lower-case letters, digits and hyphens, a letter first, at most 63.",
+    "name of a TrainJob is not RFC 1035",
+    why="It becomes the name of a Service, which must start with a letter; the webhook rejects other names.",
+    fix="Use at most 63 lower-case letters, digits and hyphens, starting with a letter.",
     over=train_jobs,
 )
-def trainjob_name(job: Workload) -> Iterator[Seen]:
+def trainjob_name(job: Workload) -> Iterator[Match]:
     if job.name and not _RFC_1035.fullmatch(job.name):
-        yield Seen(job.node.get("metadata", "name"), f"the name is {shown(job.name)}")
+        yield Match(job.node.get("metadata", "name"), f"name {shorten(job.name)} is not RFC 1035")
 
 
 @rule(
     "trainjob-override-field",
     "error",
-    "an override of a TrainJob that sets what overrides cannot",
-    why="podTemplateOverrides and podSpecOverrides have no such field: it is refused or dropped, and the pods stay as "
-    "they were.",
-    fix="Render a TrainingRuntime of your own with the whole pod template, and refer to it in runtimeRef.",
+    "TrainJob override of a field that cannot be overridden",
+    why="podTemplateOverrides and podSpecOverrides do not have this field: it is rejected or dropped, and the "
+    "pods are unchanged.",
+    fix="Create your own TrainingRuntime with the whole pod template, and refer to it in runtimeRef.",
     over=train_jobs,
 )
-def trainjob_override_field(job: Workload) -> Iterator[Seen]:
+def trainjob_override_field(job: Workload) -> Iterator[Match]:
     for field in OVERRIDES:
         for row in job.node.get("spec", field):
             containers = [one for part in ("containers", "initContainers") for one in (row.get("spec", part))]
             for place in (row, row.get("spec"), *row.get("containers"), *containers):
                 for name in NOT_OVERRIDABLE:
                     if place.get(name).exists:
-                        yield Seen(place.get(name), f"{field} sets {name}")
+                        yield Match(place.get(name), f"{field} sets {name}")
 
 
 @rule(
     "trainjob-stock-runtime",
     "advice",
-    "a TrainJob with a cluster-wide runtime that is not in the files",
-    why="Stock runtimes set no securityContext, podFailurePolicy or grace period, fail in `restricted` namespaces, and "
-    "cannot be changed from the TrainJob.",
-    fix="Render a TrainingRuntime for the run, with the whole pod template, and lint it along with the TrainJob.",
+    "TrainJob with a cluster-wide runtime that is not in the files",
+    why="Stock runtimes set no securityContext, podFailurePolicy or grace period, fail in `restricted` "
+    "namespaces, and cannot be changed from the TrainJob.",
+    fix="Create a TrainingRuntime for the run, with the whole pod template, and lint it together with the TrainJob.",
     over=train_jobs,
 )
-def trainjob_stock_runtime(job: Workload) -> Iterator[Seen]:
+def trainjob_stock_runtime(job: Workload) -> Iterator[Match]:
     reference = job.node.get("spec", "runtimeRef")
     if job.runtime is None and reference.get("kind").text in ("", "ClusterTrainingRuntime"):
-        yield Seen(reference, f"the runtime is {shown(reference.get('name').text)}")
+        yield Match(reference, f"runtimeRef is the cluster-wide {shorten(reference.get('name').text)}")
 
 
 @rule(
     "runtime-container-name",
     "error",
-    "the trainer's container in a runtime is not called node",
-    why="The operator puts image, command and variables of the TrainJob into the container `node`; others get nothing.",
+    "trainer container in a runtime is not named node",
+    why="The operator applies image, command and variables of the TrainJob to the container `node` only.",
     fix="Name the replicated job and its container node.",
     over=runtimes,
 )
-def runtime_container_name(runtime: Workload) -> Iterator[Seen]:
+def runtime_container_name(runtime: Workload) -> Iterator[Match]:
     for row in runtime.node.get("spec", "template", "spec", "replicatedJobs"):
         step = row.get("template", "metadata", "labels", "trainer.kubeflow.org/trainjob-ancestor-step").text
         if row.get("name").text != "node" and step != "trainer":
@@ -243,7 +244,7 @@ def runtime_container_name(runtime: Workload) -> Iterator[Seen]:
         containers = list(row.get("template", "spec", "template", "spec", "containers"))
         names = [one.get("name").text for one in containers]
         if containers and "node" not in names:
-            yield Seen(containers[0].get("name"), f"it is called {shown(', '.join(names))}")
+            yield Match(containers[0].get("name"), f"containers: {shorten(', '.join(names))}")
 
 
 RULES = (

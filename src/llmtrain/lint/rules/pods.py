@@ -1,17 +1,17 @@
-"""What a training pod needs to work and to keep its results: volumes, memory, signals, and secrets out of sight."""
+"""Training pods: volumes, shared memory, signals and secrets."""
 
 import re
 from collections.abc import Iterator
 
 from llmtrain.lint.command import Container
 from llmtrain.lint.model import Pod
-from llmtrain.lint.rules.rule import Seen, all_pods, joined_pods, rule, shown, training_pods, whole_pods
-from llmtrain.lint.yaml_nodes import Node
+from llmtrain.lint.rules.rule import Match, all_pods, complete_pods, multi_node_pods, rule, shorten, training_pods
+from llmtrain.lint.yaml_nodes import LineFinder, Node
 from llmtrain.redact import has_token, is_secret_setting
 
 SHUTDOWN_SEC = 30
-"""What torchrun gives its processes, and Kubernetes a pod, by default."""
-GONE_WITH_THE_POD = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image")
+"""Default shutdown timeout of torchrun, and default grace period of a pod."""
+EPHEMERAL_VOLUMES = ("emptyDir", "configMap", "secret", "downwardAPI", "projected", "ephemeral", "image")
 NO_SIDECAR = "sidecar.istio.io/inject"
 _DUMP = re.compile(
     r"(?<![\w./-])(?:env|printenv|export\s+-p)\s*(?:\|\s*sort\s*)?(?:>>?\s*(?!/dev/|&)|\|\s*tee\s+)\S+"
@@ -24,57 +24,59 @@ _TRAINER = re.compile(r"\bpython[\d.]*\s|\btorchrun\b|\baccelerate\s+launch\b|\b
 @rule(
     "artifacts-in-pod",
     "warning",
-    "results are written inside the pod only",
-    why="Checkpoints are lost with the pod: its successor starts at 0, and `kubectl cp` cannot read a finished pod.",
-    fix="Mount a PersistentVolumeClaim (ReadWriteMany on several nodes) and write the results there.",
-    over=whole_pods,
+    "results are only written inside the pod",
+    why="Checkpoints are deleted with the pod: a replacement starts at step 0, and `kubectl cp` cannot read a "
+    "finished pod.",
+    fix="Mount a PersistentVolumeClaim (ReadWriteMany with several nodes) and write the results there.",
+    over=complete_pods,
 )
-def artifacts_in_pod(pod: Pod) -> Iterator[Seen]:
-    lasting = {volume.get("name").text for volume in pod.spec.get("volumes") if _lasts(volume)}
+def artifacts_in_pod(pod: Pod) -> Iterator[Match]:
+    persistent = {volume.get("name").text for volume in pod.spec.get("volumes") if _is_persistent(volume)}
     claims = pod.workload.node.get("spec", "volumeClaimTemplates")
-    lasting |= {claim.get("metadata", "name").text for claim in claims}
+    persistent |= {claim.get("metadata", "name").text for claim in claims}
     for container in pod.containers:
         texts = [container.script, *(row.get("value").text for row in container.node.get("env"))]
         is_written = any(
-            mount.get("name").text in lasting and mount.get("readOnly").value is not True
+            mount.get("name").text in persistent and mount.get("readOnly").value is not True
             for mount in container.node.get("volumeMounts")
         )
         if is_written or any(_STORE.search(text) for text in texts):
             return
-    yield Seen(pod.spec.get("volumes"), "no volume that outlives the pod is mounted for writing")
+    yield Match(pod.spec.get("volumes"), "no persistent volume is mounted for writing")
 
 
-def _lasts(volume: Node) -> bool:
+def _is_persistent(volume: Node) -> bool:
     kinds = {key for key, _ in volume.items()} - {"name"}
-    return bool(kinds) and not kinds & set(GONE_WITH_THE_POD)
+    return bool(kinds) and not kinds & set(EPHEMERAL_VOLUMES)
 
 
 @rule(
     "rwo-on-many-nodes",
     "error",
-    "a ReadWriteOnce claim mounted by pods on several nodes",
-    why="The volume attaches to one node; pods on the others stay in ContainerCreating and training never starts.",
+    "ReadWriteOnce claim mounted by pods on several nodes",
+    why="The volume attaches to one node; pods on other nodes stay in ContainerCreating, and training never starts.",
     fix="Use a ReadWriteMany claim (NFS, CephFS, EFS, Filestore), or one node.",
-    over=joined_pods,
+    over=multi_node_pods,
 )
-def rwo_on_many_nodes(pod: Pod) -> Iterator[Seen]:
+def rwo_on_many_nodes(pod: Pod) -> Iterator[Match]:
     for volume in pod.spec.get("volumes"):
         name = volume.get("persistentVolumeClaim", "claimName")
         claim = pod.workload.manifests.beside(pod.workload, "PersistentVolumeClaim", name.text)
         modes = {mode.text for mode in claim.get("spec", "accessModes")} if claim is not None else set()
         if modes and not modes & {"ReadWriteMany", "ReadOnlyMany"}:
-            yield Seen(name, f"{name.text} is {', '.join(sorted(modes))}, and the pods are {pod.workload.nodes}")
+            access = ", ".join(sorted(modes))
+            yield Match(name, f"claim {name.text} is {access}, but {pod.workload.nodes} pods mount it")
 
 
 @rule(
     "small-shm",
     "warning",
-    "the default /dev/shm of 64 MB in a pod with GPUs or several processes",
-    why="NCCL and the workers of data loaders share memory there; when it is full they die with a bus error.",
+    "default /dev/shm of 64 MB in a pod with GPUs or several processes",
+    why="NCCL and data loader workers share memory there; when it is full they die with a bus error.",
     fix="Mount emptyDir {medium: Memory, sizeLimit: ...} at /dev/shm; it counts against the memory limit.",
-    over=whole_pods,
+    over=complete_pods,
 )
-def small_shm(pod: Pod) -> Iterator[Seen]:
+def small_shm(pod: Pod) -> Iterator[Match]:
     if pod.spec.get("hostIPC").value is True:
         return
     in_memory = {
@@ -89,61 +91,65 @@ def small_shm(pod: Pod) -> Iterator[Seen]:
         )
         needs = container.gpus or (container.is_launched and (pod.processes or 1) > 1)
         if needs and not is_large:
-            yield Seen(container.node.get("volumeMounts"), f"container {container.name} has no memory at /dev/shm")
+            yield Match(
+                container.node.get("volumeMounts"), f"container {container.name} has no Memory emptyDir at /dev/shm"
+            )
 
 
 @rule(
     "istio-sidecar",
     "warning",
-    "Istio's sidecar is not switched off",
-    why="In a mesh the sidecar cuts connections between ranks off and keeps a finished Job's pod running.",
+    "Istio sidecar injection is not disabled",
+    why="In a mesh the sidecar breaks connections between ranks and keeps the pod of a finished Job running.",
     fix='Add the label and annotation sidecar.istio.io/inject: "false" (in quotes) to the pod template.',
-    over=joined_pods,
+    over=multi_node_pods,
 )
-def istio_sidecar(pod: Pod) -> Iterator[Seen]:
-    if not pod.is_whole or any(_has_no_mesh(one, pod) for one in pod.workload.manifests.of_kind("Namespace")):
+def istio_sidecar(pod: Pod) -> Iterator[Match]:
+    if not pod.is_complete or any(_has_no_mesh(one, pod) for one in pod.workload.manifests.of_kind("Namespace")):
         return
     metadata = pod.template.get("metadata")
-    said = [metadata.get(part, NO_SIDECAR) for part in ("labels", "annotations")]
-    if not any(node.value == "false" for node in said):
-        where = next((node for node in said if node.exists), metadata if metadata.exists else pod.template)
-        yield Seen(where, f"{NO_SIDECAR} is {'not the text false' if any(n.exists for n in said) else 'not set'}")
+    values = [metadata.get(part, NO_SIDECAR) for part in ("labels", "annotations")]
+    if not any(node.value == "false" for node in values):
+        quoted = 'not the string "false"'
+        where = next((node for node in values if node.exists), metadata if metadata.exists else pod.template)
+        yield Match(where, f"{NO_SIDECAR} is {quoted if any(n.exists for n in values) else 'unset'}")
 
 
 def _has_no_mesh(namespace: Node, pod: Pod) -> bool:
     metadata = namespace.get("metadata")
-    is_its_own = metadata.get("name").text == pod.workload.namespace
-    return is_its_own and metadata.get("labels", "istio-injection").text == "disabled"
+    is_same = metadata.get("name").text == pod.workload.namespace
+    return is_same and metadata.get("labels", "istio-injection").text == "disabled"
 
 
 @rule(
     "grace-too-short",
     "warning",
-    "the grace period is not longer than torchrun's own",
-    why="torchrun gives its processes 30 s to end; a pod with as little is killed while they still write a checkpoint.",
-    fix="Set terminationGracePeriodSeconds above --shutdown-timeout and long enough for a checkpoint (120 and more).",
-    over=whole_pods,
+    "grace period is not longer than the shutdown timeout of torchrun",
+    why="torchrun waits 30 s for its processes to exit; a pod with as little is killed while they still write "
+    "a checkpoint.",
+    fix="Set terminationGracePeriodSeconds above --shutdown-timeout and long enough for a checkpoint (120 or more).",
+    over=complete_pods,
 )
-def grace_too_short(pod: Pod) -> Iterator[Seen]:
+def grace_too_short(pod: Pod) -> Iterator[Match]:
     grace = pod.spec.get("terminationGracePeriodSeconds")
     for container in pod.containers:
-        given = container.settings(("shutdown-timeout",), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",))
-        shutdown = given[0].number if given else SHUTDOWN_SEC
+        settings = container.settings(("shutdown-timeout",), ("TORCH_ELASTIC_SHUTDOWN_TIMEOUT",))
+        shutdown = settings[0].number if settings else SHUTDOWN_SEC
         seconds = grace.number if grace.exists else SHUTDOWN_SEC
         if container.is_torchrun and seconds is not None and shutdown is not None and seconds <= shutdown:
             unset = "" if grace.exists else " (unset)"
-            yield Seen(grace, f"the pod has {seconds} s{unset}, torchrun takes up to {shutdown} s")
+            yield Match(grace, f"grace period is {seconds} s{unset}, shutdown timeout of torchrun is {shutdown} s")
 
 
 @rule(
     "shell-without-exec",
     "warning",
-    "the trainer runs below a shell",
-    why="The shell is PID 1 and passes SIGTERM on to nobody: training is killed without a last checkpoint.",
-    fix="Use the exec form (command: [torchrun, ...]), or write `exec` before the trainer in the script.",
+    "trainer is started by a shell without exec",
+    why="The shell is PID 1 and does not forward SIGTERM: training is killed without a final checkpoint.",
+    fix="Use the exec form (command: [torchrun, ...]), or `exec` the trainer in the script.",
     over=training_pods,
 )
-def shell_without_exec(pod: Pod) -> Iterator[Seen]:
+def shell_without_exec(pod: Pod) -> Iterator[Match]:
     for container in pod.containers:
         script = container.shell_script
         if script is None or re.search(
@@ -152,63 +158,65 @@ def shell_without_exec(pod: Pod) -> Iterator[Seen]:
             continue
         found = next(container.find(_TRAINER), None)
         if found is not None:
-            yield Seen(
-                script, f"`{shown(found[2])}` below {shown(container.entries[0].text)} -c, without exec", found[1]
+            yield Match(
+                script,
+                f"`{shorten(found[2])}` runs below {shorten(container.entries[0].text)} -c without exec",
+                found[1],
             )
 
 
 @rule(
     "env-dump",
     "warning",
-    "the whole environment is written to a file",
-    why="HF_TOKEN and other secrets are in it, and the file ends up beside the results.",
-    fix="Write down the variables you need, by name.",
+    "whole environment is written to a file",
+    why="It contains HF_TOKEN and other secrets, and the file is stored with the results.",
+    fix="Write only the variables you need, by name.",
     over=all_pods,
 )
-def env_dump(pod: Pod) -> Iterator[Seen]:
+def env_dump(pod: Pod) -> Iterator[Match]:
     for container in pod.all_containers or pod.containers:
         for entry, line, what in container.find(_DUMP):
-            yield Seen(entry, shown(what), line)
+            yield Match(entry, shorten(what), line)
 
 
 @rule(
     "secret-in-manifest",
     "warning",
-    "a secret as a literal value or argument",
-    why="Everybody who may read the manifest, the pod or the process list has it, and so has the repository.",
-    fix="Use valueFrom.secretKeyRef or mount the Secret as a file; change the secret that was written here.",
+    "secret as a literal value or argument",
+    why="Everyone who can read the manifest, the pod, the process list or the repository can read it.",
+    fix="Use valueFrom.secretKeyRef or mount the Secret as a file, and rotate the secret.",
     over=all_pods,
 )
-def secret_in_manifest(pod: Pod) -> Iterator[Seen]:
+def secret_in_manifest(pod: Pod) -> Iterator[Match]:
     for container in pod.all_containers or pod.containers:
         yield from _secrets(container)
 
 
-def _secrets(container: Container) -> Iterator[Seen]:
-    """Places and names, never the value."""
-    places: dict[tuple[int, int], Seen] = {}
+def _secrets(container: Container) -> Iterator[Match]:
+    """Lines and names, never the value."""
+    places: dict[tuple[int, int], Match] = {}
     for setting in container.assignments:
         if (
             setting.is_literal
             and (is_secret_setting(setting.name, setting.value) or has_token(setting.value))
             and _is_value(setting.value)
         ):
-            seen = Seen(setting.node, f"{shown(setting.name)} has its value written out", setting.line)
+            seen = Match(setting.node, f"{shorten(setting.name)} has a literal value", setting.line)
             places[(setting.line, 0)] = seen
     for name, flag in container.flags.items():
         if is_secret_setting(name, flag.value) and _is_value(flag.value):
-            places.setdefault((flag.line, 0), Seen(flag.node, f"--{name} has its value written out", flag.line))
+            places.setdefault((flag.line, 0), Match(flag.node, f"--{name} has a literal value", flag.line))
     for entry in container.entries:
-        number = 0
+        finder = LineFinder(entry)
         for line in entry.text.splitlines():
             if has_token(line):
-                number = entry.line_of(line, number)
-                places.setdefault((number, 0), Seen(entry, "a token stands in the command", number))
+                number = finder.line_of(line)
+                places.setdefault((number, 0), Match(entry, "the command contains a token", number))
     yield from places.values()
 
 
 def _is_value(text: str) -> bool:
-    """A value itself: no reference, no path, no switch."""
+    """Whether it is a literal value, not a reference, a path or a switch."""
     return bool(text) and "$" not in text and not text.startswith("/") and text.lower() not in ("true", "false", "none")
 
 

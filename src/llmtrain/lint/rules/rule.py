@@ -1,4 +1,4 @@
-"""Rule: one trap. A row says what, why and the fix; a small function finds the places."""
+"""Rule: one mistake, with the reason and the fix; a small function finds its occurrences."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from llmtrain.lint.yaml_nodes import Node
 from llmtrain.text import one_line
 
 Severity = Literal["error", "warning", "advice"]
-"""error: it will break or hang. warning: it breaks in some clusters, or loses data. advice: hardening."""
+"""error: breaks or hangs. warning: breaks in some clusters, or loses data. advice: hardening."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A place of a trap."""
+class Match:
+    """An occurrence of a mistake."""
 
     node: Node
     evidence: str
     line: int | None = None
-    """Where it is another than the node's: inside a script."""
+    """Set if it differs from the line of the node: inside a script."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Rule:
     what: str
     why: str
     fix: str
-    look: Callable[[Manifests], Iterator[Seen]]
+    find: Callable[[Manifests], Iterator[Match]]
 
 
 def rule(
@@ -41,15 +41,15 @@ def rule(
     why: str,
     fix: str,
     over: Callable[[Manifests], Iterable[T]],
-) -> Callable[[Callable[[T], Iterator[Seen]]], Rule]:
-    """Make a Rule of a function that looks at one of the things that `over` picks."""
+) -> Callable[[Callable[[T], Iterator[Match]]], Rule]:
+    """Decorator that makes a Rule of a function that checks one of the objects that `over` selects."""
 
-    def make(function: Callable[[T], Iterator[Seen]]) -> Rule:
-        def look(manifests: Manifests) -> Iterator[Seen]:
-            for thing in over(manifests):
-                yield from function(thing)
+    def make(function: Callable[[T], Iterator[Match]]) -> Rule:
+        def find(manifests: Manifests) -> Iterator[Match]:
+            for checked in over(manifests):
+                yield from function(checked)
 
-        return Rule(id_, severity, what, why, fix, look)
+        return Rule(id_, severity, what, why, fix, find)
 
     return make
 
@@ -62,18 +62,18 @@ def training_pods(manifests: Manifests) -> Iterable[Pod]:
     return manifests.training()
 
 
-def whole_pods(manifests: Manifests) -> Iterable[Pod]:
-    """Training pods whose whole template is in the files."""
-    return (pod for pod in manifests.training() if pod.is_whole)
+def complete_pods(manifests: Manifests) -> Iterable[Pod]:
+    """Training pods whose complete template is in the files."""
+    return (pod for pod in manifests.training() if pod.is_complete)
 
 
-def joined_pods(manifests: Manifests) -> Iterable[Pod]:
-    """Of training on several nodes."""
-    return (pod for pod in manifests.training() if pod.is_many)
+def multi_node_pods(manifests: Manifests) -> Iterable[Pod]:
+    """Pods of distributed training with several pods."""
+    return (pod for pod in manifests.training() if pod.is_multi_node)
 
 
 def job_pods(manifests: Manifests) -> Iterable[Pod]:
-    """Training pods that a Job makes, by itself or inside a JobSet or a runtime."""
+    """Training pods of a Job, standalone or inside a JobSet or a runtime."""
     return (pod for pod in manifests.training() if pod.job is not None)
 
 
@@ -81,7 +81,7 @@ def workloads(*kinds: str) -> Callable[[Manifests], Iterable[Workload]]:
     return lambda manifests: (workload for workload in manifests.workloads if workload.kind in kinds)
 
 
-def shown(value: object) -> str:
-    """A value for a message, short."""
+def shorten(value: object) -> str:
+    """A value for a message, shortened to 60 characters."""
     text = one_line(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,32 +1,32 @@
-"""The names of pods: the headless Service, the subdomain, and what fits into a name."""
+"""DNS names of pods: headless Service, subdomain, length of names."""
 
 import re
 from collections.abc import Iterable, Iterator
 
 from llmtrain.lint.model import Manifests, Pod
-from llmtrain.lint.rules.rule import Seen, joined_pods, rule, shown, training_pods
+from llmtrain.lint.rules.rule import Match, multi_node_pods, rule, shorten, training_pods
 from llmtrain.lint.yaml_nodes import Node
 
 NAME_LIMIT = 63
 RENDEZVOUS_PORTS = (29500, 29400, 23456)
-OWN_NAMES = ("Job", "StatefulSet")
-"""Kinds whose pods get their names from a Service of yours; operators make their own."""
+NEED_SERVICE = ("Job", "StatefulSet")
+"""Kinds whose pods need a Service in the manifests; operators create their own."""
 
 
-def _named(pod: Pod) -> Node | None:
-    """The Service in the files that gives a pod its name."""
-    if pod.workload.kind not in OWN_NAMES or not pod.subdomain.text:
+def _naming_service(pod: Pod) -> Node | None:
+    """The Service in the files that provides the DNS name of a pod."""
+    if pod.workload.kind not in NEED_SERVICE or not pod.subdomain.text:
         return None
     return pod.workload.manifests.service(pod.subdomain.text, pod.workload)
 
 
 def naming_services(manifests: Manifests) -> Iterable[Node]:
-    found = [_named(pod) for pod in manifests.training() if pod.is_many]
+    found = [_naming_service(pod) for pod in manifests.training() if pod.is_multi_node]
     return {id(service): service for service in found if service is not None}.values()
 
 
-def _meeting_services(manifests: Manifests) -> Iterable[tuple[Manifests, Node]]:
-    """Services of training: headless, or on a port of torch, or named by a pod. Others may select what is elsewhere."""
+def _rendezvous_services(manifests: Manifests) -> Iterable[tuple[Manifests, Node]]:
+    """Services of training: headless, on a port of torch, or named by a pod. Others may select pods in other files."""
     training = list(manifests.training())
     if not training:
         return
@@ -35,105 +35,106 @@ def _meeting_services(manifests: Manifests) -> Iterable[tuple[Manifests, Node]]:
     for service in manifests.of_kind("Service"):
         spec = service.get("spec")
         ports = {port.get("port").number for port in spec.get("ports")}
-        is_meeting = spec.get("clusterIP").text == "None" or bool(ports & set(RENDEZVOUS_PORTS))
-        if is_meeting or service.get("metadata", "name").text in used:
+        is_rendezvous = spec.get("clusterIP").text == "None" or bool(ports & set(RENDEZVOUS_PORTS))
+        if is_rendezvous or service.get("metadata", "name").text in used:
             yield manifests, service
 
 
 @rule(
     "service-selects-nothing",
     "error",
-    "a Service whose selector no pod carries",
-    why="Without a pod behind it the name does not resolve, and every process waits for the master until it gives up.",
-    fix="Select a label of the pod template, or one that the cluster gives: batch.kubernetes.io/job-name: <job>.",
-    over=_meeting_services,
+    "Service whose selector matches no pod",
+    why="The name does not resolve, and every process waits for the master until it times out.",
+    fix="Select a label of the pod template, or one that Kubernetes sets: batch.kubernetes.io/job-name: <job>.",
+    over=_rendezvous_services,
 )
-def service_selects_nothing(found: tuple[Manifests, Node]) -> Iterator[Seen]:
+def service_selects_nothing(found: tuple[Manifests, Node]) -> Iterator[Match]:
     manifests, service = found
     selector = service.get("spec", "selector")
     if selector.exists and not manifests.selected(service):
-        wanted = ", ".join(f"{key}: {value.text}" for key, value in selector.items())
-        yield Seen(selector, f"no pod template in the files has {shown(wanted)}")
+        labels = ", ".join(f"{key}: {value.text}" for key, value in selector.items())
+        yield Match(selector, f"no pod template in the files has the labels {shorten(labels)}")
 
 
 @rule(
     "service-not-headless",
     "error",
-    "the Service of the pods' names is not headless",
-    why="Only a headless Service gives each pod a name; behind a cluster IP <job>-0.<service> does not resolve.",
+    "Service for pod names is not headless",
+    why="Only a headless Service gives each pod a DNS name; with a cluster IP <job>-0.<service> does not resolve.",
     fix="Add clusterIP: None to the Service.",
     over=naming_services,
 )
-def service_not_headless(service: Node) -> Iterator[Seen]:
+def service_not_headless(service: Node) -> Iterator[Match]:
     address = service.get("spec", "clusterIP")
     if address.text != "None":
         name = service.get("metadata", "name").text
-        yield Seen(address, f"Service {name} has clusterIP {shown(address.text) or 'unset'}")
+        yield Match(address, f"Service {name} has clusterIP {shorten(address.text) or 'unset'}")
 
 
 @rule(
     "service-hides-unready-pods",
     "warning",
-    "the headless Service leaves out pods that are not ready",
-    why="Pods have to find each other before they are ready; with a readiness probe they wait for each other for ever.",
+    "headless Service without publishNotReadyAddresses",
+    why="Pods must find each other before they are ready; with a readiness probe they wait for each other forever.",
     fix="Add publishNotReadyAddresses: true to the Service.",
     over=naming_services,
 )
-def service_hides_unready_pods(service: Node) -> Iterator[Seen]:
+def service_hides_unready_pods(service: Node) -> Iterator[Match]:
     field = service.get("spec", "publishNotReadyAddresses")
     if field.value is not True:
-        yield Seen(field, f"Service {service.get('metadata', 'name').text} has no publishNotReadyAddresses: true")
+        yield Match(field, f"Service {service.get('metadata', 'name').text} has no publishNotReadyAddresses: true")
 
 
 @rule(
     "pods-without-names",
     "error",
     "pods without a subdomain (Job) or serviceName (StatefulSet)",
-    why="Without it the pods have no names in DNS, and <job>-0.<service> does not resolve.",
+    why="The pods have no DNS names, and <job>-0.<service> does not resolve.",
     fix="Set subdomain in the pod template (StatefulSet: serviceName) to the name of a headless Service.",
-    over=joined_pods,
+    over=multi_node_pods,
 )
-def pods_without_names(pod: Pod) -> Iterator[Seen]:
-    if pod.workload.kind not in OWN_NAMES or pod.subdomain.text:
+def pods_without_names(pod: Pod) -> Iterator[Match]:
+    if pod.workload.kind not in NEED_SERVICE or pod.subdomain.text:
         return
     hosts = [host for host, _, _ in pod.endpoints]
     own = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
     if not hosts or any(own.match(host) for host in hosts):
-        yield Seen(pod.subdomain, f"{pod.workload.kind} {pod.workload.name} gives its pods no names")
+        field = "serviceName" if pod.workload.kind == "StatefulSet" else "subdomain"
+        yield Match(pod.subdomain, f"{pod.workload.kind} {pod.workload.name} has no {field}")
 
 
 @rule(
     "subdomain-without-service",
     "warning",
-    "a subdomain or serviceName without a Service of that name",
-    why="The names of pods come from the Service; where it is missing they do not resolve.",
-    fix="Add a headless Service of that name, or lint the file that has it along with this one.",
-    over=joined_pods,
+    "subdomain or serviceName without a Service of that name",
+    why="The Service provides the DNS names of the pods; without it they do not resolve.",
+    fix="Add a headless Service of that name, or lint its file together with this one.",
+    over=multi_node_pods,
 )
-def subdomain_without_service(pod: Pod) -> Iterator[Seen]:
-    if pod.workload.kind in OWN_NAMES and pod.subdomain.text and _named(pod) is None:
-        yield Seen(pod.subdomain, f"no Service {shown(pod.subdomain.text)} in the files given")
+def subdomain_without_service(pod: Pod) -> Iterator[Match]:
+    if pod.workload.kind in NEED_SERVICE and pod.subdomain.text and _naming_service(pod) is None:
+        yield Match(pod.subdomain, f"Service {shorten(pod.subdomain.text)} is not in the files")
 
 
 @rule(
     "name-too-long",
     "error",
-    "a name that leaves no room for the pods' numbers",
-    why="The host name of a pod is the job's name and its number, and may have 63 characters.",
-    fix="Give the job a shorter name.",
+    "pod names exceed 63 characters",
+    why="The host name of a pod is the name of the job and the pod's index, at most 63 characters.",
+    fix="Use a shorter name for the job.",
     over=training_pods,
 )
-def name_too_long(pod: Pod) -> Iterator[Seen]:
+def name_too_long(pod: Pod) -> Iterator[Match]:
     if pod.workload.kind not in MIDDLES:
         return
     middle = MIDDLES[pod.workload.kind].format(role=pod.role.lower())
     longest = f"{pod.workload.name}{middle}-{max((pod.workload.nodes or 1) - 1, 0)}"
     if len(longest) > NAME_LIMIT:
-        yield Seen(pod.workload.node.get("metadata", "name"), f"{longest} has {len(longest)} characters")
+        yield Match(pod.workload.node.get("metadata", "name"), f"pod name {longest} has {len(longest)} characters")
 
 
 MIDDLES = {"Job": "", "StatefulSet": "", "PyTorchJob": "-{role}", "JobSet": "-{role}-0", "TrainJob": "-node-0"}
-"""What stands between the name and the number."""
+"""Part of a pod name between the name of the job and the index."""
 RULES = (
     service_selects_nothing,
     service_not_headless,
