@@ -189,7 +189,7 @@ def test_each_token_variable_is_sent(place: Place, variable: str) -> None:
     assert place.hub.tokens == {TOKEN}
 
 
-def test_token_is_written_nowhere(sandbox: Sandbox) -> None:
+def test_token_is_written_nowhere(place: Place) -> None:
     """The variable has whitespace around the token, which redact alone would not remove."""
     gated = "somebody/gated-model"
     place.hub.repos[gated] = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
@@ -209,7 +209,7 @@ def test_token_is_written_nowhere(sandbox: Sandbox) -> None:
     assert hits(place.folder, "weights")
 
 
-def test_interrupted_file_is_resumed(sandbox: Sandbox) -> None:
+def test_interrupted_file_is_resumed(place: Place) -> None:
     """The library keeps complete chunks of 10 MB."""
     data = os.urandom(1 << 16) * 352
     place.hub.repos[NAME].files["model.safetensors"] = data
@@ -225,8 +225,8 @@ def test_killed_download_keeps_complete_files(place: Place) -> None:
     place.hub.stalls["model.safetensors"] = 3000
     process = place.start(COMMANDS, "fetch-model", NAME, "--to", str(place.to))
     try:
-        assert sandbox.hub.is_stalled.wait(30)
-        wait_for(lambda: (sandbox.to / "config.json").exists() and (sandbox.to / "tokenizer.json").exists())
+        assert place.hub.is_stalled.wait(30)
+        wait_for(lambda: (place.to / "config.json").exists() and (place.to / "tokenizer.json").exists())
         time.sleep(0.3)  # the library writes its metadata after the files
     finally:
         process.kill()
@@ -268,10 +268,10 @@ def test_two_processes_download_once(place: Place) -> None:
     assert [place.hub.gets(name) for name in fetched(place.to)] == [1, 1, 1]
 
 
-def test_damaged_file_is_fetched_again(sandbox: Sandbox) -> None:
+def test_damaged_file_is_fetched_again(place: Place) -> None:
     """With its old mtime, so that the library alone would not detect it, and at the old commit, as main has moved."""
-    assert sandbox.fetch().code == 0
-    weights = sandbox.to / "model.safetensors"
+    assert place.fetch().code == 0
+    weights = place.to / "model.safetensors"
     then = weights.stat().st_mtime
     weights.write_bytes(b"weigh")
     os.utime(weights, (then, then))

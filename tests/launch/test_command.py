@@ -12,12 +12,12 @@ Cli = Callable[..., Any]
 DEMO = ("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo")
 
 
-def test_text_and_json_are_the_same_manifests(cli: Cli) -> None:
+def test_text_and_json_have_the_same_manifests(cli: Cli) -> None:
     text, value = cli(*DEMO), cli(*DEMO, "--json").json
     assert list(yaml.safe_load_all(text.out)) == value["manifests"]
 
 
-def test_flags_are_short_for_fields(cli: Cli) -> None:
+def test_short_options_set_fields(cli: Cli) -> None:
     flags = (
         "--kind",
         "job_set",
@@ -43,13 +43,13 @@ def test_flags_are_short_for_fields(cli: Cli) -> None:
     assert container["command"][6:10] == ["--nodes", "1:2", "--processes-per-node", "2"]
 
 
-def test_the_name_is_that_of_the_run_too(cli: Cli) -> None:
+def test_name_sets_the_run_id(cli: Cli) -> None:
     done = cli(*DEMO, "--set", "output.run_id=older", "--set", "output.run_id=oldest", "--json")
     config = yaml.safe_load(done.json["manifests"][0]["data"]["train.yaml"])
     assert (config["output"]["run_id"], config["launch"]["name"]) == ("demo", "demo")
 
 
-def test_files_and_a_kustomization(cli: Cli, workdir: Path) -> None:
+def test_output_writes_files_and_a_kustomization(cli: Cli, workdir: Path) -> None:
     done = cli(*DEMO, "-o", "out/demo")
     assert done.code == 0, done.err
     folder = workdir / "out" / "demo"
@@ -62,12 +62,12 @@ def test_files_and_a_kustomization(cli: Cli, workdir: Path) -> None:
     assert "not empty" in again.err
 
 
-def test_a_place_that_cannot_be_written_is_64(cli: Cli, workdir: Path) -> None:
+def test_unwritable_output_exits_with_64(cli: Cli, workdir: Path) -> None:
     (workdir / "file").write_text("")
     assert cli(*DEMO, "-o", "file/inside").code == 64
 
 
-def test_mistakes_are_64_and_named(cli: Cli) -> None:
+def test_user_errors_exit_with_64(cli: Cli) -> None:
     for flags, words in (
         (("--kind", "indexed_jobs"), "Did you mean 'indexed_job'?"),
         (("--nodes", "none"), "launch.nodes"),
@@ -87,7 +87,7 @@ VOLUMES = (
 
 
 @pytest.mark.parametrize("kind", sorted(registry.WORKLOADS))
-def test_a_model_of_a_volume(cli: Cli, kind: str) -> None:
+def test_model_on_a_volume_does_not_warn(cli: Cli, kind: str) -> None:
     """The offline options of document 1, as `train` takes them: nothing is fetched, and nothing may ask the hub."""
     demo = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "train-llm", "--kind", kind)
     done = cli(*demo, *LOCAL, *VOLUMES, "--set", "model.path=somebody/loses", "--json")
@@ -105,7 +105,7 @@ def test_a_model_of_a_volume(cli: Cli, kind: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["/srv/llama", "models/llama", "llama"])
-def test_a_model_of_this_machine_gets_a_warning(cli: Cli, folder: str) -> None:
+def test_local_model_warns(cli: Cli, folder: str) -> None:
     words = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "demo", *VOLUMES)
     done = cli(*words, "--model-local-dir", folder, "--json")
     assert done.code == 0, done.err
@@ -115,7 +115,7 @@ def test_a_model_of_this_machine_gets_a_warning(cli: Cli, folder: str) -> None:
 
 
 @pytest.mark.parametrize("option", [LOCAL[:2], LOCAL[2:4], LOCAL[4:]])
-def test_a_command_of_ones_own_has_its_own_options(cli: Cli, option: tuple[str, ...]) -> None:
+def test_trainer_options_are_refused_for_a_user_command(cli: Cli, option: tuple[str, ...]) -> None:
     done = cli("launch", "--dry-run", "--name", "demo", *option, "--", "python", "train.py")
     assert done.code == 64
     assert done.out == ""

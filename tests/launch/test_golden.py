@@ -80,12 +80,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_manifests_are_as_written_down(case: str) -> None:
+def test_manifests_match_golden_files(case: str) -> None:
     preset, sets = CASES[case]
     check(case, render(plan_job(load_config(preset, sets))))
 
 
-def test_pods_that_are_held_fetch_what_the_config_names() -> None:
+def test_held_pods_download_models_of_the_config() -> None:
     sets = [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true", "distributed.master_port=23456"]
     plan = plan_job(load_config("lora_llama_1b", sets), Work("hold"))
     with mock.patch.object(Path, "read_text", return_value="the text of hold.py"):
@@ -105,7 +105,7 @@ def check(case: str, manifests: list[Manifest]) -> None:
     assert text == path.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/launch"
 
 
-def test_world_size_is_made_once() -> None:
+def test_world_size_is_computed_once() -> None:
     for case, nodes, processes in (("gpu_4x1", 4, 1), ("gpu_64x8", 64, 8)):
         preset, sets = CASES[case]
         plan = plan_job(load_config(preset, sets))

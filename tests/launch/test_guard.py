@@ -70,7 +70,7 @@ def add_pod(kube: KubeServer, state: Object, *said: str, conditions: list[Object
 
 
 class TestManifests:
-    def test_its_rights_are_the_fewest(self) -> None:
+    def test_role_is_minimal(self) -> None:
         pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}
         state = {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}
         logs = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
@@ -84,7 +84,7 @@ class TestManifests:
             assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": NAME}
             assert binding["subjects"] == [{"kind": "ServiceAccount", "name": NAME, "namespace": "team"}]
 
-    def test_its_pod_is_restricted_and_small(self) -> None:
+    def test_pod_is_restricted_and_small(self) -> None:
         spec = found(render_guard(PLAN), "Deployment")["spec"]
         pod = spec["template"]["spec"]
         (container,) = pod["containers"]
@@ -100,7 +100,7 @@ class TestManifests:
         tolerated = {(row["key"], row["tolerationSeconds"]) for row in pod["tolerations"]}
         assert tolerated == {("node.kubernetes.io/not-ready", 10), ("node.kubernetes.io/unreachable", 10)}
 
-    def test_it_is_no_pod_of_a_run(self) -> None:
+    def test_guard_has_no_run_label(self) -> None:
         for manifest in render_guard(EVERYTHING):
             assert manifest["metadata"]["labels"] == {**COMMON_LABELS, "llmtrain/guard": "true"}
         spec = found(render_guard(PLAN), "Deployment")["spec"]
@@ -108,7 +108,7 @@ class TestManifests:
         # Immutable, so it stays as the first version wrote it.
         assert spec["selector"] == {"matchLabels": {"app": "llmtrain", "llmtrain/guard": "true"}}
 
-    def test_the_webhook_is_in_the_secret_and_nowhere_else(self) -> None:
+    def test_webhook_is_only_in_the_secret(self) -> None:
         manifests = render_guard(EVERYTHING)
         assert "secret-word" not in json.dumps(manifests)
         import base64
@@ -122,7 +122,7 @@ class TestManifests:
         assert row["valueFrom"] == {"secretKeyRef": {"name": NAME, "key": "webhook"}}
         assert not [manifest for manifest in render_guard(PLAN) if manifest["kind"] == "Secret"]
 
-    def test_what_it_runs(self) -> None:
+    def test_command(self) -> None:
         def command(plan: GuardPlan) -> list[str]:
             words: list[str] = found(render_guard(plan), "Deployment")["spec"]["template"]["spec"]["containers"][0][
                 "command"
@@ -147,7 +147,7 @@ class TestManifests:
 
 
 class TestInstall:
-    def test_all_of_it_and_away_again(self, kube: KubeServer) -> None:
+    def test_install_and_remove(self, kube: KubeServer) -> None:
         cluster = kube.cluster()
         assert install(cluster, EVERYTHING) == "installed"
         assert there(kube) == sorted(PLURALS)
@@ -157,7 +157,7 @@ class TestInstall:
         assert install(cluster, PLAN) == "installed"
         assert there(kube) == sorted(set(PLURALS) - {"secrets"})
 
-    def test_again_it_is_changed(self, kube: KubeServer) -> None:
+    def test_second_install_updates(self, kube: KubeServer) -> None:
         cluster = kube.cluster()
         install(cluster, EVERYTHING)
         later = replace(PLAN, image="me/llmtrain:2", after_sec=5.0, installed_at="later")
@@ -175,7 +175,7 @@ class TestInstall:
         assert kube.objects["secrets", "team", NAME]["data"] != found(render_guard(EVERYTHING), "Secret")["data"]
 
     @pytest.mark.parametrize("plural", PLURALS)
-    def test_one_that_was_cut_short_is_made_whole(self, kube: KubeServer, plural: str) -> None:
+    def test_incomplete_install_is_completed(self, kube: KubeServer, plural: str) -> None:
         cluster = kube.cluster()
         install(cluster, EVERYTHING)
         del kube.objects[plural, "team", NAME]
@@ -186,7 +186,7 @@ class TestInstall:
         assert there(kube) == [], "what was left goes too"
 
     @pytest.mark.parametrize("kind", ["Secret", "ServiceAccount", "Role", "RoleBinding", "Deployment"])
-    def test_objects_of_others_are_left_alone(self, kube: KubeServer, kind: str) -> None:
+    def test_foreign_objects_are_refused(self, kube: KubeServer, kind: str) -> None:
         foreign = copy.deepcopy(found(render_guard(EVERYTHING), kind))
         foreign["metadata"]["labels"] = {"app": "llmtrain"}
         kube.add(foreign)
@@ -197,12 +197,12 @@ class TestInstall:
         remove(kube.cluster(), "team")
         assert kube.objects == before
 
-    def test_a_secret_of_others_is_no_trouble_where_none_is_needed(self, kube: KubeServer) -> None:
+    def test_foreign_secret_is_ignored_without_a_webhook(self, kube: KubeServer) -> None:
         kube.add({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME, "namespace": "team"}, "data": {}})
         assert install(kube.cluster(), PLAN) == "installed"
         assert "secrets" in there(kube)
 
-    def test_other_namespaces_are_not_touched(self, kube: KubeServer) -> None:
+    def test_other_namespaces_are_unchanged(self, kube: KubeServer) -> None:
         install(kube.cluster(), replace(EVERYTHING, namespace="lab"))
         install(kube.cluster(), EVERYTHING)
         remove(kube.cluster(), "team")
@@ -210,7 +210,7 @@ class TestInstall:
 
 
 class TestStatus:
-    def test_none(self, kube: KubeServer, guard: Cli) -> None:
+    def test_status_without_a_guard(self, kube: KubeServer, guard: Cli) -> None:
         assert guard_status(kube.cluster(), "team") is None
         done = guard("status")
         assert done.code == 0
@@ -218,7 +218,7 @@ class TestStatus:
         assert guard("status", "--json").json == {"namespace": "team", "installed": False}
         assert guard("remove").out == "Namespace team has no guard.\n"
 
-    def test_one_that_watches(self, kube: KubeServer, guard: Cli) -> None:
+    def test_status_of_a_running_guard(self, kube: KubeServer, guard: Cli) -> None:
         install(kube.cluster(), EVERYTHING)
         make_ready(kube)
         add_pod(kube, {"running": {}}, *(f"[GUARD] {number}" for number in range(9)))
@@ -243,7 +243,7 @@ class TestStatus:
         kube.forbidden.add("log")
         assert guard("status", "--json").json["log"] == [], "the rest can be told"
 
-    def test_a_change_that_is_not_seen_yet(self, kube: KubeServer) -> None:
+    def test_unobserved_change_is_not_ready(self, kube: KubeServer) -> None:
         install(kube.cluster(), PLAN)
         make_ready(kube)
         kube.change("Deployment", NAME, {"metadata": {"generation": 2}, "status": {"observedGeneration": 1}})
@@ -264,7 +264,7 @@ class TestStatus:
             ),
         ],
     )
-    def test_why_it_does_not(
+    def test_status_has_the_reason(
         self, kube: KubeServer, state: Object, conditions: list[Object], reason: str | None, message: str
     ) -> None:
         install(kube.cluster(), PLAN)
@@ -274,7 +274,7 @@ class TestStatus:
         assert (status.watching, status.reason, status.message) == (False, reason, message)
         assert ("problem " in status.text) == bool(reason)
 
-    def test_waiting_for_one_that_cannot_start_ends_at_once(self, kube: KubeServer) -> None:
+    def test_wait_fails_at_once_if_it_cannot_start(self, kube: KubeServer) -> None:
         install(kube.cluster(), PLAN)
         add_pod(kube, {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off"}}, "No module named llmtrain")
         began = time.monotonic()
@@ -283,7 +283,7 @@ class TestStatus:
         assert time.monotonic() - began < 3
         assert "llmtrain guard remove" in str(caught.value)
 
-    def test_waiting_has_an_end(self, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wait_times_out(self, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(status_module, "START_SEC", 0.0)
         install(kube.cluster(), PLAN)
         with pytest.raises(ClusterError, match="its pod is not ready"):
@@ -291,7 +291,7 @@ class TestStatus:
 
 
 class TestCommand:
-    def test_install_change_remove(self, kube: KubeServer, guard: Cli) -> None:
+    def test_commands_install_update_remove(self, kube: KubeServer, guard: Cli) -> None:
         def start() -> None:
             while ("deployments", "team", NAME) not in kube.objects:
                 time.sleep(0.005)
@@ -328,7 +328,7 @@ class TestCommand:
             ("--after", "-1"),
         ],
     )
-    def test_mistakes(self, kube: KubeServer, guard: Cli, words: tuple[str, ...]) -> None:
+    def test_user_errors_exit_with_64(self, kube: KubeServer, guard: Cli, words: tuple[str, ...]) -> None:
         done = guard("install", *words)
         assert done.code == 64
         assert "secret-word" not in done.err
@@ -337,7 +337,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         "url", ["http://hooks.example.com/secret word", "http://hooks.example.com:port/secret-word"]
     )
-    def test_an_address_that_is_none(
+    def test_invalid_webhook_is_refused(
         self, kube: KubeServer, guard: Cli, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(status_module, "START_SEC", 0.0)

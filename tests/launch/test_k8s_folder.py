@@ -26,7 +26,7 @@ LEFT_OUT = "  train.yaml: |\n    # like the one in indexed_job.yaml; left out he
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_are_what_launch_prints(cli: Callable[..., Any], repo: Path, name: str) -> None:
+def test_files_match_the_output_of_launch(cli: Callable[..., Any], repo: Path, name: str) -> None:
     done = cli(*shlex.split(FILES[name])[1:])
     assert done.code == 0, done.err
     manifests = done.out if name == "indexed_job" else CONFIG.sub(LEFT_OUT, done.out)
@@ -37,14 +37,14 @@ def test_files_are_what_launch_prints(cli: Callable[..., Any], repo: Path, name:
     assert text == path.read_text(), "if this is meant: UPDATE_GOLDEN=1 pytest tests/launch/test_k8s_folder.py"
 
 
-def test_every_kind_has_a_file_and_a_row(repo: Path) -> None:
+def test_every_workload_has_a_file_and_a_row(repo: Path) -> None:
     files = {path.stem for path in (repo / "k8s").glob("*.yaml")}
     assert files == set(FILES)
     rows = re.findall(r"^\| \[(\w+)\.yaml\]\(\1\.yaml\) \|", (repo / "k8s" / "README.md").read_text(), re.M)
     assert sorted(rows) == sorted(files)
 
 
-def test_every_object_says_what_it_is_for(repo: Path) -> None:
+def test_every_object_has_a_comment(repo: Path) -> None:
     for path in (repo / "k8s").glob("*.yaml"):
         for part in path.read_text().split("---\n")[1:]:
             kind = yaml.safe_load(part)["kind"]
@@ -57,20 +57,20 @@ def test_every_object_says_what_it_is_for(repo: Path) -> None:
     [Work("train"), Work("smoke"), Work("hold"), Work("command", ("sh", "-c", "echo\ncommand: x\nbackoffLimit: 1\n"))],
     ids=lambda work: work.mode,
 )
-def test_comments_change_nothing(kind: str, work: Work) -> None:
+def test_comments_do_not_change_the_manifests(kind: str, work: Work) -> None:
     """Neither the objects nor a text inside them, which may look like a manifest."""
     sets = [f"launch.kind={kind}", "launch.image=x", "model.name=hf_causal_lm", "model.path=somebody/tiny"]
     manifests = render(plan_job(load_config("ddp_smoke", sets), work))
     assert list(yaml.safe_load_all(dump_manifests(manifests))) == manifests
 
 
-def test_a_comment_is_only_where_it_is_true() -> None:
+def test_comments_only_appear_where_they_apply() -> None:
     text = "spec:\n  initContainers:\n  - command:\n    - python\n    - -m\n    - llmtrain\n    - prefetch\n"
     text += "    securityContext:\n      readOnlyRootFilesystem: false\n  volumes:\n  - emptyDir: {}\n"
     assert with_comments("Unknown", text) == text
 
 
-def test_labels_of_the_user_are_no_fields() -> None:
+def test_user_chosen_keys_have_no_comments() -> None:
     """A node selector may have a label called like a field of a pod."""
     text = with_comments("Job", "spec:\n  nodeSelector:\n    command: x\n    emptyDir: y\n")
     assert text.count("#") == 1

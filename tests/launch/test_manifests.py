@@ -74,7 +74,7 @@ def restricted_violations(spec: dict[str, Any]) -> list[str]:
     return wrong
 
 
-def test_the_check_of_pod_security_sees_what_is_wrong() -> None:
+def test_pod_security_check_detects_violations() -> None:
     bad = {"containers": [{"name": "x"}], "hostNetwork": True, "volumes": [{"name": "v", "hostPath": {"path": "/"}}]}
     expected = ["hostNetwork", "volume v"]
     expected += [f"x: {name}" for name in ("allowPrivilegeEscalation", "runAsNonRoot", "seccompProfile", "drop")]
@@ -83,7 +83,7 @@ def test_the_check_of_pod_security_sees_what_is_wrong() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestEveryKind:
-    def test_pods_pass_restricted_and_are_hardened(self, kind: str) -> None:
+    def test_pods_pass_restricted(self, kind: str) -> None:
         plan, manifests = make(kind, "launch.nodes=2", "launch.grace_period_sec=300")
         assert templates(manifests)
         for template in templates(manifests):
@@ -103,7 +103,7 @@ class TestEveryKind:
 
     @pytest.mark.parametrize("security", ["baseline", "none"])
     @pytest.mark.parametrize("mode", ["train", "hold", "command", "doctor"])
-    def test_the_image_has_its_own_user_where_security_says_so(self, kind: str, security: str, mode: str) -> None:
+    def test_lower_security_uses_the_user_of_the_image(self, kind: str, security: str, mode: str) -> None:
         """Foreign images: root, and a writable root filesystem. The init container that fetches has the same image."""
         sets = ["model.name=hf_causal_lm", "model.path=somebody/tiny", "output.run_id=demo", f"launch.kind={kind}"]
         work = Work(mode, ("python", "/app/main.py") if mode == "command" else ())  # type: ignore[arg-type]
@@ -124,12 +124,12 @@ class TestEveryKind:
                 assert "securityContext" not in spec
             assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
 
-    def test_no_rights_are_needed(self, kind: str) -> None:
+    def test_pods_have_no_service_account_token(self, kind: str) -> None:
         kinds = {manifest["kind"] for manifest in make(kind)[1]}
         assert not kinds & {"Role", "RoleBinding", "ServiceAccount", "ClusterRole", "Secret"}
 
     @pytest.mark.parametrize("nodes", [1, 2, 4, 64])
-    def test_everything_that_depends_on_nodes_follows(self, kind: str, nodes: int) -> None:
+    def test_number_of_pods_is_consistent(self, kind: str, nodes: int) -> None:
         plan, manifests = make(kind, f"launch.nodes={nodes}", "launch.pod_disruption_budget=true")
         counts = ("completions", "parallelism", "replicas", "numNodes", "minAvailable")
         # A JobSet has one Job; its pods are the Job's.
@@ -141,14 +141,14 @@ class TestEveryKind:
         modes = [v for p, v in walk(manifests) if p and p[-1] == "accessModes"]
         assert modes == [["ReadWriteMany" if nodes > 1 else "ReadWriteOnce"]]
 
-    def test_a_master_is_one_of_the_nodes(self, kind: str) -> None:
+    def test_master_counts_as_a_pod(self, kind: str) -> None:
         if kind == "pytorch_job":
             for nodes, expected in ((1, {"Master": 1}), (4, {"Master": 1, "Worker": 3})):
                 _, manifests = make(kind, f"launch.nodes={nodes}", "launch.pytorch_master=true")
                 replicas = manifests[-1]["spec"]["pytorchReplicaSpecs"]
                 assert {role: spec["replicas"] for role, spec in replicas.items()} == expected
 
-    def test_names_fit_and_objects_are_labelled(self, kind: str) -> None:
+    def test_names_fit_and_objects_are_labeled(self, kind: str) -> None:
         plan, manifests = make(kind, "launch.nodes=64", f"output.run_id={'x' * 40}")
         names = [manifest["metadata"]["name"] for manifest in manifests]
         names += [f"{name}-worker-63" for name in names]
@@ -157,13 +157,13 @@ class TestEveryKind:
         assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"default"}
         assert len({(m["kind"], m["metadata"]["name"]) for m in manifests}) == len(manifests)
 
-    def test_yaml_reads_back(self, kind: str) -> None:
+    def test_yaml_round_trip(self, kind: str) -> None:
         _, manifests = make(kind, "launch.nodes=1:2", 'launch.env={A: "1e3", B: "yes", C: "0x1f", D: "2:4", E: ""}')
         text = dump_manifests(manifests)
         assert list(yaml.safe_load_all(text)) == manifests
         assert 'value: "1e3"' in text
 
-    def test_the_config_in_the_pod_is_the_run(self, kind: str) -> None:
+    def test_config_in_the_pod_is_resolved(self, kind: str) -> None:
         sets = ["launch.nodes=2", "distributed.rank=1", "distributed.world_size=9", "distributed.master_addr=here"]
         plan, manifests = make(kind, *sets)
         loaded = build_config(parse_document(manifests[0]["data"]["train.yaml"], "pod"))
@@ -172,7 +172,7 @@ class TestEveryKind:
         assert plan_job(loaded) == plan_job(build_config(parse_document(plan.config_text, "again")))
         assert plan_job(loaded).config_text == plan.config_text
 
-    def test_secrets_are_only_referred_to(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_secrets_are_only_referenced(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_TOKEN", "hf_thisIsNotForAnybody")
         _, manifests = make(kind, "launch.hf_token_secret.name=hub", "launch.hf_token_secret.key=t")
         for template in templates(manifests):
@@ -180,7 +180,7 @@ class TestEveryKind:
             assert rows["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}}
         assert "hf_this" not in dump_manifests(manifests)
 
-    def test_a_pod_finds_its_place(self, kind: str) -> None:
+    def test_pod_reads_its_node_rank(self, kind: str) -> None:
         """The command and what the platform adds to it, as `llmtrain node` reads them."""
         plan, _ = make(kind, "launch.nodes=4", "launch.processes_per_node=2")
         verb = load_command("node")
@@ -192,7 +192,7 @@ class TestEveryKind:
         assert (place.master_addr, place.master_port) == (plan.master_addr, 29500)
         assert plan.master_addr != plan.service
 
-    def test_one_queue_for_kueue(self, kind: str) -> None:
+    def test_queue_label_for_kueue(self, kind: str) -> None:
         _, manifests = make(kind, "launch.queue=team")
         queued = [m["kind"] for m in manifests if "kueue.x-k8s.io/queue-name" in m["metadata"]["labels"]]
         assert queued == [manifests[-1]["kind"]]
@@ -228,7 +228,7 @@ HOSTNAME = {
 
 
 @pytest.mark.parametrize("kind", ["indexed_job", "job_set", "train_job"])
-def test_exit_codes_of_jobs(kind: str) -> None:
+def test_pod_failure_policy_of_jobs(kind: str) -> None:
     _, manifests = make(kind, "launch.max_restarts=7")
     (spec,) = [value for _, value in walk(manifests) if isinstance(value, dict) and "podFailurePolicy" in value]
     assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (7, "Failed")
@@ -240,7 +240,7 @@ def test_exit_codes_of_jobs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["indexed_job", "stateful_set"])
-def test_the_service_names_pods_that_are_not_ready(kind: str) -> None:
+def test_service_publishes_unready_pods(kind: str) -> None:
     plan, manifests = make(kind)
     (service,) = [m for m in manifests if m["kind"] == "Service"]
     assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == ("demo", "None")
@@ -251,11 +251,11 @@ def test_the_service_names_pods_that_are_not_ready(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pytorch_job", "train_job", "job_set"])
-def test_the_operator_makes_the_service(kind: str) -> None:
+def test_operator_creates_the_service(kind: str) -> None:
     assert not [m for m in make(kind)[1] if m["kind"] == "Service"]
 
 
-def test_claims_that_exist_are_not_made() -> None:
+def test_existing_claims_are_not_created() -> None:
     _, manifests = make("indexed_job", "launch.runs_volume.claim=old", "launch.models_volume.claim=weights")
     assert not [m for m in manifests if m["kind"] == "PersistentVolumeClaim"]
     (template,) = templates(manifests)
@@ -272,7 +272,7 @@ class TestNetworkPolicy:
         assert [peers["to"]] == [rule["from"] for rule in policy["spec"]["ingress"]]
         return [port["port"] for rule in outside for port in rule["ports"]]
 
-    def test_only_what_the_config_uses(self) -> None:
+    def test_only_ports_of_the_config_are_open(self) -> None:
         assert self.ports() == []
         assert self.ports("data.name=hf_text", "data.dataset_name=wikitext") == [443]
         assert self.ports("data.name=hf_text", "data.dataset_name=/data/wikitext") == []
@@ -280,13 +280,13 @@ class TestNetworkPolicy:
             5000
         ]
 
-    def test_it_can_be_left_out(self) -> None:
+    def test_can_be_disabled(self) -> None:
         kinds = [m["kind"] for m in make("indexed_job", "launch.network_policy=false")[1]]
         assert "NetworkPolicy" not in kinds
 
 
 @pytest.mark.parametrize(
-    ("sets", "words"),
+    ("sets", "fact"),
     [
         (["launch.nodes=3"], "reproducible_reduce"),
         (["launch.nodes=2:4"], "got 3"),
@@ -299,18 +299,18 @@ class TestNetworkPolicy:
         (["tracking.mlflow.tracking_uri=https://me:secret@mlflow.example.com"], "credentials"),
     ],
 )
-def test_plans_that_cannot_work_are_refused(sets: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words) as caught:
+def test_impossible_plans_are_refused(sets: list[str], fact: str) -> None:
+    with pytest.raises(UsageError, match=fact) as caught:
         make("indexed_job", *sets)
     assert ":secret@" not in str(caught.value)
 
 
-def test_three_nodes_share_four_micro_batches() -> None:
+def test_three_pods_share_four_micro_batches() -> None:
     plan, _ = make("stateful_set", "launch.nodes=3", "distributed.reproducible_reduce=false")
     assert plan.nodes == 3
 
 
-def test_a_run_id_is_made_where_none_is_given() -> None:
+def test_missing_run_id_is_generated() -> None:
     plan = plan_job(load_config("ddp_smoke"))
     assert plan.run_id.startswith("ddp-smoke-")
     assert f"run_id: {plan.run_id}" in plan.config_text
@@ -321,25 +321,25 @@ JOBS = ["indexed_job", "job_set", "train_job"]
 
 
 @pytest.mark.parametrize("kind", JOBS)
-@pytest.mark.parametrize(("nodes", "ends_with_node_0"), [("1", False), ("4", False), ("4:4", False), ("1:2", True)])
-def test_only_an_elastic_run_ends_with_node_0(kind: str, nodes: str, ends_with_node_0: bool) -> None:
-    """Some of its pods may never find room. Of a fixed number, all must succeed."""
+@pytest.mark.parametrize(("nodes", "ends_with_pod_0"), [("1", False), ("4", False), ("4:4", False), ("1:2", True)])
+def test_only_an_elastic_run_ends_with_pod_0(kind: str, nodes: str, ends_with_pod_0: bool) -> None:
+    """Some of its pods may never be scheduled. With a fixed number all must succeed."""
     _, manifests = make(kind, f"launch.nodes={nodes}")
     found = [
         value["successPolicy"] for _, value in walk(manifests) if isinstance(value, dict) and "successPolicy" in value
     ]
-    assert found == ([{"rules": [{"succeededIndexes": "0"}]}] if ends_with_node_0 else [])
+    assert found == ([{"rules": [{"succeededIndexes": "0"}]}] if ends_with_pod_0 else [])
 
 
 @pytest.mark.parametrize("kind", JOBS)
-def test_exit_codes_of_every_container_count(kind: str) -> None:
+def test_pod_failure_policy_covers_every_container(kind: str) -> None:
     _, manifests = make(kind, "model.name=hf_causal_lm", "model.path=somebody/tiny")
     rules = [value["onExitCodes"] for _, value in walk(manifests) if isinstance(value, dict) and "onExitCodes" in value]
     assert rules == [{"operator": "In", "values": [64, 65]}, {"operator": "In", "values": [75]}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_logins_reach_prefetch_too(kind: str) -> None:
+def test_prefetch_has_the_secrets(kind: str) -> None:
     hub = ("model.name=hf_causal_lm", "model.path=somebody/tiny")
     for template in templates(make(kind, *hub, "launch.env_secrets=[mirror, tracker]")[1]):
         wanted = [{"secretRef": {"name": "mirror"}}, {"secretRef": {"name": "tracker"}}]
@@ -368,7 +368,7 @@ HUB_TOKEN = "hf_" + "canaryCanaryCanary"
     ],
 )
 @pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
-def test_no_login_in_an_own_command(word: str, launcher: Any) -> None:
+def test_credentials_in_a_user_command_are_refused(word: str, launcher: Any) -> None:
     work = Work("command", ("sh", "-c", word), launcher)
     with pytest.raises(UsageError, match="looks like a secret") as caught:
         plan_job(load_config("ddp_smoke", BASE), work)
@@ -380,12 +380,12 @@ def test_no_login_in_an_own_command(word: str, launcher: Any) -> None:
     "word",
     ["hf_hub_download", "--repo=hf_internal/x", "https://example.com/a@b", "git@github.com:a/b.git", "s3://bucket/a@1"],
 )
-def test_words_that_are_no_login(word: str) -> None:
+def test_harmless_arguments_are_accepted(word: str) -> None:
     assert plan_job(load_config("ddp_smoke", BASE), Work("command", ("sh", "-c", word))).command[-1] == word
 
 
 @pytest.mark.parametrize("field", ["run.notes", "run.name", "data.dataset_name", "tracking.mlflow.run_name"])
-def test_no_token_reaches_the_config_map(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_in_the_config_are_refused(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError) as caught:
         plan_job(load_config("ddp_smoke", [*BASE, f"{field}=see {HUB_TOKEN}"]))
     assert field in caught.value.what
@@ -398,12 +398,12 @@ def test_no_token_reaches_the_config_map(field: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "name", ["DB_PASS", "MYSQL_PWD", "OPENAI_KEY", "GITHUB_PAT", "AZURE_STORAGE_KEY", "MY_TOKEN_2", "SECRETS"]
 )
-def test_no_secret_in_launch_env(name: str) -> None:
+def test_secrets_in_launch_env_are_refused(name: str) -> None:
     with pytest.raises(UsageError):
         load_config("ddp_smoke", [*BASE, f"launch.env.{name}=q8Zr4Lw2Np7v"])
 
 
-def test_a_run_that_was_launched_with_a_secret_can_still_be_handled() -> None:
+def test_launched_run_with_a_secret_can_be_planned() -> None:
     """By an earlier version, which did not see it."""
     document = parse_document(f"launch: {{env: {{DB_PASS: x}}}}\nrun: {{notes: {HUB_TOKEN}}}\n", "record")
     config = build_config(document, is_launched=True)

@@ -29,7 +29,7 @@ def replicas(made: JobPlan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["train", "hold"])
-def test_the_lora_trainer_has_the_names_and_paths_of_its_guide(repo: Path, mode: Any) -> None:
+def test_lora_guide_keeps_names_and_paths(repo: Path, mode: Any) -> None:
     made = plan(repo, "ftjb.yaml", Work(mode))
     assert (made.run_id, made.master_addr, made.master_port) == ("ftjb", "ftjb-master-0", 23456)
     assert made.warnings == []
@@ -49,7 +49,7 @@ def test_the_lora_trainer_has_the_names_and_paths_of_its_guide(repo: Path, mode:
     assert f"revision: {COMMIT}" in made.config_text  # .../snapshots/COMMIT, as the guide's --model_name has it
 
 
-def test_the_kubeflow_tutorial_keeps_its_image_and_script(repo: Path) -> None:
+def test_kubeflow_tutorial_keeps_image_and_script(repo: Path) -> None:
     made = plan(repo, "torchrun-cpu.yaml", Work("command", ("python", "/app/main.py"), "torchrun"))
     assert (made.namespace, made.master_addr, made.world_size) == ("kubeflow", "torchrun-cpu-master-0", 4)
     assert render(made)[-1]["spec"]["nprocPerNode"] == "2"

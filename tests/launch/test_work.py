@@ -84,40 +84,40 @@ def expand(word: str, variables: dict[str, str]) -> str:
 
 
 def refuse_torchrun(kind: str) -> None:
-    """A StatefulSet would start it again and again: it is refused there, and no more is to be seen."""
+    """A StatefulSet would restart it forever, so launch refuses it."""
     if kind == "stateful_set":
         with pytest.raises(UsageError, match="StatefulSet"):
             make(kind, work=Work("command", OWN, "torchrun"))
-        pytest.skip("refused, as it should be")
+        pytest.skip("launch refuses it")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-class TestEveryKind:
+class TestEveryWorkload:
     @pytest.mark.parametrize("mode", ["smoke", "doctor"])
-    def test_smoke_and_doctor_run_on_the_same_pods(self, kind: str, mode: str) -> None:
+    def test_smoke_and_doctor_use_the_same_pods(self, kind: str, mode: str) -> None:
         train, other = make(kind, "launch.nodes=2"), make(kind, "launch.nodes=2", work=Work(mode))
         assert other.command == [*train.command[:6], f"--{mode}", *train.command[6:]]
         (container,), (trained,) = pod(other)["containers"], pod(train)["containers"]
         assert container["command"] == other.command
         assert {**container, "command": 0} == {**trained, "command": 0}
 
-    def test_an_own_command(self, kind: str) -> None:
+    def test_user_command(self, kind: str) -> None:
         plan = make(kind, "launch.nodes=2", "launch.processes_per_node=2", work=Work("command", OWN))
         assert plan.command[:4] == ["python", "-m", "llmtrain", "node"]
         assert plan.command[-len(OWN) - 1 :] == ["--", *OWN]
         assert "--config" not in plan.command
         assert plan.command[plan.command.index("--nodes") + 1] == "2"
-        assert plan.egress_ports == [443], "nobody knows what it asks for"
+        assert plan.egress_ports == [443], "its connections are unknown"
         assert "initContainers" not in pod(plan)
 
-    def test_any_number_of_processes_may_run_an_own_command(self, kind: str) -> None:
+    def test_user_command_allows_any_number_of_processes(self, kind: str) -> None:
         sets = ("launch.nodes=3", "distributed.strategy=none", "distributed.reproducible_reduce=false")
         with pytest.raises(UsageError):
             make(kind, *sets)
         for work in (Work("command", OWN), Work("smoke"), Work("doctor")):
             assert make(kind, *sets, work=work).nodes == 3
 
-    def test_torchrun(self, kind: str) -> None:
+    def test_torchrun_command(self, kind: str) -> None:
         refuse_torchrun(kind)
         sets = ("launch.nodes=2", "launch.processes_per_node=4")
         plan = make(kind, *sets, work=Work("command", OWN, "torchrun"))
@@ -135,7 +135,7 @@ class TestEveryKind:
         assert container["command"] == plan.command
 
     @pytest.mark.parametrize("has_master", [False, True])
-    def test_the_index_is_a_variable_of_the_container(self, kind: str, has_master: bool) -> None:
+    def test_index_variable_is_set_in_the_container(self, kind: str, has_master: bool) -> None:
         """Kubernetes puts in only variables that the container's own list has."""
         refuse_torchrun(kind)
         sets = ("launch.nodes=2", f"launch.pytorch_master={str(has_master).lower()}")
@@ -148,7 +148,7 @@ class TestEveryKind:
         words = [expand(word, {name: "1"}) for word in container["command"]]
         assert "--node-rank=1" in words
 
-    def test_torchrun_with_a_changing_number_of_nodes(self, kind: str) -> None:
+    def test_elastic_torchrun_uses_c10d(self, kind: str) -> None:
         refuse_torchrun(kind)
         plan = make(kind, "launch.nodes=1:2", work=Work("command", OWN, "torchrun"))
         assert "--nnodes=1:2" in plan.command
@@ -173,7 +173,7 @@ class TestEveryKind:
         ],
         ids=["one", "four", "elastic", "smoke", "doctor", "own", "torchrun", "mlflow", "hub", "env"],
     )
-    def test_the_record_is_the_whole_run(self, kind: str, sets: tuple[str, ...], work: Work) -> None:
+    def test_record_restores_the_plan(self, kind: str, sets: tuple[str, ...], work: Work) -> None:
         number = 3
         if work.launcher == "torchrun":
             refuse_torchrun(kind)
@@ -191,7 +191,7 @@ class TestEveryKind:
         assert record.runs_claim == plan.claim("runs")
         assert record.selector == plan.selector
 
-    def test_which_launch_it_is(self, kind: str) -> None:
+    def test_launch_id_is_in_the_environment(self, kind: str) -> None:
         plan = plan_job(load_again(make(kind)), Work(), 7)
         assert env(pod(plan)["containers"][0])["LLMTRAIN_LAUNCH"] == "7"
         with pytest.raises(UsageError, match="LLMTRAIN_LAUNCH"):
@@ -208,14 +208,14 @@ class TestEveryKind:
         "$(date) $HOME ${HOME}",
     ],
 )
-def test_words_of_an_own_command_arrive_as_they_were_typed(word: str, launcher: Any) -> None:
+def test_arguments_of_a_user_command_are_unchanged(word: str, launcher: Any) -> None:
     plan = make("indexed_job", work=Work("command", ("bash", "-c", word), launcher))
     (container,) = pod(plan)["containers"]
     given = {name: value for name, value in env(container).items() if isinstance(value, str)}
     assert [expand(part, given) for part in container["command"]][-3:] == ["bash", "-c", word]
 
 
-def test_a_script_in_a_stateful_set_that_ends_is_started_again() -> None:
+def test_stateful_set_user_command_idles_at_the_end() -> None:
     """Only `llmtrain node` waits there when all is done: with torchrun it is to be refused, or at least said."""
     try:
         plan = make("stateful_set", work=Work("command", OWN, "torchrun"))
@@ -231,14 +231,14 @@ def load_again(plan: JobPlan) -> Any:
     return build_config(parse_document(plan.config_text, "again"))
 
 
-def test_a_run_that_is_named_by_its_run_id_only() -> None:
+def test_output_run_id_names_the_run() -> None:
     plan = plan_job(load_config("ddp_smoke", ["output.run_id=mine", "launch.namespace=team"]))
     manifests = render(plan)
     assert render(read_record(manifests[0]).plan) == manifests
 
 
 @pytest.mark.parametrize("launcher", ["llmtrain", "torchrun"])
-def test_the_restart_policy_of_a_pytorch_job(launcher: Any) -> None:
+def test_restart_policy_of_a_pytorch_job(launcher: Any) -> None:
     """torchrun ends with 1 whatever its processes ended with; `llmtrain node` says which codes are worth a retry."""
     for work in (Work("command", OWN, launcher), Work()):
         for master in ("true", "false"):
@@ -257,7 +257,7 @@ class TestOptions:
         containers = done.json["manifests"][-1]["spec"]["template"]["spec"]["containers"]
         return list(containers[0]["command"])
 
-    def test_each_of_them(self, cli: Cli) -> None:
+    def test_each_mode_has_its_command(self, cli: Cli) -> None:
         assert "--smoke" in self.command(cli, "--smoke")
         assert "--doctor" in self.command(cli, "--doctor")
         assert self.command(cli, "--", *OWN)[-len(OWN) :] == list(OWN)
@@ -268,33 +268,33 @@ class TestOptions:
     @pytest.mark.parametrize(
         "word", ["--json", "--help", "--smoke", "-o", "--name=x", "--dry-run", "--dry-run=server", "--dry-run=client"]
     )
-    def test_options_of_an_own_command_are_its_own(self, cli: Cli, word: str) -> None:
+    def test_options_after_the_command_belong_to_it(self, cli: Cli, word: str) -> None:
         assert self.command(cli, "--", "python", "train.py", word)[-3:] == ["python", "train.py", word]
 
     @pytest.mark.parametrize(
-        ("words", "said"),
+        ("words", "option"),
         [
-            (("--smoke", "--doctor"), "one of"),
-            (("--smoke", "--", "python"), "one of"),
-            (("--doctor", "--", "python"), "one of"),
-            (("--launcher", "torchrun"), "command of your own"),
-            (("--launcher", "torchrun", "--smoke"), "command of your own"),
-            (("--launcher", "mpirun", "--", "python"), "'mpirun' is unknown"),
+            (("--smoke", "--doctor"), "--doctor"),
+            (("--smoke", "--", "python"), "--smoke"),
+            (("--doctor", "--", "python"), "--doctor"),
+            (("--launcher", "torchrun"), "--launcher torchrun"),
+            (("--launcher", "torchrun", "--smoke"), "--launcher torchrun"),
+            (("--launcher", "mpirun", "--", "python"), "'mpirun'"),
         ],
     )
-    def test_those_that_do_not_go_together(self, cli: Cli, words: tuple[str, ...], said: str) -> None:
+    def test_conflicting_options_are_refused(self, cli: Cli, words: tuple[str, ...], option: str) -> None:
         done = cli("launch", "--dry-run", "--name", "demo", *words)
         assert done.code == 64
-        assert said in done.err
+        assert option in done.err
         assert done.out == ""
 
-    def test_files_are_for_a_dry_run(self, cli: Cli) -> None:
+    def test_output_needs_dry_run(self, cli: Cli) -> None:
         for words in (("-o", "x"), ("-o", "x", "--dry-run=server")):
             done = cli("launch", "--name", "demo", *words)
             assert done.code == 64
             assert "--dry-run" in done.err
 
-    def test_no_config_is_needed_for_an_own_script(self, cli: Cli) -> None:
+    def test_user_command_needs_no_config(self, cli: Cli) -> None:
         done = cli("launch", "--dry-run", "--nodes", "2", "--image", "me/train:1", "--json", "--", "python", "train.py")
         assert done.code == 0, done.err
         (container,) = done.json["manifests"][-1]["spec"]["template"]["spec"]["containers"]
@@ -320,7 +320,7 @@ TO_FETCH = {
 class TestPrefetch:
     @pytest.mark.parametrize("name", TO_FETCH)
     @pytest.mark.parametrize("kind", KINDS)
-    def test_an_init_container_fetches(self, kind: str, name: str) -> None:
+    def test_init_container_downloads(self, kind: str, name: str) -> None:
         plan = make(kind, *TO_FETCH[name], "launch.hf_token_secret.name=hub")
         (first,) = pod(plan)["initContainers"]
         (trainer,) = pod(plan)["containers"]
@@ -339,28 +339,28 @@ class TestPrefetch:
         assert plan.egress_ports == [443]
 
     @pytest.mark.parametrize("name", NOTHING_TO_FETCH)
-    def test_there_is_none_where_nothing_is_to_fetch(self, name: str) -> None:
+    def test_no_init_container_without_downloads(self, name: str) -> None:
         plan = make("indexed_job", *NOTHING_TO_FETCH[name])
         assert "initContainers" not in pod(plan)
         assert plan.egress_ports == []
 
     @pytest.mark.parametrize("mode", ["smoke", "doctor", "command"])
-    def test_only_training_needs_it(self, mode: Any) -> None:
+    def test_only_training_downloads(self, mode: Any) -> None:
         plan = make("indexed_job", *HUB_MODEL, work=Work(mode, OWN if mode == "command" else ()))
         assert "initContainers" not in pod(plan)
 
     @pytest.mark.parametrize("value", ["false", "no", "off"])
-    def test_offline_means_the_same_here_and_there(self, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_offline_variable_is_read_from_launch_env(self, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
         from llmtrain.hub.token import is_offline
 
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
         plan = make("indexed_job", *HUB_MODEL, f'launch.env={{HF_HUB_OFFLINE: "{value}"}}')
         assert plan.is_fetching is not is_offline()
 
-    def test_the_other_name_of_offline(self) -> None:
+    def test_transformers_offline_counts_too(self) -> None:
         assert not make("indexed_job", *HUB_MODEL, "launch.env={TRANSFORMERS_OFFLINE: 1}").is_fetching
 
-    def test_models_are_kept_on_a_volume_that_can_be_written(self) -> None:
+    def test_writable_models_volume_is_the_cache(self) -> None:
         def home(*sets: str) -> str:
             return str(env(pod(make("indexed_job", *HUB_MODEL, *sets))["initContainers"][0])["HF_HOME"])
 
@@ -371,7 +371,7 @@ class TestPrefetch:
         assert home(*on_volume, "launch.models_volume.mount_path=/weights") == "/weights/huggingface"
         assert home(*on_volume, "launch.env={HF_HOME: /mine}") == "/mine"
 
-    def test_needs(self) -> None:
+    def test_hub_needs_of_configs(self) -> None:
         def needs(*sets: str) -> HubNeeds:
             return hub_needs(load_config("ddp_smoke", list(sets)))
 
@@ -387,11 +387,11 @@ class TestPrefetch:
         [("data.name=dummy_text",), ("data.name=hf_text", "data.files=/data/*.txt", "data.dataset_name=wikitext")],
         ids=["dummy", "files"],
     )
-    def test_only_what_is_read_is_needed(self, sets: tuple[str, ...]) -> None:
+    def test_unused_references_are_not_needed(self, sets: tuple[str, ...]) -> None:
         assert not hub_needs(load_config("ddp_smoke", list(sets))).dataset
 
 
-def test_a_token_is_for_whoever_may_ask() -> None:
+def test_token_is_only_set_where_the_hub_is_used() -> None:
     for work in (Work("command", OWN), Work("command", OWN, "torchrun"), Work()):
         plan = make("indexed_job", "launch.hf_token_secret.name=hub", work=work)
         assert "HF_TOKEN" in env(pod(plan)["containers"][0])
@@ -414,7 +414,7 @@ class TestWarnings:
             (("data.tokenizer=tok.json",), "data.tokenizer tok.json"),
         ],
     )
-    def test_a_path_of_this_machine(self, sets: tuple[str, ...], field: str) -> None:
+    def test_local_path_warns(self, sets: tuple[str, ...], field: str) -> None:
         warnings = make("indexed_job", *self.VOLUMES, *sets).warnings
         assert any(line.startswith(f"{field}") for line in warnings), warnings
         assert all("/data (data_volume)" in line and "/models (models_volume)" in line for line in warnings)
@@ -430,14 +430,14 @@ class TestWarnings:
             ("data.tokenizer=gpt2",),
         ],
     )
-    def test_none_where_pods_find_it(self, sets: tuple[str, ...]) -> None:
+    def test_path_on_a_volume_does_not_warn(self, sets: tuple[str, ...]) -> None:
         assert make("indexed_job", *self.VOLUMES, *sets).warnings == []
 
     O2 = "/mnt/filesystem-o2/mlruns"  # where document 1 tracks
 
     @pytest.mark.parametrize("uri", [O2, f"file:{O2}", f"file://{O2}", f"sqlite:///{O2}/mlflow.db", "/data/mlruns"])
     @pytest.mark.parametrize("field", ["tracking.mlflow.tracking_uri", "launch.env.MLFLOW_TRACKING_URI"])
-    def test_a_tracking_store_that_is_lost_with_the_pod(self, field: str, uri: str) -> None:
+    def test_tracking_store_in_the_pod_warns(self, field: str, uri: str) -> None:
         sets = (*self.VOLUMES, f"{field}={uri}")
         (warning,) = make("indexed_job", *sets, "tracking.mlflow.enabled=true").warnings
         assert warning.startswith(f"{field} {uri} ")
@@ -458,13 +458,13 @@ class TestWarnings:
             ("launch.env.MLFLOW_TRACKING_URI=http://mlflow:5000",),
         ],
     )
-    def test_a_tracking_store_that_is_kept(self, sets: tuple[str, ...]) -> None:
+    def test_tracking_store_on_a_volume_does_not_warn(self, sets: tuple[str, ...]) -> None:
         assert make("indexed_job", *self.VOLUMES, "tracking.mlflow.enabled=true", *sets).warnings == []
 
-    def test_a_cache_that_cannot_be_written(self) -> None:
+    def test_read_only_cache_warns(self) -> None:
         assert make("indexed_job", "data.cache_dir=/var/llmtrain").warnings
 
-    def test_they_are_printed_and_no_part_of_the_result(self, cli: Cli) -> None:
+    def test_warnings_go_to_stderr(self, cli: Cli) -> None:
         sets = ("--set", "data.name=text_files", "--set", "data.files=/here/a.txt")
         done = cli("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo", *sets, "--json")
         assert done.json["manifests"]
@@ -483,7 +483,7 @@ class TestRendezvous:
 
     @pytest.mark.parametrize("work", [Work(), Work("smoke"), Work("doctor"), Work("command", OWN)])
     @pytest.mark.parametrize("kind", KINDS)
-    def test_etcd(self, kind: str, work: Work) -> None:
+    def test_etcd_endpoint(self, kind: str, work: Work) -> None:
         plan = make(kind, *ETCD, work=work)
         command = pod(plan)["containers"][0]["command"]
         assert option(command, "--rdzv-backend") == "etcd-v2"
@@ -493,14 +493,14 @@ class TestRendezvous:
         (policy,) = [m for m in render(plan) if m["kind"] == "NetworkPolicy"]
         assert 2379 in [row["port"] for rule in policy["spec"]["egress"] for row in rule.get("ports", [])]
 
-    def test_launches_do_not_meet_each_other_at_etcd(self) -> None:
+    def test_etcd_ids_of_launches_differ(self) -> None:
         config = load_config("ddp_smoke", [*ETCD, "output.run_id=demo"])
         elsewhere = load_config("ddp_smoke", [*ETCD, "output.run_id=demo", "launch.namespace=team"])
         plans = [plan_job(config), plan_job(config, number=2), plan_job(config, nonce="abc"), plan_job(elsewhere)]
         assert len({option(plan.command, "--rdzv-id") for plan in plans}) == 4
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_pod_0_is_the_endpoint_of_the_others(self, kind: str) -> None:
+    def test_pod_0_is_the_default_endpoint(self, kind: str) -> None:
         plain = make(kind, "launch.nodes=2")
         assert "--rdzv-backend" not in plain.command
         for backend in ("c10d", "static"):
@@ -514,7 +514,7 @@ class TestRendezvous:
             with pytest.raises(UsageError):
                 make(kind, *sets, "distributed.rendezvous.endpoint=elsewhere:29500")
 
-    def test_torchrun(self) -> None:
+    def test_torchrun_refuses_etcd(self) -> None:
         work = Work("command", OWN, "torchrun")
         with pytest.raises(UsageError):
             make("indexed_job", *ETCD, work=work)
@@ -523,7 +523,7 @@ class TestRendezvous:
         static = make("indexed_job", "distributed.rendezvous.backend=static", "launch.nodes=2", work=work).command
         assert static == make("indexed_job", "launch.nodes=2", work=work).command
 
-    def test_static_is_for_a_fixed_number(self, cli: Cli) -> None:
+    def test_static_refuses_an_elastic_run(self, cli: Cli) -> None:
         words = ("launch", "--dry-run", "--config", "ddp_smoke", "--name", "demo", "--nodes", "1:2")
         words += ("--set", "distributed.reproducible_reduce=false", "--set", "distributed.rendezvous.backend=static")
         assert cli(*words).code == 64
@@ -548,7 +548,7 @@ class TestPorts:
             (("output.sync_uri=s3://bucket/runs",), [443]),
         ],
     )
-    def test_those_that_pods_must_reach(self, sets: tuple[str, ...], ports: list[int]) -> None:
+    def test_egress_ports(self, sets: tuple[str, ...], ports: list[int]) -> None:
         plan = make("indexed_job", *sets)
         assert plan.egress_ports == ports
         (policy,) = [m for m in render(plan) if m["kind"] == "NetworkPolicy"]
@@ -565,7 +565,7 @@ class TestPorts:
             (HUB_MODEL, "HTTPS_PROXY"),
         ],
     )
-    def test_another_place_by_a_variable(self, sets: tuple[str, ...], variable: str) -> None:
+    def test_endpoint_variable_adds_a_port(self, sets: tuple[str, ...], variable: str) -> None:
         plan = make("indexed_job", *sets, f"launch.env={{{variable}: 'http://store.tools:9000'}}")
         assert 9000 in plan.egress_ports
 
@@ -578,13 +578,13 @@ class TestPorts:
         "launch.env={A: 'http://me:secret@x'}",
     ],
 )
-def test_no_login_gets_into_a_config_map(text: str) -> None:
+def test_credentials_in_the_config_are_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         make("indexed_job", text)
     assert ":secret@" not in str(caught.value)
 
 
-def test_a_refused_command_names_the_word_and_not_its_value() -> None:
+def test_refused_command_hides_the_value() -> None:
     command = ("bash", "-c", 'export DB_PASS="hunter2hunter2"; python x.py')
     with pytest.raises(UsageError) as caught:
         make("indexed_job", work=Work("command", command))
@@ -593,7 +593,7 @@ def test_a_refused_command_names_the_word_and_not_its_value() -> None:
 
 
 class TestRecords:
-    def test_namespaces(self) -> None:
+    def test_lists_runs_of_a_namespace(self) -> None:
         plan = plan_job(load_config("ddp_smoke", ["output.run_id=demo"]))
         assert plan.namespace == "default"
         config_map = render(plan)[0]
@@ -616,7 +616,7 @@ class TestRecords:
              '"number": 1}'},
         ],
     )  # fmt: skip
-    def test_those_that_cannot_be_read_are_passed_over(self, data: dict[str, str] | None) -> None:
+    def test_unreadable_records_are_skipped(self, data: dict[str, str] | None) -> None:
         good = render(make("indexed_job"))[0]
         bad = {**good, "data": data}
         with pytest.raises(UsageError):
@@ -628,7 +628,7 @@ class TestRecords:
 
         assert [record.run_id for record in list_records(Cluster(), "team")] == ["demo"]  # type: ignore[arg-type]
 
-    def test_whose_an_object_is(self) -> None:
+    def test_belongs_to_run_reads_the_labels(self) -> None:
         good = render(make("indexed_job"))[0]
         assert belongs_to_run(good, "demo")
         assert not belongs_to_run(good, "demo-2")

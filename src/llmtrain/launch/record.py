@@ -146,7 +146,7 @@ def read_record(config_map: Object, options: str = "") -> Record:
     where = f"ConfigMap {meta['name']} in namespace {meta['namespace']}"
     kinds = ",".join(["all,configmap,networkpolicy,poddisruptionbudget", *_operator_kinds(data)])
     remedy = (
-        "If another version of llmtrain wrote it, use that version. To delete the run without llmtrain: kubectl delete "
+        "If another version of llmtrain wrote it, use that version. To remove the run without llmtrain: kubectl delete "
         f"{kinds} -l {run_label}={run_id}{options or ' -n ' + meta['namespace']}"
     )
     missing = [name for name in (CONFIG_FILE, JOB_FILE) if name not in data]
