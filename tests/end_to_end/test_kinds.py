@@ -148,5 +148,5 @@ def test_the_server_accepts_what_is_rendered(kube: Kube) -> None:
 
 def test_the_kubeconfig_of_the_user_is_not_read(kube: Kube) -> None:
     done = kube.local("status", expect=64)
-    assert "No cluster is known" in done.err
+    assert "kubeconfig" in done.err
     assert not (Path(kube.folder) / ".kube").exists()

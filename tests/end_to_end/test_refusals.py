@@ -28,7 +28,7 @@ def refused(kube: Kube, run: str, *more: str, code: int = 64) -> str:
 
 def test_a_namespace_that_is_not_there(kube: Kube) -> None:
     err = refused(replace(kube, namespace="nowhere"), "lost")
-    assert "There is no namespace nowhere." in err or "no claim runs in namespace nowhere" in err
+    assert "namespace nowhere" in err.lower()
 
 
 def test_a_cluster_that_does_not_answer(kube: Kube, tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_cluster_that_does_not_answer(kube: Kube, tmp_path: Path) -> None:
     document["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     (tmp_path / "away").write_text(yaml.safe_dump(document))
     err = refused(replace(kube, kubeconfig=tmp_path / "away"), "away", code=69)
-    assert "does not answer" in err
+    assert "Unable to connect" in err
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_an_image_that_cannot_be_pulled(kube: Kube) -> None:
 
 def test_a_claim_that_is_not_there(kube: Kube) -> None:
     err = refused(kube, "no-claim", "--set", "launch.data_volume.claim=corpus")
-    assert "there is no claim corpus" in err
+    assert "claim corpus" in err
     assert "Known: runs" in err
     assert left(kube, "no-claim") == []
 
@@ -79,10 +79,10 @@ def test_an_object_of_somebody_else(kube: Kube) -> None:
     before = kube.kubectl("get", "service", "mine", "-o", "jsonpath={.metadata.resourceVersion}")
     err = refused(kube, "mine", "--resume")
     assert "Service mine" in err
-    assert "not of this run" in err
+    assert "does not belong to this run" in err
     assert left(kube, "mine") == []
     assert kube.kubectl("get", "service", "mine", "-o", "jsonpath={.metadata.resourceVersion}") == before
-    assert "is not in namespace" in kube.llmtrain("delete", "mine", expect=64).err
+    assert "does not exist in namespace" in kube.llmtrain("delete", "mine", expect=64).err
     assert kube.kubectl("get", "service", "mine", "-o", "name").strip() == "service/mine"
 
 
@@ -106,14 +106,14 @@ def visitor(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Kube:
 
 def test_a_right_that_is_missing_takes_the_rest_back(kube: Kube, visitor: Kube) -> None:
     err = refused(visitor, "no-right")
-    assert "You have no right to create jobs" in err
+    assert "Not allowed to create jobs" in err
     assert left(kube, "no-right") == []  # of what was made before the job
     assert json.loads(kube.kubectl("get", "services", "-l", "llmtrain.dev/run=no-right", "-o", "json"))["items"] == []
 
 
 def test_status_of_a_stranger(visitor: Kube) -> None:
     done = visitor.local("status", "-A", "--kubeconfig", str(visitor.kubeconfig), expect=64)
-    assert "You have no right to list configmaps" in done.err
+    assert "Not allowed to list configmaps" in done.err
 
 
 def test_a_token_from_a_file(kube: Kube) -> None:

@@ -110,7 +110,7 @@ def refused(kube: Kube, who: Kube, right: str, words: list[str]) -> None:
     before = everything(kube)
     done = who.llmtrain(*words, expect=64)
     told = [line for line in done.err.splitlines() if not line.startswith("warning:")]
-    assert told[0] == f"error: You have no right to {right} in namespace {who.namespace}."
+    assert told[0] == f"error: Not allowed to {right} in namespace '{who.namespace}' (RBAC)."
     assert f"kubectl auth can-i {right} -n {who.namespace}" in told[1]
     assert len(told) == 2
     assert done.out == ""
@@ -196,7 +196,7 @@ def test_one_without_rights(kube: Kube, nobody: Kube, command: str) -> None:
 
 def test_other_namespaces(kube: Kube, member: Kube) -> None:
     done = member.local("status", "-A", "--kubeconfig", str(member.kubeconfig), expect=64)
-    assert done.err.startswith("error: You have no right to list configmaps across the whole cluster.\n")
+    assert done.err.startswith("error: Not allowed to list configmaps in all namespaces (RBAC).\n")
     refused(kube, replace(member, namespace="kube-system"), "list configmaps", ["status"])
 
 

@@ -572,7 +572,7 @@ def test_without_rights_to_events_logs_and_metrics(kube: KubeServer) -> None:
     run.event("FailedCreate", QUOTA)
     found = why(run)
     assert found.cause == "starting"
-    assert any("no right to list events" in line for line in found.evidence)
+    assert any("list events" in line for line in found.evidence)
     end(run, 0, 64, *CONFIG)
     end(run, 1, 75, *GONE)
     fail(run)
