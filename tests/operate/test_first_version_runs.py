@@ -37,7 +37,7 @@ def first_version(manifest: Any) -> Any:
 
 
 def launch_first_version(kube: KubeServer, kind: str = "indexed_job") -> FakeRun:
-    sets = [f"launch.kind={kind}", "launch.name=old", "launch.namespace=team", "launch.nodes=2"]
+    sets = [f"launch.kind={kind}", "output.run_id=old", "launch.namespace=team", "launch.nodes=2"]
     plan = plan_job(load_config("ddp_smoke", [*sets, "launch.pod_disruption_budget=true"]))
     for manifest in render(plan):
         kube.add(first_version(manifest))
