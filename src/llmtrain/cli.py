@@ -15,7 +15,7 @@ import llmtrain
 from llmtrain.env import WORKER
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
-from llmtrain.runs.exit_report import report_for_pod, write_exit_report
+from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report
 from llmtrain.terminal import discard, print_in_any_encoding, say
 
 # The parser does not support options with an optional value.
@@ -127,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if argv is None else argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)  # the user's own command follows
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
+    forget_earlier_run()
     print_in_any_encoding()
     _limit_spinning()
     if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:

@@ -53,7 +53,7 @@ def test_every_command_of_the_guide_works(kube: Kube) -> None:
             # Exits the test when the code is another.
             shown[command] = tool.run(command, kube.folder, int(match[1] or 0), cluster, interrupt=interrupt)
     assert len(shown) >= 18
-    assert "Run second goes on." in "".join(shown.values())
+    assert "Run second keeps running." in "".join(shown.values())
     result = json.loads((kube.folder / "runs" / "second" / "finished.json").read_text())
     assert result["steps"] == 600
     assert (kube.folder / "again" / "second" / "finished.json").is_file()

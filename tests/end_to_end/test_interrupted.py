@@ -66,7 +66,7 @@ def test_stopped_and_resumed_on_one_node(kube: Kube, reference: str) -> None:
         watching.send_signal(signal.SIGINT)  # Ctrl-C leaves it running
         last = watching.stdout.read()
         assert watching.wait(10) == 0
-        assert f"Run {run} goes on." in last
+        assert f"Run {run} keeps running." in last
         assert kube.status(run)["state"] == "running"
         again = kube.llmtrain(*kube.launch_words("indexed_job", run, *SET), expect=64)
         assert "already exists" in again.err

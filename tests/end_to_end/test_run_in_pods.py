@@ -49,7 +49,7 @@ def test_exit_codes_come_back(kube: Kube, held: str) -> None:
     words = ["--", "sh", "-c", "exit $(( PET_NODE_RANK * 3 ))"]
     failed = kube.llmtrain("exec", held, "--json", *words, expect=3)
     assert [(node["node"], node["exit_code"]) for node in failed.json["nodes"]] == [(0, 0), (1, 3)]
-    assert "cannot be run" in kube.llmtrain("exec", held, "--", "no-such-program", expect=127).err
+    assert "no-such-program: No such file" in kube.llmtrain("exec", held, "--", "no-such-program", expect=127).err
 
 
 def test_left_running_and_ended(kube: Kube, held: str) -> None:

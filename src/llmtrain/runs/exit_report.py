@@ -168,6 +168,13 @@ def report_to_run(exits: Path) -> None:
     _exits = exits
 
 
+def forget_earlier_run() -> None:
+    """A process may run several commands, one after the other; a report belongs to its own command."""
+    global _exits, _is_pod_main
+    _exits, _is_pod_main = None, False
+    _position.clear()
+
+
 def report_for_pod() -> None:
     """This process ends with the pod's exit code. The reports of workers are merged by the process that started them,
     and a command that somebody runs in a pod says nothing about how the pod ends."""
