@@ -30,11 +30,7 @@ def test_away_in_the_middle(kube: Kube, kind: str, reference: str) -> None:
     out, _ = watching.communicate(timeout=300)
     assert watching.returncode == 0, out
     assert "Unable to connect" in out
-<<<<<<< HEAD
-    assert "the cluster answers again" in out
-=======
     assert "the cluster is reachable again" in out
->>>>>>> h-e
     # Nodes count as silent for a moment: they could not renew their leases. A StatefulSet's end is read from its pods.
     wait_for(lambda: kube.status(run)["state"] == "finished", 60, "status finished")
     assert kube.status(run)["restarts"] == 0

@@ -38,10 +38,7 @@ def first_version(manifest: Any) -> Any:
 
 def launch_first_version(kube: KubeServer, kind: str = "indexed_job") -> FakeRun:
     sets = [f"launch.kind={kind}", "output.run_id=old", "launch.namespace=team", "launch.nodes=2"]
-<<<<<<< HEAD
     sets += ["launch.image_schema=2"]  # the schema of its configs
-=======
->>>>>>> h-e
     plan = plan_job(load_config("ddp_smoke", [*sets, "launch.pod_disruption_budget=true"]))
     for manifest in render(plan):
         kube.add(first_version(manifest))
