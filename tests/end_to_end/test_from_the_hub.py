@@ -80,7 +80,7 @@ def asked(kube: Kube) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", ["pytorch_job", "indexed_job"])
-def test_the_job_fetches_model_and_data(kube: Kube, kind: str, reference: str) -> None:
+def test_job_downloads_model_and_data(kube: Kube, kind: str, reference: str) -> None:
     run = f"hub-{kind.replace('_', '-')}"
     before = len(asked(kube))
     kube.llmtrain(*kube.launch_words(kind, run, config="there.yaml"), "--detach")

@@ -31,7 +31,7 @@ def run(installed: Path, folder: Path, *arguments: str) -> "subprocess.Completed
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
 
 
-def test_the_presets_travel_inside_the_wheel(installed: Path, tmp_path: Path) -> None:
+def test_wheel_contains_the_presets(installed: Path, tmp_path: Path) -> None:
     found = json.loads(run(installed, tmp_path, "presets").stdout)["presets"]
     assert {row["name"] for row in found} == {path.stem for path in (ROOT / "configs" / "presets").glob("*.yaml")}
     assert all(row["path"].startswith(str(installed)) for row in found)

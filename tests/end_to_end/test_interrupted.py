@@ -30,13 +30,13 @@ def deleted_pod(kube: Kube, kind: str, reference: str, index: int) -> None:
     kube.llmtrain("delete", run)
 
 
-def test_a_deleted_pod_comes_back(kube: Kube, reference: str) -> None:
+def test_deleted_pod_is_replaced(kube: Kube, reference: str) -> None:
     deleted_pod(kube, "indexed_job", reference, index=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sorted(WORKLOADS))
-def test_a_deleted_master_comes_back_on_every_kind(kube: Kube, kind: str, reference: str) -> None:
+def test_deleted_pod_0_is_replaced_with_every_workload(kube: Kube, kind: str, reference: str) -> None:
     deleted_pod(kube, kind, reference, index=0)
 
 

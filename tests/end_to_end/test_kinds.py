@@ -74,7 +74,7 @@ SHAPES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("run", SHAPES)
-def test_a_pytorch_job_with_a_master(lenient: Kube, run: str, reference: str) -> None:
+def test_pytorch_job_with_master(lenient: Kube, run: str, reference: str) -> None:
     done = lenient.llmtrain(*lenient.launch_words("pytorch_job", run, *MASTER, *SHAPES[run]))
     assert "[TRAIN] step 30/30" in done.out + done.err
     assert lenient.status(run)["state"] == "finished"
@@ -107,7 +107,7 @@ def test_torchrun_in_a_pytorch_job_with_a_master(lenient: Kube) -> None:
 
 
 @pytest.mark.slow
-def test_a_pytorch_job_with_a_master_by_hand(lenient: Kube) -> None:
+def test_pytorch_job_with_master_applied_with_kubectl(lenient: Kube) -> None:
     """The script copied into each pod, and torchrun started in the master, then in the worker, with the words of a
     LoRA trainer's guide."""
     run = "by-hand"
@@ -131,7 +131,7 @@ def test_a_pytorch_job_with_a_master_by_hand(lenient: Kube) -> None:
     lenient.llmtrain("delete", run)
 
 
-def test_a_restricted_namespace_refuses_more(kube: Kube) -> None:
+def test_restricted_namespace_refuses_lower_security(kube: Kube) -> None:
     """And says which field asked for it; nothing is left."""
     words = kube.launch_words("indexed_job", "as-root", "--set", "launch.security=baseline")
     for more in ([], ["--dry-run=server"]):
@@ -139,14 +139,14 @@ def test_a_restricted_namespace_refuses_more(kube: Kube) -> None:
     assert kube.objects("configmaps", "-l", "llmtrain.dev/run=as-root") == []
 
 
-def test_the_server_accepts_what_is_rendered(kube: Kube) -> None:
+def test_api_server_accepts_rendered_manifests(kube: Kube) -> None:
     for kind in KINDS:
         done = kube.llmtrain(*kube.launch_words(kind, f"asked-{kind.replace('_', '-')}"), "--dry-run=server")
         assert "accepts" in done.out
     assert [c for c in kube.objects("configmaps") if "asked" in c["metadata"]["name"]] == []
 
 
-def test_the_kubeconfig_of_the_user_is_not_read(kube: Kube) -> None:
+def test_default_kubeconfig_is_not_read(kube: Kube) -> None:
     done = kube.local("status", expect=64)
     assert "kubeconfig" in done.err
     assert not (Path(kube.folder) / ".kube").exists()

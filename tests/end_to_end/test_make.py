@@ -39,7 +39,7 @@ def make(kube: Kube, target: str, **variables: str) -> Done:
 
 
 @pytest.mark.slow
-def test_the_targets_for_runs(kube: Kube, folder: Path) -> None:
+def test_make_targets_for_runs(kube: Kube, folder: Path) -> None:
     trained = make(kube, "k8s-train", K8S_RUN="by-make")
     assert trained.code == 0, trained.out[-3000:] + trained.err[-3000:]
     assert "[TRAIN] step 30/30" in trained.out

@@ -55,7 +55,7 @@ def test_checks_on_the_same_pods(kube: Kube, what: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_volume_of_its_own(kube: Kube) -> None:
+def test_run_on_its_own_volume(kube: Kube) -> None:
     run = "own-volume"
     words = kube.launch_words("indexed_job", run, claim=None)
     kube.llmtrain(*words)

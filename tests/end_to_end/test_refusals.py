@@ -26,12 +26,12 @@ def refused(kube: Kube, run: str, *more: str, code: int = 64) -> str:
     return done.err
 
 
-def test_a_namespace_that_is_not_there(kube: Kube) -> None:
+def test_missing_namespace(kube: Kube) -> None:
     err = refused(replace(kube, namespace="nowhere"), "lost")
     assert "namespace nowhere" in err.lower()
 
 
-def test_a_cluster_that_does_not_answer(kube: Kube, tmp_path: Path) -> None:
+def test_unreachable_cluster(kube: Kube, tmp_path: Path) -> None:
     document = yaml.safe_load(kube.kubeconfig.read_text())
     document["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
     (tmp_path / "away").write_text(yaml.safe_dump(document))
@@ -46,7 +46,7 @@ def test_an_image_that_cannot_be_pulled(kube: Kube) -> None:
     assert left(kube, "no-image") == []
 
 
-def test_a_claim_that_is_not_there(kube: Kube) -> None:
+def test_missing_claim(kube: Kube) -> None:
     err = refused(kube, "no-claim", "--set", "launch.data_volume.claim=corpus")
     assert "claim corpus" in err
     assert "Known: runs" in err
@@ -54,7 +54,7 @@ def test_a_claim_that_is_not_there(kube: Kube) -> None:
 
 
 @pytest.mark.slow
-def test_a_secret_that_is_not_there(kube: Kube) -> None:
+def test_missing_secret(kube: Kube) -> None:
     more = ["--set", "launch.hf_token_secret.name=nothing"]
     err = refused(kube, "no-secret", *more)
     assert "nothing" in err
@@ -62,7 +62,7 @@ def test_a_secret_that_is_not_there(kube: Kube) -> None:
 
 
 @pytest.mark.slow
-def test_a_quota(kube: Kube) -> None:
+def test_exceeded_quota(kube: Kube) -> None:
     quota: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}}
     kube.apply({**quota, "spec": {"hard": {"pods": "0"}}})
     try:
@@ -104,7 +104,7 @@ def visitor(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Kube:
     return replace(kube, kubeconfig=path)
 
 
-def test_a_right_that_is_missing_takes_the_rest_back(kube: Kube, visitor: Kube) -> None:
+def test_missing_permission_deletes_the_rest(kube: Kube, visitor: Kube) -> None:
     err = refused(visitor, "no-right")
     assert "Not allowed to create jobs" in err
     assert left(kube, "no-right") == []  # of what was made before the job
@@ -116,7 +116,7 @@ def test_status_of_a_stranger(visitor: Kube) -> None:
     assert "Not allowed to list configmaps" in done.err
 
 
-def test_a_token_from_a_file(kube: Kube) -> None:
+def test_token_from_a_file(kube: Kube) -> None:
     canary = "hf_" + "c4n4ry" * 6
     (kube.folder / ".env").write_text(f"OTHER=1\nHF_TOKEN={canary}\n")
     done = kube.llmtrain("secret", "hf-token", "--from-env-file", ".env")

@@ -78,7 +78,7 @@ def check_copy(kube: Kube, s3: Any, run: str) -> None:
     assert all(f"checkpoints/{step}/manifest.json" in there for step in steps)
 
 
-def test_a_run_is_copied_although_a_pod_was_killed(kube: Kube, s3: Any, reference: str) -> None:
+def test_run_is_copied_after_a_pod_was_killed(kube: Kube, s3: Any, reference: str) -> None:
     run = "copied"
     with waiting_at(kube, run, "save_before_rename", 40) as wait:
         kube.llmtrain(*kube.launch_words("indexed_job", run, *SET, *words(s3), *wait), "--detach")

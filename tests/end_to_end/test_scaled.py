@@ -78,7 +78,7 @@ def test_scaled_down_and_back(kube: Kube, reference: str, replicas: int) -> None
 
 
 @pytest.mark.slow
-def test_what_why_says_resizes_it(kube: Kube, reference: str) -> None:
+def test_remedy_of_why_resizes_the_run(kube: Kube, reference: str) -> None:
     """2 to 1 with kubectl, then the commands of the remedy as they stand there."""
     run = "resized"
     launch(kube, run, "2")

@@ -180,7 +180,7 @@ class TestOneWhoMayOnlyLook:
         assert reader.llmtrain("recover", RUN, "--json").json["recovered"] == []
 
     @pytest.mark.parametrize("command", OF_READER)
-    def test_the_right_that_is_missing(self, kube: Kube, reader: Kube, command: str) -> None:
+    def test_missing_permission_is_named(self, kube: Kube, reader: Kube, command: str) -> None:
         refused(kube, reader, OF_READER[command], words_of(reader, command))
 
     @pytest.mark.usefixtures("lost_pod")

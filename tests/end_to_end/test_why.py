@@ -193,7 +193,7 @@ def test_as_a_person_reads_it(kube: Kube) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("never_run", "ended")  # which start meanwhile
-def test_what_the_remedy_says_mends_it(kube: Kube) -> None:
+def test_remedy_fixes_the_run(kube: Kube) -> None:
     """The command as it stands there, with a file of our own."""
     remedy = ask(kube, "no-token")["remedy"]
     words = remedy.removeprefix("Make it: llmtrain ").partition(". Or ")[0].split()
@@ -203,7 +203,7 @@ def test_what_the_remedy_says_mends_it(kube: Kube) -> None:
     assert kube.llmtrain("why", "no-token", "--json").json["cause"] in (*ON_THE_WAY, "finished")
 
 
-def test_a_claim_that_is_not_there(kube: Kube) -> None:
+def test_missing_claim(kube: Kube) -> None:
     """Launch would refuse it: whoever applies manifests by themselves meets it."""
     words = kube.launch_words("indexed_job", "no-claim", "--set", "launch.data_volume.claim=corpus", nodes=1)
     kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim")
@@ -221,7 +221,7 @@ def test_runs_that_end_badly(kube: Kube, run: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("waiting")
-def test_a_master_that_nobody_finds(kube: Kube) -> None:
+def test_unreachable_master(kube: Kube) -> None:
     check(ask(kube, "no-master"), NO_MASTER)
     kube.kubectl("delete", "job", "no-master", "--wait=false")  # others need its room
 
@@ -246,7 +246,7 @@ def steps(number: int) -> Callable[[dict[str, Any]], bool]:
 
 
 @pytest.mark.usefixtures("waiting")
-def test_a_rank_that_hangs(kube: Kube) -> None:
+def test_hanging_rank(kube: Kube) -> None:
     """The others name it, and end; it stays."""
     healthy = kube.wait("hung", steps(5))
     right = Wrong([], "healthy", ["Nothing is wrong: the run trains at step", "2 Running"], ["Nothing is to be done"])

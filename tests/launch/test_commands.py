@@ -130,7 +130,7 @@ ALL = [*ALL, "services/demo"]
 
 
 class TestLaunch:
-    def test_detached(self, call: Cli, kube: KubeServer) -> None:
+    def test_detach_returns_after_submit(self, call: Cli, kube: KubeServer) -> None:
         done = call(*LAUNCH, "--detach")
         assert done.code == 0, done.err
         assert done.out.startswith("Run demo launched. Watch it: llmtrain status demo --kubeconfig ")
@@ -138,7 +138,7 @@ class TestLaunch:
         assert ours(kube) == ALL
         assert {namespace for _, namespace, _ in kube.objects} == {"team"}, "that of the context"
 
-    def test_detached_as_json(self, call: Cli) -> None:
+    def test_detach_prints_json(self, call: Cli) -> None:
         done = call(*LAUNCH, "--detach", "--json")
         assert (done.code, done.json["run_id"], done.json["state"]) == (0, "demo", "pending")
 
@@ -147,13 +147,13 @@ class TestLaunch:
         [("-n", "lab"), ("--set", "launch.namespace=lab"), ("--context", "there")],
         ids=["-n", "set", "context"],
     )
-    def test_in_another_namespace(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+    def test_namespace_option(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
         done = call(*LAUNCH, "-d", *words)
         assert {namespace for _, namespace, _ in kube.objects} == {"lab"}
         if words[0] != "--context":
             assert "llmtrain status demo -n lab --kubeconfig " in done.out
 
-    def test_hints_are_as_they_must_be_typed(self, call: Cli) -> None:
+    def test_hints_contain_the_cluster_options(self, call: Cli) -> None:
         done = call(*LAUNCH, "-d", "--context", "there")
         assert "--context there" in done.out
         assert "--kubeconfig" in done.out
@@ -170,7 +170,7 @@ class TestLaunch:
         ],
         ids=["finished", "65", "64", "killed", "stopped", "deleted"],
     )
-    def test_it_ends_as_the_run_does(
+    def test_exits_with_the_code_of_the_run(
         self, call: Cli, kube: KubeServer, act: Callable[[FakeRun], None], code: int, said: str
     ) -> None:
         player = Player(kube, act)
@@ -183,7 +183,7 @@ class TestLaunch:
             assert "llmtrain resume demo " in done.err
             assert "llmtrain resume demo" in done.err
 
-    def test_a_run_that_was_deleted_cannot_be_resumed(self, call: Cli, kube: KubeServer) -> None:
+    def test_deleted_run_has_no_resume_hint(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, deleted_by_somebody)
         done = call(*LAUNCH)
         player.done()
@@ -191,7 +191,7 @@ class TestLaunch:
         assert call("resume", "demo").code == 64
         assert "llmtrain resume demo" not in done.err
 
-    def test_finished_as_json(self, call: Cli, kube: KubeServer) -> None:
+    def test_finished_run_prints_json(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, finish)
         done = call(*LAUNCH, "--json")
         player.done()
@@ -201,7 +201,7 @@ class TestLaunch:
     @pytest.mark.parametrize(
         ("act", "code"), [(fail_with(65), 65), (stopped_by_somebody, 75)], ids=["failed", "stopped"]
     )
-    def test_a_bad_end_is_one_json_object_too(
+    def test_failed_run_prints_one_json_object(
         self, call: Cli, kube: KubeServer, act: Callable[[FakeRun], None], code: int
     ) -> None:
         player = Player(kube, act)
@@ -211,7 +211,7 @@ class TestLaunch:
         assert done.json["exit_code"] == code
         assert done.json["status"]["run_id"] == "demo"
 
-    def test_an_image_that_cannot_be_pulled_is_taken_back(self, call: Cli, kube: KubeServer) -> None:
+    def test_image_pull_error_deletes_the_launch(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, never_pulled)
         done = call(*LAUNCH, "--json")
         player.done()
@@ -221,7 +221,7 @@ class TestLaunch:
         assert done.json["remedy"].endswith("rolled back.")
         assert ours(kube) == []
 
-    def test_a_run_that_was_there_before_is_not_taken_back(self, call: Cli, kube: KubeServer) -> None:
+    def test_image_pull_error_keeps_a_resumed_run(self, call: Cli, kube: KubeServer) -> None:
         Player(kube, finish)
         assert call(*LAUNCH).code == 0
         kube.remove("Pod", "demo-0-00001")
@@ -235,7 +235,7 @@ class TestLaunch:
         assert "persistentvolumeclaims/demo-runs" in ours(kube)
         assert "configmaps/demo-config" in ours(kube)
 
-    def test_data_that_was_there_before_is_not_taken_back(self, call: Cli, kube: KubeServer) -> None:
+    def test_image_pull_error_keeps_existing_data(self, call: Cli, kube: KubeServer) -> None:
         assert call(*LAUNCH, "-d").code == 0
         assert call("delete", "demo").code == 0
         assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
@@ -244,7 +244,7 @@ class TestLaunch:
         player.done()
         assert ours(kube) == ["persistentvolumeclaims/demo-runs"]
 
-    def test_the_cause_is_told_even_if_not_all_can_be_taken_back(self, call: Cli, kube: KubeServer) -> None:
+    def test_cause_is_reported_if_the_undo_fails(self, call: Cli, kube: KubeServer) -> None:
         def gate(method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:  # noqa: ARG001
             return (500, "not now") if method == "DELETE" and "/services/" in path else None
 
@@ -262,7 +262,7 @@ class TestLaunch:
         assert "me/train:1" in done.err
         assert "only partly rolled back" in done.err
 
-    def test_a_job_that_is_still_being_deleted(self, call: Cli, kube: KubeServer) -> None:
+    def test_terminating_job_is_refused(self, call: Cli, kube: KubeServer) -> None:
         said = '{"message": "object is being deleted: jobs.batch \\"demo\\" already exists"}'
         kube.gate = lambda method, path, headers: (409, said) if method == "POST" and "/jobs" in path else None  # noqa: ARG005
         for words in ((), ("--resume",)):
@@ -271,7 +271,7 @@ class TestLaunch:
             assert "still being deleted" in done.err
             assert kube.objects == {}
 
-    def test_ctrl_c_leaves_it_running(self, call: Cli, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ctrl_c_keeps_the_run(self, call: Cli, kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
         from llmtrain.operate.status import watch as follow
 
         def interrupted(*words: object, **more: object) -> None:  # noqa: ARG001
@@ -283,7 +283,7 @@ class TestLaunch:
         assert "Run demo keeps running." in done.err
         assert ours(kube) == ALL
 
-    def test_twice_is_refused(self, call: Cli, kube: KubeServer) -> None:
+    def test_second_launch_is_refused(self, call: Cli, kube: KubeServer) -> None:
         assert call(*LAUNCH, "-d").code == 0
         before = snapshot(kube)
         done = call(*LAUNCH, "-d", "--json")
@@ -292,11 +292,11 @@ class TestLaunch:
         assert "--resume" in done.json["remedy"]
         assert kube.objects == before
 
-    def test_resume_makes_a_run_that_is_not_there(self, call: Cli, kube: KubeServer) -> None:
+    def test_resume_creates_a_missing_run(self, call: Cli, kube: KubeServer) -> None:
         assert call(*LAUNCH, "-d", "--resume").code == 0
         assert ours(kube) == ALL
 
-    def test_resume_goes_on_with_one_that_ended(self, call: Cli, kube: KubeServer) -> None:
+    def test_resume_continues_an_ended_run(self, call: Cli, kube: KubeServer) -> None:
         player = Player(kube, fail_with(65))
         assert call(*LAUNCH).code == 65
         player.done()
@@ -308,7 +308,7 @@ class TestLaunch:
         assert ours(kube) == ALL
 
     @pytest.mark.parametrize("words", [(*LAUNCH, "--resume"), ("resume", "demo")], ids=["launch", "resume"])
-    def test_one_that_is_going_is_left_alone(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+    def test_running_run_is_refused(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
         call(*LAUNCH, "-d")
         FakeRun(kube, find_record(kube.cluster(), "demo", "team").plan).pod(0)
         before = snapshot(kube)
@@ -319,7 +319,7 @@ class TestLaunch:
         assert kube.objects == before
 
     @pytest.mark.parametrize("words", [("--smoke",), ("--launcher", "torchrun", "--", "python", "a.py", "--json")])
-    def test_other_work(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+    def test_smoke_doctor_and_user_command(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
         done = call(*LAUNCH, "-d", *words)
         assert done.code == 0, done.err
         record = find_record(kube.cluster(), "demo", "team")
@@ -329,19 +329,19 @@ class TestLaunch:
 
 
 class TestTheCluster:
-    def test_it_is_away(self, call: Cli, kube: KubeServer) -> None:
+    def test_unreachable_exits_with_69(self, call: Cli, kube: KubeServer) -> None:
         kube.is_away = True
         for words in ((*LAUNCH, "-d"), ("resume", "demo"), ("stop", "demo"), ("delete", "demo"), ("status",)):
             done = call(*words, "--json")
             assert done.code == 69, words
             assert "Unable to connect" in done.json["what"]
 
-    def test_there_is_none(self, cli: Cli) -> None:
+    def test_missing_kubeconfig_exits_with_64(self, cli: Cli) -> None:
         for words in (LAUNCH, ("resume", "demo"), ("stop", "demo"), ("delete", "demo"), ("status",)):
             done = cli(*words, "--kubeconfig", "missing", "--json")
             assert (done.code, done.json["error"]) == (64, "UsageError")
 
-    def test_its_namespace_is_missing(self, call: Cli, kube: KubeServer) -> None:
+    def test_missing_namespace_exits_with_64(self, call: Cli, kube: KubeServer) -> None:
         def gate(method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str] | None:  # noqa: ARG001
             said = json.dumps({"kind": "Status", "message": 'namespaces "team" not found'})
             return (404, said) if method == "POST" else None
@@ -352,7 +352,7 @@ class TestTheCluster:
         assert "Namespace team does not exist." in done.err
         assert kube.objects == {}
 
-    def test_its_server_checks(self, call: Cli, kube: KubeServer) -> None:
+    def test_server_side_dry_run(self, call: Cli, kube: KubeServer) -> None:
         paths = []
         kube.gate = lambda method, path, headers: paths.append((method, path))  # noqa: ARG005
         done = call(*LAUNCH, "--dry-run=server")
@@ -367,14 +367,14 @@ class TestTheCluster:
         assert refused.code == 64
         assert "spec.x: Invalid" in refused.err
 
-    def test_a_dry_run_asks_nobody(self, call: Cli, kube: KubeServer) -> None:
+    def test_client_side_dry_run_sends_no_request(self, call: Cli, kube: KubeServer) -> None:
         for words in (("--dry-run",), ("--dry-run=client",)):
             assert call(*LAUNCH, *words).code == 0
         assert kube.requests == []
 
 
 class TestResume:
-    def test_with_what_was_launched(self, call: Cli, kube: KubeServer) -> None:
+    def test_resume_uses_the_recorded_config(self, call: Cli, kube: KubeServer) -> None:
         call(*LAUNCH, "-d", "--set", "trainer.max_steps=33", "--set", "launch.runs_volume.access_mode=ReadWriteMany")
         assert call("stop", "demo").code == 0
         done = call("resume", "demo", "-d", "--nodes", "2", "--image", "me/train:2", "--kind", "stateful_set")
@@ -386,7 +386,7 @@ class TestResume:
         assert kube.objects["statefulsets", "team", "demo"]["spec"]["replicas"] == 2
         assert "jobs/demo" not in ours(kube)
 
-    def test_a_mistake_changes_nothing(self, call: Cli, kube: KubeServer) -> None:
+    def test_invalid_resume_changes_nothing(self, call: Cli, kube: KubeServer) -> None:
         call(*LAUNCH, "-d", "--set", "tracking.mlflow.tracking_uri=http://mlflow:5000")
         call("stop", "demo")
         before = snapshot(kube)
@@ -412,7 +412,7 @@ class TestResume:
         [("launch.namespace=lab",), ("output.run_id=other",)],
         ids=["namespace", "name"],
     )
-    def test_it_stays_the_run_it_is(self, call: Cli, kube: KubeServer, sets: tuple[str, ...]) -> None:
+    def test_resume_keeps_name_and_namespace(self, call: Cli, kube: KubeServer, sets: tuple[str, ...]) -> None:
         call(*LAUNCH, "-d")
         call("stop", "demo")
         before = snapshot(kube)
@@ -459,7 +459,7 @@ class TestStopAndDelete:
         assert call("delete", "demo").code == 64
 
     @pytest.mark.parametrize("command", ["stop", "delete"])
-    def test_a_run_that_is_resumed_while_its_pods_end(self, call: Cli, kube: KubeServer, command: str) -> None:
+    def test_resume_during_stop_or_delete_wins(self, call: Cli, kube: KubeServer, command: str) -> None:
         call(*LAUNCH, "-d")
         record = find_record(kube.cluster(), "demo", "team")
         run = FakeRun(kube, record.plan)
@@ -482,7 +482,7 @@ class TestStopAndDelete:
         assert [snapshot(kube)] == after
 
     @pytest.mark.parametrize("words", [("demo", "--data"), ("--all",), ("--all", "--data")], ids=" ".join)
-    def test_nobody_can_be_asked(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
+    def test_confirmation_needs_a_terminal(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
         call(*LAUNCH, "-d")
         before = snapshot(kube)
         done = call("delete", *words)
@@ -496,7 +496,7 @@ class TestStopAndDelete:
         assert done.json["kept_claims"] == ([] if has_data else ["demo-runs"])
         assert ours(kube) == ([] if has_data else ["persistentvolumeclaims/demo-runs"])
 
-    def test_all_of_one_namespace(self, call: Cli, kube: KubeServer) -> None:
+    def test_delete_all_runs_of_a_namespace(self, call: Cli, kube: KubeServer) -> None:
         for words in (("--name", "demo"), ("--name", "demo-2"), ("--name", "demo-3", "-n", "lab")):
             assert call(*LAUNCH, "-d", *words).code == 0
         done = call("delete", "--all", "--yes", "--data", "--json")
@@ -504,12 +504,12 @@ class TestStopAndDelete:
         assert {namespace for _, namespace, _ in kube.objects} == {"lab"}
         assert call("delete", "--all").out == "No runs in namespace team.\n"
 
-    def test_one_or_all(self, call: Cli, kube: KubeServer) -> None:
+    def test_delete_needs_a_run_or_all(self, call: Cli, kube: KubeServer) -> None:
         for words in ((), ("demo", "--all")):
             assert call("delete", *words, "--yes").code == 64
         assert kube.requests == []
 
-    def test_a_claim_that_was_there_before_stays(self, call: Cli, kube: KubeServer) -> None:
+    def test_existing_claim_is_kept(self, call: Cli, kube: KubeServer) -> None:
         kube.add({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": {}})
         assert call(*LAUNCH, "-d", "--set", "launch.runs_volume.claim=shared").code == 0
         done = call("delete", "demo", "--data", "--yes")
@@ -519,9 +519,7 @@ class TestStopAndDelete:
 
 class TestHints:
     @pytest.mark.parametrize("words", [("--smoke",), ("--doctor",)])
-    def test_nothing_to_fetch_where_nothing_was_trained(
-        self, call: Cli, kube: KubeServer, words: tuple[str, ...]
-    ) -> None:
+    def test_no_fetch_hint_without_training(self, call: Cli, kube: KubeServer, words: tuple[str, ...]) -> None:
         Player(kube, finish)
         done = call(*LAUNCH, *words)
         assert done.code == 0, done.err
@@ -529,18 +527,18 @@ class TestHints:
         assert "llmtrain fetch" not in done.out
         assert "llmtrain fetch" not in done.out
 
-    def test_what_was_trained_can_be_fetched(self, call: Cli, kube: KubeServer) -> None:
+    def test_fetch_hint_after_training(self, call: Cli, kube: KubeServer) -> None:
         Player(kube, finish)
         assert "llmtrain fetch demo " in call(*LAUNCH).out
 
     @pytest.mark.parametrize("words", [("--smoke",), ("--doctor",)])
-    def test_nor_after_stop(self, call: Cli, words: tuple[str, ...]) -> None:
+    def test_no_fetch_hint_after_stop_without_training(self, call: Cli, words: tuple[str, ...]) -> None:
         assert call(*LAUNCH, *words, "-d").code == 0
         done = call("stop", "demo")
         assert done.code == 0, done.err
         assert "llmtrain fetch" not in done.out
 
-    def test_data_that_is_left_is_told(self, call: Cli, kube: KubeServer) -> None:
+    def test_delete_names_the_kept_claims(self, call: Cli, kube: KubeServer) -> None:
         def act(run: FakeRun) -> None:
             run.pod(0)
             run.event("FailedCreate", "pods is forbidden: exceeded quota: q, requested: pods=1")
@@ -554,7 +552,7 @@ class TestHints:
         assert "was kept" in done.err
 
 
-def test_pods_that_have_ended_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ended_pods_are_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
     from llmtrain.commands.stop import PodCount
 
     count = PodCount()
@@ -571,7 +569,7 @@ def test_pods_that_have_ended_are_not_counted(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.splitlines() == said
 
 
-def test_a_login_that_is_not_accepted_is_69(call: Cli, kube: KubeServer) -> None:
+def test_rejected_credentials_exit_with_69(call: Cli, kube: KubeServer) -> None:
     kube.gate = lambda method, path, headers: (401, '{"message": "Unauthorized"}')  # noqa: ARG005
     for words in (("status",), ("status", "demo"), ("stop", "demo"), (*LAUNCH, "-d")):
         done = call(*words)
@@ -607,7 +605,7 @@ class TestAnotherVersion:
         ],
         ids=lambda fields: fields[-1],
     )
-    def test_it_can_be_seen_and_ended(self, call: Cli, kube: KubeServer, fields: tuple[str, ...]) -> None:
+    def test_newer_run_can_be_listed_and_stopped(self, call: Cli, kube: KubeServer, fields: tuple[str, ...]) -> None:
         if fields[0].startswith("model.lora"):
             hub = ("model.name=hf_causal_lm", "model.path=somebody/tiny", "model.lora={}")
             assert call(*LAUNCH, "-d", *(word for text in hub for word in ("--set", text))).code == 0
@@ -632,7 +630,7 @@ class TestAnotherVersion:
         assert call("delete", "demo", "--data", "--yes").code == 0
         assert kube.objects == {}
 
-    def test_one_of_this_version_can_be_resumed(self, call: Cli, kube: KubeServer) -> None:
+    def test_run_of_this_version_can_be_resumed(self, call: Cli, kube: KubeServer) -> None:
         assert call(*LAUNCH, "-d").code == 0
         self.newer(kube)
         assert call("stop", "demo").code == 0
