@@ -217,7 +217,7 @@ class TestOneWhoHasTheRightsOfTheGuide:
         assert member.llmtrain("fetch", RUN, "--only", "metrics", "--json").json["files"]
 
     def test_secret(self, member: Kube) -> None:
-        assert member.llmtrain(*SECRET, "--json").json["done"] == "made"
+        assert member.llmtrain(*SECRET, "--json").json["done"] == "created"
         (member.folder / ".env").write_text("HF_TOKEN=hf_" + "fedcba9876543210" * 2 + "\n")
         assert member.llmtrain(*SECRET, "--json").json["done"] == "updated"
 
