@@ -12,9 +12,9 @@ from llmtrain.content_hash import files_sha256
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    paths = [folder / "config.json", folder / "model.safetensors"]
+    directory = tmp_path / "model"
+    directory.mkdir()
+    paths = [directory / "config.json", directory / "model.safetensors"]
     paths[0].write_text("{}")
     paths[1].write_bytes(b"weights" * 100)
     return paths

@@ -49,17 +49,17 @@ def wikitext() -> Repo:
 
 
 @dataclass
-class Place:
+class Sandbox:
     hub: FakeHub
-    folder: Path
+    directory: Path
 
     def run(self, *words: str, **env: str) -> "subprocess.CompletedProcess[str]":
         unset = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", *TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
         kept = {name: value for name, value in os.environ.items() if name not in unset}
         return subprocess.run(
             [sys.executable, "-m", "llmtrain", *words],
-            env={**kept, **self.hub.environment(self.folder / "hf-home"), **env},
-            cwd=self.folder,
+            env={**kept, **self.hub.environment(self.directory / "hf-home"), **env},
+            cwd=self.directory,
             capture_output=True,
             text=True,
             timeout=120,
@@ -68,72 +68,72 @@ class Place:
 
     def train(self, name: str, **env: str) -> "subprocess.CompletedProcess[str]":
         """A config as document 3 writes it. The tokenizer that it means, gpt2, has its files elsewhere."""
-        (self.folder / "train.yaml").write_text(DOCUMENT.replace("NAME", name))
+        (self.directory / "train.yaml").write_text(DOCUMENT.replace("NAME", name))
         return self.run("train", "--config", "train.yaml", "--set", "data.tokenizer=byte", "--json", **env)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     with serve() as hub:
-        yield Place(hub, tmp_path)
+        yield Sandbox(hub, tmp_path)
 
 
-def test_wikitext_trains(place: Place) -> None:
-    place.hub.repos["Salesforce/wikitext"] = wikitext()
-    done = place.train("wikitext")
+def test_wikitext_trains(sandbox: Sandbox) -> None:
+    sandbox.hub.repos["Salesforce/wikitext"] = wikitext()
+    done = sandbox.train("wikitext")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "finished"
     assert "Salesforce/wikitext" in done.stderr
-    assert not any("/datasets/wikitext" in request.path for request in place.hub.requests)
+    assert not any("/datasets/wikitext" in request.path for request in sandbox.hub.requests)
 
 
-def test_preset_gpt_wikitext_trains(place: Place) -> None:
-    place.hub.repos["Salesforce/wikitext"] = wikitext()
+def test_preset_gpt_wikitext_trains(sandbox: Sandbox) -> None:
+    sandbox.hub.repos["Salesforce/wikitext"] = wikitext()
     small = ("data.tokenizer=byte", "data.cache_dir=cache", "model.block_size=32", "model.d_model=32")
     small = (*small, "model.n_layers=1", "model.n_heads=2", "trainer.max_steps=2", "trainer.warmup_steps=0")
-    done = place.run(
+    done = sandbox.run(
         "train", "--config", "gpt_wikitext", *(word for text in small for word in ("--set", text)), "--json"
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "finished"
 
 
-def test_redirect_is_followed_and_cached(place: Place) -> None:
-    place.hub.repos["somebody/old_text"] = wikitext()
-    place.hub.moved["old_text"] = "somebody/old_text"
-    (place.folder / "train.yaml").write_text(DOCUMENT.replace("NAME", "old_text"))
-    fetched = place.run("prefetch", "--config", "train.yaml", "--set", "data.tokenizer=byte", "--json")
+def test_redirect_is_followed_and_cached(sandbox: Sandbox) -> None:
+    sandbox.hub.repos["somebody/old_text"] = wikitext()
+    sandbox.hub.moved["old_text"] = "somebody/old_text"
+    (sandbox.directory / "train.yaml").write_text(DOCUMENT.replace("NAME", "old_text"))
+    fetched = sandbox.run("prefetch", "--config", "train.yaml", "--set", "data.tokenizer=byte", "--json")
     assert fetched.returncode == 0, fetched.stderr
     assert "somebody/old_text" in fetched.stderr
-    place.hub.requests.clear()
-    done = place.train("old_text", HF_HUB_OFFLINE="1")  # as the trainer of a pod, after its init container
+    sandbox.hub.requests.clear()
+    done = sandbox.train("old_text", HF_HUB_OFFLINE="1")  # as the trainer of a pod, after its init container
     assert done.returncode == 0, done.stderr
-    assert place.hub.requests == []
+    assert sandbox.hub.requests == []
 
 
-def test_unknown_name(place: Place) -> None:
-    done = place.train("nosuchtext")
+def test_unknown_name(sandbox: Sandbox) -> None:
+    done = sandbox.train("nosuchtext")
     assert done.returncode == 64
     assert "nosuchtext" in json.loads(done.stdout)["what"]
-    assert not (place.folder / "runs").exists() or not list(place.folder.glob("runs/*/checkpoints/step_*"))
+    assert not (sandbox.directory / "runs").exists() or not list(sandbox.directory.glob("runs/*/checkpoints/step_*"))
 
 
-def test_fetch_data_follows_the_redirect(place: Place) -> None:
-    place.hub.repos["Salesforce/wikitext"] = wikitext()
-    place.hub.moved["wikitext"] = "Salesforce/wikitext"
-    done = place.run("fetch-data", "wikitext", "--to", "here", "--json")
+def test_fetch_data_follows_the_redirect(sandbox: Sandbox) -> None:
+    sandbox.hub.repos["Salesforce/wikitext"] = wikitext()
+    sandbox.hub.moved["wikitext"] = "Salesforce/wikitext"
+    done = sandbox.run("fetch-data", "wikitext", "--to", "here", "--json")
     assert done.returncode == 0, done.stderr
-    assert (place.folder / "here/wikitext-2-raw-v1/train-00000-of-00001.parquet").is_file()
+    assert (sandbox.directory / "here/wikitext-2-raw-v1/train-00000-of-00001.parquet").is_file()
 
 
-def test_directory_takes_precedence(place: Place) -> None:
-    folder = place.folder / "wikitext" / "wikitext-2-raw-v1"
-    folder.mkdir(parents=True)
+def test_directory_takes_precedence(sandbox: Sandbox) -> None:
+    directory = sandbox.directory / "wikitext" / "wikitext-2-raw-v1"
+    directory.mkdir(parents=True)
     for name, data in wikitext().files.items():
-        (place.folder / "wikitext" / name).write_bytes(data)
-    done = place.train("wikitext")
+        (sandbox.directory / "wikitext" / name).write_bytes(data)
+    done = sandbox.train("wikitext")
     assert done.returncode == 0, done.stderr
-    assert place.hub.requests == []
+    assert sandbox.hub.requests == []
 
 
 def test_known_names_need_no_hub(tmp_path: Path) -> None:

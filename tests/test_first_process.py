@@ -22,24 +22,24 @@ time.sleep(60)
 
 
 @contextmanager
-def starting(folder: Path, *before: str, **env: str) -> Iterator["subprocess.Popen[bytes]"]:
+def starting(directory: Path, *before: str, **env: str) -> Iterator["subprocess.Popen[bytes]"]:
     """llmtrain in the middle of its imports."""
-    (folder / "typer.py").write_text(SLOW_IMPORT)
+    (directory / "typer.py").write_text(SLOW_IMPORT)
     kept = {name: value for name, value in os.environ.items() if name != "LLMTRAIN_EXIT_CODES"}
     one = subprocess.Popen(
         [*before, sys.executable, "-m", "llmtrain", "node"],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": str(folder), **env},
+        cwd=directory,
+        env={**kept, "PYTHONPATH": str(directory), **env},
         stderr=subprocess.PIPE,
     )
     try:
         deadline = time.monotonic() + 20
-        while not (folder / "there").exists():
+        while not (directory / "there").exists():
             if one.poll() is not None:
-                _, said = one.communicate()
-                if before and b"unshare" in said:
-                    pytest.skip(f"no namespaces here: {said.decode()}")
-                raise AssertionError(said)
+                _, output = one.communicate()
+                if before and b"unshare" in output:
+                    pytest.skip(f"no namespaces here: {output.decode()}")
+                raise AssertionError(output)
             assert time.monotonic() < deadline
             time.sleep(0.01)
         yield one

@@ -50,11 +50,11 @@ print(json.dumps({**found, "imported": "huggingface_hub" in sys.modules}))
 
 
 @dataclass
-class Place:
+class Sandbox:
     """A fake hub and a directory to download to."""
 
     hub: FakeHub
-    folder: Path
+    directory: Path
     to: Path
     unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", *tokens.TOKEN_VARIABLES, "http_proxy", "HTTP_PROXY", "ALL_PROXY")
 
@@ -62,8 +62,8 @@ class Place:
         kept = {name: value for name, value in os.environ.items() if name not in self.unset}
         return subprocess.Popen(
             [sys.executable, "-c", script, *arguments],
-            env={**kept, **self.hub.environment(self.folder / "hf-home"), **env},
-            cwd=self.folder,
+            env={**kept, **self.hub.environment(self.directory / "hf-home"), **env},
+            cwd=self.directory,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -97,7 +97,7 @@ class Ended:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
     with serve() as server:
         server.repos[NAME] = Repo(
             {
@@ -110,7 +110,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
                 "README.md": b"# Tiny",
             }
         )
-        yield Place(server, tmp_path, tmp_path / "volume" / "model")
+        yield Sandbox(server, tmp_path, tmp_path / "volume" / "model")
 
 
 def fetched(directory: Path) -> set[str]:
@@ -119,8 +119,8 @@ def fetched(directory: Path) -> set[str]:
     return {str(path) for path in paths if not path.parts[0].startswith(".")}
 
 
-def hits(folder: Path, canary: str) -> list[Path]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+def hits(directory: Path, canary: str) -> list[Path]:
+    files = [path for path in directory.rglob("*") if path.is_file()]
     assert files
     return [path for path in files if canary.encode() in path.read_bytes() or canary in path.name]
 
@@ -128,122 +128,122 @@ def hits(folder: Path, canary: str) -> list[Path]:
 # Downloading.
 
 
-def test_second_fetch_downloads_nothing(place: Place) -> None:
-    first = place.fetch("--json")
+def test_second_fetch_downloads_nothing(sandbox: Sandbox) -> None:
+    first = sandbox.fetch("--json")
     assert first.code == 0, first.err
     assert first.err.count("\n") == 1, "one line says what is downloaded, and no progress bar is in it"
-    commit = place.hub.repos[NAME].commit
+    commit = sandbox.hub.repos[NAME].commit
     assert first.json == {
         "repo": NAME,
         "revision": "main",
         "commit": commit,
-        "to": str(place.to),
+        "to": str(sandbox.to),
         "files": 3,
         "bytes": 22 + 7000 + 2,
         "downloaded": True,
     }
-    assert fetched(place.to) == {"config.json", "model.safetensors", "tokenizer.json"}
-    assert (place.to / "model.safetensors").read_bytes() == b"weights" * 1000
-    marker = json.loads((place.to / download.MARKER).read_text())
+    assert fetched(sandbox.to) == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert (sandbox.to / "model.safetensors").read_bytes() == b"weights" * 1000
+    marker = json.loads((sandbox.to / download.MARKER).read_text())
     assert marker["commit"] == commit
     assert marker["files"]["config.json"]["bytes"] == 22
-    assert not (place.to / download.PARTIAL).exists()
+    assert not (sandbox.to / download.PARTIAL).exists()
 
-    place.hub.requests.clear()
-    second = place.fetch("--json")
+    sandbox.hub.requests.clear()
+    second = sandbox.fetch("--json")
     assert (second.code, second.json["downloaded"]) == (0, False), second.err
     assert "already complete" in second.err
-    by_commit = place.fetch("--revision", commit)
+    by_commit = sandbox.fetch("--revision", commit)
     assert by_commit.code == 0, by_commit.err
-    assert place.hub.requests == []
+    assert sandbox.hub.requests == []
 
 
-def test_code_is_fetched_only_with_option(place: Place) -> None:
-    assert place.fetch("--json").code == 0
-    assert "modeling_tiny.py" not in fetched(place.to)
-    assert place.fetch("--code").code == 0
-    assert "modeling_tiny.py" in fetched(place.to)
-    assert place.hub.gets("model.safetensors") == 1
-    place.hub.requests.clear()
-    assert place.fetch().code == 0
-    assert place.hub.requests == []
+def test_code_is_fetched_only_with_option(sandbox: Sandbox) -> None:
+    assert sandbox.fetch("--json").code == 0
+    assert "modeling_tiny.py" not in fetched(sandbox.to)
+    assert sandbox.fetch("--code").code == 0
+    assert "modeling_tiny.py" in fetched(sandbox.to)
+    assert sandbox.hub.gets("model.safetensors") == 1
+    sandbox.hub.requests.clear()
+    assert sandbox.fetch().code == 0
+    assert sandbox.hub.requests == []
 
 
-def test_dataset_is_fetched_completely(place: Place) -> None:
+def test_dataset_is_fetched_completely(sandbox: Sandbox) -> None:
     files = {"train.jsonl": b'{"a": 1}\n', "original/part.bin": b"0", ".llmtrain-fetch.json": b"{}"}
-    place.hub.repos["somebody/rows"] = Repo(files, kind="dataset")
-    ended = place.fetch(name="somebody/rows", verb="fetch-data")
+    sandbox.hub.repos["somebody/rows"] = Repo(files, kind="dataset")
+    ended = sandbox.fetch(name="somebody/rows", verb="fetch-data")
     assert ended.code == 0, ended.err
     assert "2 files" in ended.out
-    assert fetched(place.to) == {"train.jsonl", "original/part.bin"}
-    ended = place.fetch(name="somebody/rows")
+    assert fetched(sandbox.to) == {"train.jsonl", "original/part.bin"}
+    ended = sandbox.fetch(name="somebody/rows")
     assert ended.code == 64
     assert "contains dataset 'somebody/rows'" in ended.err
 
 
 @pytest.mark.parametrize("variable", tokens.TOKEN_VARIABLES)
-def test_each_token_variable_is_sent(place: Place, variable: str) -> None:
-    place.hub.repos[NAME].token = TOKEN
-    ended = place.fetch(**{variable: f" {TOKEN}\n"})
+def test_each_token_variable_is_sent(sandbox: Sandbox, variable: str) -> None:
+    sandbox.hub.repos[NAME].token = TOKEN
+    ended = sandbox.fetch(**{variable: f" {TOKEN}\n"})
     assert ended.code == 0, ended.err
-    assert place.hub.tokens == {TOKEN}
+    assert sandbox.hub.tokens == {TOKEN}
 
 
-def test_token_is_written_nowhere(place: Place) -> None:
-    """The variable has whitespace around the token, which redact alone would not remove."""
+def test_token_is_written_nowhere(sandbox: Sandbox) -> None:
+    """The variable has white space around the token, so that only our own care keeps it out of messages."""
     gated = "somebody/gated-model"
-    place.hub.repos[gated] = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
+    sandbox.hub.repos[gated] = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
     env = {"HUGGINGFACE_HUB_TOKEN": f" {TOKEN} ", "HF_DEBUG": "1"}
-    good = place.fetch("--json", **env)
+    good = sandbox.fetch("--json", **env)
     assert good.code == 0, good.err
     ends = [good]
     for name in (gated, "somebody/missing", f"no--name/{TOKEN}"):
-        place.to = place.folder / "volume" / str(len(ends))
-        ends += [place.fetch("--json", name=name, **env)]
+        sandbox.to = sandbox.directory / "volume" / str(len(ends))
+        ends += [sandbox.fetch("--json", name=name, **env)]
         assert ends[-1].code == 64, ends[-1].err
         assert ends[-1].json["error"] == "UsageError"
     assert "***" in ends[-1].err
-    assert TOKEN in place.hub.tokens
+    assert TOKEN in sandbox.hub.tokens
     assert [text for ended in ends for text in (ended.out, ended.err) if TOKEN in text] == []
-    assert hits(place.folder, TOKEN) == []
-    assert hits(place.folder, "weights")
+    assert hits(sandbox.directory, TOKEN) == []
+    assert hits(sandbox.directory, "weights")
 
 
-def test_interrupted_file_is_resumed(place: Place) -> None:
-    """The library keeps complete chunks of 10 MB."""
+def test_interrupted_file_is_resumed(sandbox: Sandbox) -> None:
+    """The library keeps whole pieces of 10 MB."""
     data = os.urandom(1 << 16) * 352
-    place.hub.repos[NAME].files["model.safetensors"] = data
-    place.hub.breaks["model.safetensors"] = 21 << 20
-    ended = place.fetch()
+    sandbox.hub.repos[NAME].files["model.safetensors"] = data
+    sandbox.hub.breaks["model.safetensors"] = 21 << 20
+    ended = sandbox.fetch()
     assert ended.code == 0, ended.err
-    ranges = [r.range for r in place.hub.requests if r.method == "GET" and r.path.endswith("model.safetensors")]
+    ranges = [r.range for r in sandbox.hub.requests if r.method == "GET" and r.path.endswith("model.safetensors")]
     assert ranges == [None, f"bytes={20 << 20}-"]
-    assert (place.to / "model.safetensors").read_bytes() == data
+    assert (sandbox.to / "model.safetensors").read_bytes() == data
 
 
-def test_killed_download_keeps_complete_files(place: Place) -> None:
-    place.hub.stalls["model.safetensors"] = 3000
-    process = place.start(COMMANDS, "fetch-model", NAME, "--to", str(place.to))
+def test_killed_download_keeps_complete_files(sandbox: Sandbox) -> None:
+    sandbox.hub.stalls["model.safetensors"] = 3000
+    process = sandbox.start(COMMANDS, "fetch-model", NAME, "--to", str(sandbox.to))
     try:
-        assert place.hub.is_stalled.wait(30)
-        wait_for(lambda: (place.to / "config.json").exists() and (place.to / "tokenizer.json").exists())
-        time.sleep(0.3)  # the library writes its metadata after the files
+        assert sandbox.hub.is_stalled.wait(30)
+        wait_for(lambda: (sandbox.to / "config.json").exists() and (sandbox.to / "tokenizer.json").exists())
+        time.sleep(0.3)  # the library's own note about them comes after the files
     finally:
         process.kill()
         Ended.of(process)
-        place.hub.unblock.set()
-    assert not (place.to / download.MARKER).exists()
-    other = place.fetch(name="somebody/other")
+        sandbox.hub.unblock.set()
+    assert not (sandbox.to / download.MARKER).exists()
+    other = sandbox.fetch(name="somebody/other")
     assert "contains model 'somebody/tiny-model'" in other.err
-    pieces = list(place.to.rglob("*.incomplete"))
+    pieces = list(sandbox.to.rglob("*.incomplete"))
     assert pieces
     for piece in pieces:
         os.utime(piece, (1, 1))
-    ended = place.fetch()
+    ended = sandbox.fetch()
     assert ended.code == 0, ended.err
-    assert [place.hub.gets(name) for name in ("config.json", "tokenizer.json", "model.safetensors")] == [1, 1, 2]
-    assert (place.to / "model.safetensors").read_bytes() == b"weights" * 1000
-    assert list(place.to.rglob("*.incomplete")) == []
+    assert [sandbox.hub.gets(name) for name in ("config.json", "tokenizer.json", "model.safetensors")] == [1, 1, 2]
+    assert (sandbox.to / "model.safetensors").read_bytes() == b"weights" * 1000
+    assert list(sandbox.to.rglob("*.incomplete")) == []
 
 
 def wait_for(is_so: Callable[[], bool], limit_sec: float = 30.0) -> None:
@@ -253,175 +253,175 @@ def wait_for(is_so: Callable[[], bool], limit_sec: float = 30.0) -> None:
         time.sleep(0.05)
 
 
-def test_two_processes_download_once(place: Place) -> None:
-    place.hub.stalls["model.safetensors"] = 10
-    arguments = ("fetch-model", NAME, "--to", str(place.to), "--json")
-    both = [place.start(COMMANDS, *arguments)]
-    assert place.hub.is_stalled.wait(30)
-    both += [place.start(COMMANDS, *arguments)]
+def test_two_processes_download_once(sandbox: Sandbox) -> None:
+    sandbox.hub.stalls["model.safetensors"] = 10
+    arguments = ("fetch-model", NAME, "--to", str(sandbox.to), "--json")
+    both = [sandbox.start(COMMANDS, *arguments)]
+    assert sandbox.hub.is_stalled.wait(30)
+    both += [sandbox.start(COMMANDS, *arguments)]
     time.sleep(2.5)
-    place.hub.unblock.set()
+    sandbox.hub.unblock.set()
     first, second = (Ended.of(process) for process in both)
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert (first.json["downloaded"], second.json["downloaded"]) == (True, False)
-    assert f"waiting for another process that is downloading into {place.to}" in second.err
-    assert [place.hub.gets(name) for name in fetched(place.to)] == [1, 1, 1]
+    assert f"waiting for another process that is downloading into {sandbox.to}" in second.err
+    assert [sandbox.hub.gets(name) for name in fetched(sandbox.to)] == [1, 1, 1]
 
 
-def test_damaged_file_is_fetched_again(place: Place) -> None:
-    """With its old mtime, so that the library alone would not detect it, and at the old commit, as main has moved."""
-    assert place.fetch().code == 0
-    weights = place.to / "model.safetensors"
+def test_damaged_file_is_fetched_again(sandbox: Sandbox) -> None:
+    """With its old time, so that the library alone would not see it; and at the old commit, since main has moved."""
+    assert sandbox.fetch().code == 0
+    weights = sandbox.to / "model.safetensors"
     then = weights.stat().st_mtime
     weights.write_bytes(b"weigh")
     os.utime(weights, (then, then))
-    commit = place.hub.repos[NAME].commit
-    place.hub.repos[NAME].change({"model.safetensors": b"others"})
-    ended = place.fetch("--json")
+    commit = sandbox.hub.repos[NAME].commit
+    sandbox.hub.repos[NAME].change({"model.safetensors": b"others"})
+    ended = sandbox.fetch("--json")
     assert ended.code == 0, ended.err
     assert (ended.json["downloaded"], ended.json["commit"]) == (True, commit)
     assert weights.read_bytes() == b"weights" * 1000
-    assert [place.hub.gets(name) for name in ("config.json", "model.safetensors")] == [1, 2]
-    (place.to / "config.json").unlink()
-    assert place.fetch().code == 0
-    assert place.hub.gets("config.json") == 2
+    assert [sandbox.hub.gets(name) for name in ("config.json", "model.safetensors")] == [1, 2]
+    (sandbox.to / "config.json").unlink()
+    assert sandbox.fetch().code == 0
+    assert sandbox.hub.gets("config.json") == 2
 
 
-def test_again_updates_to_branch_and_removes_old_files(place: Place) -> None:
-    assert place.fetch().code == 0
+def test_again_updates_to_branch_and_removes_old_files(sandbox: Sandbox) -> None:
+    assert sandbox.fetch().code == 0
     split = {"model.safetensors": None, "model-00001-of-00001.safetensors": b"weights"}
-    place.hub.repos[NAME].change({"config.json": b'{"model_type": "TINY"}', **split})
-    assert place.fetch("--json").json["downloaded"] is False
-    ended = place.fetch("--again", "--json")
-    assert ended.json["commit"] == place.hub.repos[NAME].commit
-    assert (place.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
-    assert fetched(place.to) == {"config.json", "model-00001-of-00001.safetensors", "tokenizer.json"}
-    assert place.hub.gets("tokenizer.json") == 1
-    other = place.fetch("--revision", "v2")
+    sandbox.hub.repos[NAME].change({"config.json": b'{"model_type": "TINY"}', **split})
+    assert sandbox.fetch("--json").json["downloaded"] is False
+    ended = sandbox.fetch("--again", "--json")
+    assert ended.json["commit"] == sandbox.hub.repos[NAME].commit
+    assert (sandbox.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
+    assert fetched(sandbox.to) == {"config.json", "model-00001-of-00001.safetensors", "tokenizer.json"}
+    assert sandbox.hub.gets("tokenizer.json") == 1
+    other = sandbox.fetch("--revision", "v2")
     assert other.code == 64
     assert "'somebody/tiny-model' at revision 'main', not 'v2'" in other.err
 
 
-def test_unavailable_file_is_not_taken_as_current(place: Place) -> None:
+def test_unavailable_file_is_not_taken_as_current(sandbox: Sandbox) -> None:
     """The library would keep the old file, of the same size, with a warning."""
-    assert place.fetch().code == 0
-    place.hub.repos[NAME].change({"config.json": b'{"model_type": "TINY"}'})
-    place.hub.failing_heads.add("config.json")
-    ended = place.fetch("--again")
+    assert sandbox.fetch().code == 0
+    sandbox.hub.repos[NAME].change({"config.json": b'{"model_type": "TINY"}'})
+    sandbox.hub.failing_heads.add("config.json")
+    ended = sandbox.fetch("--again")
     assert ended.code == 65, ended.err
     assert "403" in ended.err
-    assert not (place.to / download.MARKER).exists()
-    place.hub.failing_heads.clear()
-    assert place.fetch().code == 0
-    assert (place.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
+    assert not (sandbox.to / download.MARKER).exists()
+    sandbox.hub.failing_heads.clear()
+    assert sandbox.fetch().code == 0
+    assert (sandbox.to / "config.json").read_bytes() == b'{"model_type": "TINY"}'
 
 
-def test_foreign_directories_are_refused(place: Place) -> None:
-    place.to.mkdir(parents=True)
-    (place.to / "thesis.tex").write_text("all of it")
-    ended = place.fetch()
+def test_foreign_directories_are_refused(sandbox: Sandbox) -> None:
+    sandbox.to.mkdir(parents=True)
+    (sandbox.to / "thesis.tex").write_text("all of it")
+    ended = sandbox.fetch()
     assert ended.code == 64
     assert "is not empty" in ended.err
     assert "thesis.tex" in ended.err
-    assert place.hub.requests == []
-    (place.to / "thesis.tex").unlink()
-    (place.to / "lost+found").mkdir()
-    assert place.fetch().code == 0
+    assert sandbox.hub.requests == []
+    (sandbox.to / "thesis.tex").unlink()
+    (sandbox.to / "lost+found").mkdir()
+    assert sandbox.fetch().code == 0
 
 
-def test_file_name_outside_the_directory_is_refused(place: Place) -> None:
-    outside = place.to.parent / "precious.json"
+def test_file_name_outside_the_directory_is_refused(sandbox: Sandbox) -> None:
+    outside = sandbox.to.parent / "precious.json"
     outside.parent.mkdir()
     outside.write_text("keep")
-    place.hub.repos[NAME].files["../precious.json"] = b"bad"
-    ended = place.fetch()
+    sandbox.hub.repos[NAME].files["../precious.json"] = b"bad"
+    ended = sandbox.fetch()
     assert ended.code == 65
     assert "outside the directory" in ended.err
     assert outside.read_text() == "keep"
 
 
 @pytest.mark.parametrize("how", ["above", "absolute", "link"])
-def test_marker_with_outside_files_is_refused(place: Place, how: str) -> None:
-    """Nothing outside is removed as a file of an earlier commit; the marker may have come with the folder."""
-    assert place.fetch().code == 0
-    outside = place.to.parent / "outside" / "precious.json"
+def test_marker_with_outside_files_is_refused(sandbox: Sandbox, how: str) -> None:
+    """Nothing outside is removed as a file of an earlier commit; the marker may have come with the directory."""
+    assert sandbox.fetch().code == 0
+    outside = sandbox.to.parent / "outside" / "precious.json"
     outside.parent.mkdir()
     outside.write_text("keep")
-    (place.to / "linked").symlink_to(outside.parent)
+    (sandbox.to / "linked").symlink_to(outside.parent)
     name = {"above": "../outside/precious.json", "absolute": str(outside), "link": "linked/precious.json"}[how]
-    marker = json.loads((place.to / download.MARKER).read_text())
+    marker = json.loads((sandbox.to / download.MARKER).read_text())
     marker["files"][name] = {"bytes": 4, "id": "x"}
-    (place.to / download.MARKER).write_text(json.dumps(marker))
-    ended = place.fetch("--again")
+    (sandbox.to / download.MARKER).write_text(json.dumps(marker))
+    ended = sandbox.fetch("--again")
     assert ended.code == 65, ended.err
     assert outside.read_text() == "keep"
 
 
-def test_error_responses_of_the_hub(place: Place) -> None:
+def test_error_responses_of_the_hub(sandbox: Sandbox) -> None:
     gated = Repo({"config.json": b"{}"}, token="hf_of_another_account", gated=True)
-    place.hub.repos["somebody/gated"] = gated
-    without = place.fetch(name="somebody/gated")
+    sandbox.hub.repos["somebody/gated"] = gated
+    without = sandbox.fetch(name="somebody/gated")
     assert (without.code, "is gated.\n  Accept its license" in without.err) == (64, True), without.err
     assert all(variable in without.err for variable in tokens.TOKEN_VARIABLES)
-    having = place.fetch(name="somebody/gated", HUGGING_FACE_HUB_TOKEN=TOKEN)
+    having = sandbox.fetch(name="somebody/gated", HUGGING_FACE_HUB_TOKEN=TOKEN)
     assert having.code == 64
     assert "the token in HUGGING_FACE_HUB_TOKEN has no access yet" in having.err
 
-    place.to = place.folder / "other"
-    missing = place.fetch(name="somebody/missing")
+    sandbox.to = sandbox.directory / "other"
+    missing = sandbox.fetch(name="somebody/missing")
     assert (missing.code, "is not on the hub, or is private." in missing.err) == (64, True), missing.err
-    revision = place.fetch("--revision", "v9")
+    revision = sandbox.fetch("--revision", "v9")
     assert (revision.code, "at revision 'v9': the hub has no such revision" in revision.err) == (64, True)
-    place.hub.refused_tokens.add(TOKEN)
-    refused = place.fetch(HF_TOKEN=TOKEN)
+    sandbox.hub.refused_tokens.add(TOKEN)
+    refused = sandbox.fetch(HF_TOKEN=TOKEN)
     assert (refused.code, "does not accept the token in HF_TOKEN" in refused.err) == (64, True), refused.err
-    assert fetched(place.to) == set()
+    assert fetched(sandbox.to) == set()
 
 
-def test_unreachable_hub(place: Place) -> None:
+def test_unreachable_hub(sandbox: Sandbox) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, but not listening
         closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        ended = place.fetch(HF_ENDPOINT=closed)
+        ended = sandbox.fetch(HF_ENDPOINT=closed)
         assert (ended.code, "the hub cannot be reached" in ended.err) == (64, True), ended.err
-        found = place.find(NAME, HF_ENDPOINT=closed)
+        found = sandbox.find(NAME, HF_ENDPOINT=closed)
     assert "the hub cannot be reached" in found["what"]
     assert f"llmtrain fetch-model {NAME} --to DIR" in found["remedy"]
-    offline = place.fetch(HF_HUB_OFFLINE="1")
+    offline = sandbox.fetch(HF_HUB_OFFLINE="1")
     assert (offline.code, "(offline)" in offline.err) == (64, True), offline.err
 
 
 # Finding.
 
 
-def test_directory_needs_no_hub(place: Place) -> None:
-    (place.folder / "some" / "model").mkdir(parents=True)
-    for path in (str(place.folder / "some" / "model"), "some/model", "~/some/model"):
-        found = place.find(path, HOME=str(place.folder))
-        assert Path(found["path"]) in (place.folder / "some" / "model", Path("some/model"))
+def test_directory_needs_no_hub(sandbox: Sandbox) -> None:
+    (sandbox.directory / "some" / "model").mkdir(parents=True)
+    for path in (str(sandbox.directory / "some" / "model"), "some/model", "~/some/model"):
+        found = sandbox.find(path, HOME=str(sandbox.directory))
+        assert Path(found["path"]) in (sandbox.directory / "some" / "model", Path("some/model"))
         assert found["imported"] is False
-    assert place.hub.requests == []
+    assert sandbox.hub.requests == []
 
 
-def test_model_is_downloaded_then_cached(place: Place) -> None:
-    place.hub.repos[NAME].token = TOKEN
-    found = place.find(NAME, HUGGINGFACE_HUB_TOKEN=TOKEN)
+def test_model_is_downloaded_then_cached(sandbox: Sandbox) -> None:
+    sandbox.hub.repos[NAME].token = TOKEN
+    found = sandbox.find(NAME, HUGGINGFACE_HUB_TOKEN=TOKEN)
     assert fetched(Path(found["path"])) == {"config.json", "model.safetensors", "tokenizer.json"}
     assert found["imported"] is True
-    place.hub.requests.clear()
-    assert place.find(NAME, TRANSFORMERS_OFFLINE="yes")["path"] == found["path"]
-    assert place.find(NAME, more=("late",))["path"] == found["path"], "set after the library has looked"
-    assert place.hub.requests == []
-    assert "modeling_tiny.py" in fetched(Path(place.find(NAME, more=("code",), HF_TOKEN=TOKEN)["path"]))
+    sandbox.hub.requests.clear()
+    assert sandbox.find(NAME, TRANSFORMERS_OFFLINE="yes")["path"] == found["path"]
+    assert sandbox.find(NAME, more=("late",))["path"] == found["path"], "set after the library has looked"
+    assert sandbox.hub.requests == []
+    assert "modeling_tiny.py" in fetched(Path(sandbox.find(NAME, more=("code",), HF_TOKEN=TOKEN)["path"]))
 
 
-def test_offline_without_cache_is_usage_error(place: Place) -> None:
-    found = place.find(NAME, revision="v2", HF_HUB_OFFLINE="1")
+def test_offline_without_cache_is_usage_error(sandbox: Sandbox) -> None:
+    found = sandbox.find(NAME, revision="v2", HF_HUB_OFFLINE="1")
     assert found["exit_code"] == 64
     assert f"model.path '{NAME}' at revision 'v2' (not a local directory) is not in the local cache" in found["what"]
     assert f"llmtrain fetch-model {NAME} --to DIR" in found["remedy"]
     assert "set model.path to DIR" in found["remedy"]
-    assert place.hub.requests == []
+    assert sandbox.hub.requests == []
 
 
 @pytest.mark.parametrize("path", ["/no/such", "./model", "../model", "~/model", "a/b/c", "gpt2/", "."])

@@ -69,8 +69,8 @@ def test_prefetched_model_and_tokenizer_need_no_network(pod: Pod) -> None:
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout) == {"fetched": ["model somebody/tiny", "tokenizer somebody/words"]}
     assert "[DATA] fetched: model somebody/tiny" in first.stderr
-    wanted = {"somebody/tiny/config.json", "somebody/tiny/model.safetensors", "somebody/words/tokenizer.json"}
-    assert pod.fetched == wanted, "no code, and no pickle"
+    expected = {"somebody/tiny/config.json", "somebody/tiny/model.safetensors", "somebody/words/tokenizer.json"}
+    assert pod.fetched == expected, "no code, and no pickle"
     assert pod.hub.tokens == {TOKEN}
     assert TOKEN not in first.stdout + first.stderr
     # The next container has no token and is offline.
@@ -123,14 +123,14 @@ def test_dataset_and_gpt2_tokenizer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     from llmtrain.data import hf_datasets
     from llmtrain.data.tokenizers import gpt2
 
-    asked: list[str] = []
-    monkeypatch.setattr(hf_datasets, "load_split", lambda data, split: asked.append(f"{data.dataset_name} {split}"))
-    monkeypatch.setattr(gpt2, "GPT2Tokenizer", lambda: asked.append("gpt2"))
+    requested: list[str] = []
+    monkeypatch.setattr(hf_datasets, "load_split", lambda data, split: requested.append(f"{data.dataset_name} {split}"))
+    monkeypatch.setattr(gpt2, "GPT2Tokenizer", lambda: requested.append("gpt2"))
     data = ("data.name=hf_text", "data.dataset_name=somebody/rows", "data.tokenizer=gpt2")
     done = cli("prefetch", "--config", "gpt_smoke", *(word for text in data for word in ("--set", text)), "--json")
     assert done.code == 0, done.err
     assert done.json == {"fetched": ["dataset somebody/rows", "tokenizer gpt2"]}
-    assert asked == ["somebody/rows train", "somebody/rows val", "gpt2"]
+    assert requested == ["somebody/rows train", "somebody/rows val", "gpt2"]
 
 
 def test_missing_dataset(cli: Cli) -> None:
@@ -147,16 +147,16 @@ def test_config_error_exits_64(cli: Cli) -> None:
 
 
 class TestReport:
-    """--report: mistakes are left for `llmtrain node` to end with; what may pass is for the platform to try again."""
+    """--report: permanent errors are reported to `llmtrain node`; after temporary ones the platform retries."""
 
     def test_report_of_hub_error(self, pod: Pod) -> None:
         report = pod.home / "prefetch.json"
         done = pod.run(*MODEL, "--report", str(report))
         assert done.returncode == 0, done.stderr
-        said = json.loads(report.read_text())
-        assert (said["error"], said["exit_code"]) == ("UsageError", 64)
-        assert "somebody/tiny" in said["what"]
-        assert said["what"] in done.stdout, "the container's log says it too"
+        error = json.loads(report.read_text())
+        assert (error["error"], error["exit_code"]) == ("UsageError", 64)
+        assert "somebody/tiny" in error["what"]
+        assert error["what"] in done.stdout, "the log of the container has it too"
 
     def test_report_of_data_error(self, cli: Cli, tmp_path: Path) -> None:
         report = tmp_path / "prefetch.json"

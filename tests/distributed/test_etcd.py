@@ -105,9 +105,9 @@ def two_pods(cli: Cli, etcd: str, *words: str) -> tuple[list[str], str]:
     return container["command"][3:], done.json["manifests"][0]["data"]["train.yaml"]
 
 
-def run_pods(words: list[str], folder: Path) -> tuple[list[int], list[ranks.Cli]]:
+def run_pods(words: list[str], directory: Path) -> tuple[list[int], list[ranks.Cli]]:
     """Both as processes of this machine, with the variables of an Indexed Job."""
-    pods = [start_cli(*words, cwd=folder, env={"JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
+    pods = [start_cli(*words, cwd=directory, env={"JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
     return [pod.wait(150) for pod in pods], pods
 
 

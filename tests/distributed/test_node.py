@@ -45,8 +45,8 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     ranks.end_clis()
 
 
-def node(folder: Path, *words: object, **env: str) -> Cli:
-    return start_cli("node", *words, env=env, cwd=folder)
+def node(directory: Path, *words: object, **env: str) -> Cli:
+    return start_cli("node", *words, env=env, cwd=directory)
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,12 @@ Curve = dict[str, list[float]]
 def curve(config: Config, count: int, **options: Any) -> Curve:
     """Losses, gradient norms and validation losses of a finished run."""
     result = ranks.trained(config, count, **options)
-    folder = Path(config.output.root_dir) / harness.RUN_ID
-    rows = harness.train_rows(folder)
+    directory = Path(config.output.root_dir) / harness.RUN_ID
+    rows = harness.train_rows(directory)
     assert [step for step, _ in rows] == list(range(1, harness.STEPS + 1))
     assert (result["world_size"], result["strategy"]) == (count, config.distributed.strategy)
     columns = [[float.fromhex(values[index]) for _, values in rows] for index in (0, 2, 3)]
-    val = [float.fromhex(loss) for _, loss in harness.val_rows(folder)]
+    val = [float.fromhex(loss) for _, loss in harness.val_rows(directory)]
     return {"loss": columns[0], "grad_norm": columns[1], "tokens": columns[2], "val": val}
 
 
@@ -48,11 +48,11 @@ def alone(make: MakeConfig) -> Curve:
     return curve(make(distributed__strategy="none"), 1)
 
 
-def assert_same(found: Curve, wanted: Curve, rel: float = 2e-5) -> None:
-    assert found["tokens"] == wanted["tokens"]
+def assert_same(actual: Curve, expected: Curve, rel: float = 2e-5) -> None:
+    assert actual["tokens"] == expected["tokens"]
     for name in ("loss", "val"):
-        assert found[name] == pytest.approx(wanted[name], rel=rel), name
-    assert found["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=50 * rel)
+        assert actual[name] == pytest.approx(expected[name], rel=rel), name
+    assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=50 * rel)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_fsdp_without_clipping(make: MakeConfig) -> None:
 def test_bf16_with_fsdp(make: MakeConfig, alone: Curve) -> None:
     """Weights compute in bfloat16 and are kept in float32."""
     config = make(distributed__strategy="fsdp", trainer__precision="bf16")
-    found = curve(config, 2, before=harness.emulate_bf16)
-    assert found["loss"] == pytest.approx(alone["loss"], rel=0.02)
-    assert found["loss"] != pytest.approx(alone["loss"], rel=1e-6), "it was not bf16 at all"
+    actual = curve(config, 2, before=harness.emulate_bf16)
+    assert actual["loss"] == pytest.approx(alone["loss"], rel=0.02)
+    assert actual["loss"] != pytest.approx(alone["loss"], rel=1e-6), "it was not bf16 at all"
     tensors = Checkpoint(Path(config.output.root_dir) / harness.RUN_ID / "checkpoints" / "step_8").tensors("model")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
 
@@ -98,9 +98,9 @@ def test_bf16_with_fsdp(make: MakeConfig, alone: Curve) -> None:
 @pytest.mark.slow
 def test_bf16_ddp_matches_single_process(make: MakeConfig) -> None:
     emulated = {"before": harness.emulate_bf16}
-    found = curve(make(distributed__strategy="ddp", trainer__precision="bf16"), 2, **emulated)
+    actual = curve(make(distributed__strategy="ddp", trainer__precision="bf16"), 2, **emulated)
     none = curve(make(distributed__strategy="none", trainer__precision="bf16"), 1, **emulated)
-    assert found["loss"] == pytest.approx(none["loss"], rel=2e-3)
+    assert actual["loss"] == pytest.approx(none["loss"], rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def two_ranks() -> list[dict[str, Any]]:
     inputs = torch.arange(16.0).reshape(4, 4) / 16
 
     def look(world: World) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        actual: dict[str, Any] = {}
         for name, section in (
             ("ddp", {"strategy": "ddp"}),
             ("fsdp", {"strategy": "fsdp"}),
@@ -185,13 +185,13 @@ def two_ranks() -> list[dict[str, Any]]:
                     (loss * wrapped.loss_scale).backward()
                 wrapped.after_backward()
                 if micro == 0 and name == "ddp":
-                    found["ddp, before the last"] = parameters[0].grad.clone()  # type: ignore[union-attr]
+                    actual["ddp, before the last"] = parameters[0].grad.clone()  # type: ignore[union-attr]
             wrapped.finish_gradients()
-            found[name] = [unshard(p.grad).clone() for p in parameters]  # type: ignore[arg-type]
-            found[f"{name} kind"] = (type(wrapped).__name__, wrapped.is_sharded, wrapped.loss_scale)
+            actual[name] = [unshard(p.grad).clone() for p in parameters]  # type: ignore[arg-type]
+            actual[f"{name} kind"] = (type(wrapped).__name__, wrapped.is_sharded, wrapped.loss_scale)
             if name == "fsdp":
-                found["held"] = [tuple(p.to_local().shape) for p in parameters]  # type: ignore[attr-defined]
-        return found
+                actual["held"] = [tuple(p.to_local().shape) for p in parameters]  # type: ignore[attr-defined]
+        return actual
 
     return ranks.values(ranks.run_ranks(2, look))
 
@@ -201,23 +201,23 @@ def test_gradients_are_sums_over_all_ranks_and_micro_batches(two_ranks: list[dic
     module = two_layers()
     for row in torch.arange(16.0).reshape(4, 4) / 16:
         module(row).sum().backward()
-    for found in two_ranks:
-        for gradient, parameter in zip(found[name], module.parameters(), strict=True):
+    for actual in two_ranks:
+        for gradient, parameter in zip(actual[name], module.parameters(), strict=True):
             torch.testing.assert_close(gradient, parameter.grad)
 
 
 def test_parallel_model_types(two_ranks: list[dict[str, Any]]) -> None:
-    found = two_ranks[0]
-    assert found["ddp kind"] == (DDPModel.__name__, False, 2.0)
-    assert found["fsdp kind"] == (FSDPModel.__name__, True, 2.0)
-    assert found["tree kind"] == (DeterministicModel.__name__, False, 1.0)
+    actual = two_ranks[0]
+    assert actual["ddp kind"] == (DDPModel.__name__, False, 2.0)
+    assert actual["fsdp kind"] == (FSDPModel.__name__, True, 2.0)
+    assert actual["tree kind"] == (DeterministicModel.__name__, False, 1.0)
 
 
 def test_ddp_reduces_once_per_step(two_ranks: list[dict[str, Any]]) -> None:
     """Before the last micro-batch each rank has gradients of its own."""
-    first, second = (found["ddp, before the last"] for found in two_ranks)
+    first, second = (actual["ddp, before the last"] for actual in two_ranks)
     assert not torch.equal(first, second)
 
 
 def test_fsdp_rank_holds_half(two_ranks: list[dict[str, Any]]) -> None:
-    assert [found["held"] for found in two_ranks] == [[(3, 4), (3,), (1, 6), (1,)]] * 2
+    assert [actual["held"] for actual in two_ranks] == [[(3, 4), (3,), (1, 6), (1,)]] * 2

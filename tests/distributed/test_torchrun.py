@@ -14,7 +14,7 @@ from llmtrain.runs.metrics import read_metrics
 pytestmark = pytest.mark.slow
 
 
-def torchrun(folder: Path, *words: str, count: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
+def torchrun(directory: Path, *words: str, count: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={count}"),
@@ -22,9 +22,9 @@ def torchrun(folder: Path, *words: str, count: int = 2, **env: str) -> subproces
         ],
         capture_output=True,
         text=True,
-        cwd=folder,
+        cwd=directory,
         timeout=200,
-        env={**os.environ, "HOME": str(folder), "CUDA_VISIBLE_DEVICES": "", **env},
+        env={**os.environ, "HOME": str(directory), "CUDA_VISIBLE_DEVICES": "", **env},
     )
 
 
@@ -110,16 +110,16 @@ def objects(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def bad_config(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    folder = tmp_path_factory.mktemp("mistake")
-    return folder, torchrun(folder, "--config", "gpt_smoke", "--set", "trainer.grad_accum_steps=1", "--json")
+    directory = tmp_path_factory.mktemp("mistake")
+    return directory, torchrun(directory, "--config", "gpt_smoke", "--set", "trainer.grad_accum_steps=1", "--json")
 
 
 def test_config_error_under_torchrun_is_reported(bad_config: Any) -> None:
-    folder, done = bad_config
+    directory, done = bad_config
     assert done.returncode != 0
     assert "trainer.grad_accum_steps" in done.stderr
     assert all(row["exit_code"] == 64 for row in objects(done.stdout))
-    assert not (folder / "runs").exists()
+    assert not (directory / "runs").exists()
 
 
 def test_config_error_under_torchrun_prints_one_object(bad_config: Any) -> None:

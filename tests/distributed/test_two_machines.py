@@ -35,15 +35,17 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     ranks.end_clis()
 
 
-def two_nodes(folder: Path, *words: object, address: str = "127.0.0.1", env: tuple[Any, Any] = ({}, {})) -> list[Cli]:
+def two_nodes(
+    directory: Path, *words: object, address: str = "127.0.0.1", env: tuple[Any, Any] = ({}, {})
+) -> list[Cli]:
     rendezvous = ["--master-addr", address, "--master-port", free_port()]
     return [
-        start_cli("node", "--nodes", 2, "--node-rank", rank, *rendezvous, *words, env=env[rank], cwd=folder)
+        start_cli("node", "--nodes", 2, "--node-rank", rank, *rendezvous, *words, env=env[rank], cwd=directory)
         for rank in (0, 1)
     ]
 
 
-def config_file(folder: Path, cache: Path, root: str = "runs", **changes: Any) -> Path:
+def config_file(directory: Path, cache: Path, root: str = "runs", **changes: Any) -> Path:
     settings = {
         "trainer__grad_accum_steps": 4,
         "trainer__eval_batches": 4,
@@ -51,8 +53,8 @@ def config_file(folder: Path, cache: Path, root: str = "runs", **changes: Any) -
         "distributed__reproducible_reduce": True,
         "distributed__timeout_sec": 30,
     }
-    path = folder / f"{root}.json"
-    path.write_text(json.dumps(harness.tiny_config(folder / root, cache, **{**settings, **changes}).as_dict()))
+    path = directory / f"{root}.json"
+    path.write_text(json.dumps(harness.tiny_config(directory / root, cache, **{**settings, **changes}).as_dict()))
     return path
 
 

@@ -93,13 +93,13 @@ def test_merge_exits_picks_most_severe(
     if kind not in (Interrupted,) and rank is not None:
         assert f"rank {rank}" in error.what
     if rank is None:
-        assert "rank" not in error.what, "with one process there is nothing to tell apart"
+        assert "rank" not in error.what, "a single process is not named"
 
 
 def test_worker_stopped_by_agent_does_not_prevent_restart() -> None:
-    told = Interrupted("t.").as_dict()
-    assert is_restartable([worker(0, -9), replace(worker(1, 75, told), was_stopped=True)])
-    assert not is_restartable([worker(0, -9), worker(1, 75, told)])
+    interrupted = Interrupted("t.").as_dict()
+    assert is_restartable([worker(0, -9), replace(worker(1, 75, interrupted), was_stopped=True)])
+    assert not is_restartable([worker(0, -9), worker(1, 75, interrupted)])
 
 
 @pytest.mark.parametrize("rows", [(), (FINISHED,), (FINISHED, FINISHED)])
@@ -108,17 +108,16 @@ def test_merge_exits_of_finished_workers_is_none(rows: Any) -> None:
 
 
 def test_exit_code_is_set_on_the_instance_only() -> None:
-
     merge_exits(workers(KILLED))
     assert (LlmtrainError.exit_code, Interrupted.exit_code) == (1, 75)
 
 
 def test_merged_error_keeps_all_fields_of_the_report() -> None:
-    said = UsageError("wrong size.", known=["b", "a"], remedy="Do it.")
-    said.details = {"run_id": "r", "steps": 4}
-    error = merge_exits([worker(0, 75, PeerLost("p.").as_dict()), worker(1, 64, said.as_dict())])
+    original = UsageError("wrong size.", known=["b", "a"], remedy="Do it.")
+    original.details = {"run_id": "r", "steps": 4}
+    error = merge_exits([worker(0, 75, PeerLost("p.").as_dict()), worker(1, 64, original.as_dict())])
     assert error is not None
-    assert error.as_dict() == {**said.as_dict(), "what": "rank 1: wrong size.", "rank": 1}
+    assert error.as_dict() == {**original.as_dict(), "what": "rank 1: wrong size.", "rank": 1}
     assert "Do it." in str(error)
 
 

@@ -22,10 +22,10 @@ WORKER = {
 
 
 def test_timeout_variables_and_precedence() -> None:
-    theirs = {"COLOSSALAI_DIST_TIMEOUT": "1800", "COLOSSALAI_MASTER_READY_TIMEOUT": "600"}
+    guide_variables = {"COLOSSALAI_DIST_TIMEOUT": "1800", "COLOSSALAI_MASTER_READY_TIMEOUT": "600"}
     assert (join_deadline_sec(SECTION, {}), ready_deadline_sec(SECTION, {})) == (5, 6)
-    assert (join_deadline_sec(SECTION, theirs), ready_deadline_sec(SECTION, theirs)) == (1800, 600)
-    both = {**theirs, "LLMTRAIN_DIST_TIMEOUT": "7", "LLMTRAIN_MASTER_READY_TIMEOUT": "8"}
+    assert (join_deadline_sec(SECTION, guide_variables), ready_deadline_sec(SECTION, guide_variables)) == (1800, 600)
+    both = {**guide_variables, "LLMTRAIN_DIST_TIMEOUT": "7", "LLMTRAIN_MASTER_READY_TIMEOUT": "8"}
     assert (join_deadline_sec(SECTION, both), ready_deadline_sec(SECTION, both)) == (7, 8)
     with pytest.raises(UsageError, match="COLOSSALAI_DIST_TIMEOUT"):
         join_deadline_sec(SECTION, {"COLOSSALAI_DIST_TIMEOUT": "soon"})

@@ -272,8 +272,8 @@ def test_small_shared_memory_warns_with_workers(config: Config) -> None:
 
 def test_missing_gpu_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    (asked,) = machine.gpus(config.with_values("run", device="cuda"), 1, {})
-    assert asked.status == "fail"
+    (finding,) = machine.gpus(config.with_values("run", device="cuda"), 1, {})
+    assert finding.status == "fail"
     (unusable,) = machine.gpus(config, 1, {"CUDA_VISIBLE_DEVICES": "0,1"})
     assert unusable.status == "warn"
     assert "2 GPUs" in unusable.evidence

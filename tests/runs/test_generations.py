@@ -1,4 +1,4 @@
-"""generations.json and the reports of ended processes; a launcher's new generation takes the run over."""
+"""generations.json, exit reports for the agent, and taking over a run with a new generation."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_three_crashes_without_progress_give_up(run: RunDirectory) -> None:
         begin(run, 4)
     assert caught.value.exit_code == 65
     assert str(run.path) in str(caught.value.remedy)
-    assert run.generations.read_bytes() == before, "giving up is no new generation"
+    assert run.generations.read_bytes() == before, "giving up adds no generation"
     with pytest.raises(TrainingFailed):
         begin(run, 4)
 
@@ -131,7 +131,7 @@ def test_damaged_rows_are_ignored(run: RunDirectory, content: str) -> None:
         UsageError("wrong.", known=["a"], remedy="Do it."),
         ConfigError("c.yaml", ["one", "two"]),
         CheckpointError("torn."),
-        Interrupted("told."),
+        Interrupted("interrupted."),
         PeerLost("gone."),
     ],
     ids=lambda error: type(error).__name__,
@@ -141,7 +141,7 @@ def test_exit_report_for_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_exit_report(error)
     report = json.loads((tmp_path / "error.json").read_text())
     assert report["llmtrain"] == error.as_dict()
-    # What torch's elastic agent reads of such a file:
+    # The fields that torch's elastic agent reads:
     assert report["message"]["message"] == f"{type(error).__name__}: {error}"
     assert int(report["message"]["extraInfo"]["timestamp"]) > 0
     assert "py_callstack" in report["message"]["extraInfo"]
@@ -150,13 +150,13 @@ def test_exit_report_for_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_no_exit_report_without_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ERROR_FILE, raising=False)
     monkeypatch.chdir(tmp_path)
-    write_exit_report(Interrupted("told."))
+    write_exit_report(Interrupted("interrupted."))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_unwritable_exit_report_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ERROR_FILE, str(tmp_path / "nowhere" / "error.json"))
-    write_exit_report(Interrupted("told."))
+    write_exit_report(Interrupted("interrupted."))
     assert not (tmp_path / "nowhere").exists()
 
 

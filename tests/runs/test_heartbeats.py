@@ -1,4 +1,4 @@
-"""heartbeats/rank-K.json: the last word of every rank of the newest generation."""
+"""heartbeats/rank-K.json: the last heartbeat of every rank of the newest generation."""
 
 import json
 import os
@@ -95,22 +95,22 @@ class TestStarts:
 
     @pytest.mark.parametrize("is_first", [True, False])
     def test_new_start_is_reported(self, tmp_path: Path, is_first: bool) -> None:
-        folder = tmp_path / "run" / "heartbeats"
-        folder.parent.mkdir() if not is_first else None
-        starts = [announce_start(folder, node) for node in range(2)]
-        folder.parent.mkdir(exist_ok=True)
-        word = announce_start(folder, 1).split()[0]
-        assert started_again(folder, starts) == (1, word)
+        directory = tmp_path / "run" / "heartbeats"
+        directory.parent.mkdir() if not is_first else None
+        starts = [announce_start(directory, node) for node in range(2)]
+        directory.parent.mkdir(exist_ok=True)
+        word = announce_start(directory, 1).split()[0]
+        assert started_again(directory, starts) == (1, word)
 
     def test_older_file_is_not_reported(self, tmp_path: Path) -> None:
-        """As a file system may show it for a while."""
-        folder = tmp_path / "heartbeats"
-        announce_start(folder, 0)
-        before = (folder / "last-start.json").read_bytes(), (folder / "last-start.json").stat().st_mtime_ns
-        starts = [announce_start(folder, 0)]
-        (folder / "last-start.json").write_bytes(before[0])
-        os.utime(folder / "last-start.json", ns=(before[1], before[1]))
-        assert started_again(folder, starts) is None
+        """As a network file system may show it for a while."""
+        directory = tmp_path / "heartbeats"
+        announce_start(directory, 0)
+        before = (directory / "last-start.json").read_bytes(), (directory / "last-start.json").stat().st_mtime_ns
+        starts = [announce_start(directory, 0)]
+        (directory / "last-start.json").write_bytes(before[0])
+        os.utime(directory / "last-start.json", ns=(before[1], before[1]))
+        assert started_again(directory, starts) is None
 
     @pytest.mark.parametrize(
         "content", ["{", "[]", "{}", '{"start": "x"}', '{"start": "x", "node": null}', '{"node": 1}']

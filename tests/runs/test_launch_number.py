@@ -1,4 +1,4 @@
-"""LLMTRAIN_LAUNCH: crashes are counted for each launch, so that whoever launches a run again gets a new chance."""
+"""LLMTRAIN_LAUNCH: crashes are counted per launch, so that a new launch starts from 0."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_new_launch_resets_the_count(run: RunDirectory, monkeypatch: pytest.Monk
     rows = read_generations(run)
     assert [row["launch"] for row in rows] == [number for number in "123" for _ in range(MAX_CRASHES)]
     assert [row["crashes"] for row in rows] == list(range(MAX_CRASHES)) * 3
-    assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1)), "numbers go on"
+    assert [row["generation"] for row in rows] == list(range(1, len(rows) + 1)), "numbers continue"
 
 
 def test_count_continues_within_a_launch(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:

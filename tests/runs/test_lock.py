@@ -31,9 +31,9 @@ with lock.RunLock(Path(sys.argv[1])):
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    folder = tmp_path / "some-run"
-    folder.mkdir()
-    return folder / "lock"
+    directory = tmp_path / "some-run"
+    directory.mkdir()
+    return directory / "lock"
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock without a heartbeat is stale in a moment; not that of a holder, which beats more often."""
+    """A lock without a heartbeat is stale at once; that of a holder, which beats more often, is not."""
     monkeypatch.setattr(lock_module, "STALE_AFTER_SEC", 0.5)
 
 
 def change(path: Path, **fields: Any) -> None:
-    """Change fields of the lock; None removes one. The time of the file stays."""
+    """Change fields of the lock; None removes one. The mtime of the file is kept."""
     before = path.stat()
     owner = {name: value for name, value in {**json.loads(path.read_text()), **fields}.items() if value is not None}
     path.write_text(json.dumps(owner))
@@ -119,7 +119,7 @@ def test_zombie_owner_is_replaced(path: Path, holder: subprocess.Popen[str]) -> 
 
 
 def test_suspended_owner_on_this_machine_keeps_the_lock(path: Path, holder: subprocess.Popen[str]) -> None:
-    """The process table decides, however old the heartbeat is."""
+    """The process table decides, whatever the age of the heartbeat."""
     holder.send_signal(signal.SIGSTOP)
     set_age(path, 3600)
     with pytest.raises(UsageError), RunLock(path):
@@ -141,7 +141,7 @@ def test_check_raises_for_replaced_owner(path: Path) -> None:
 
 
 def test_later_process_with_same_pid_is_not_the_owner(path: Path) -> None:
-    """A restarted container's first process is number 1 again."""
+    """The first process of a restarted container has pid 1 again."""
     with RunLock(path):
         change(path, process=f"{boot(path)}:1")
         owner = path.read_text()
@@ -164,7 +164,7 @@ ELSEWHERE = [
 def test_invisible_owner_with_heartbeat_keeps_the_lock(
     path: Path, holder: subprocess.Popen[str], fields: dict[str, Any]
 ) -> None:
-    """It is alive, and no number of this machine's process table says so."""
+    """It is alive, but not in the process table of this machine."""
     change(path, **fields)
     for age in (3600, -3600):  # by this machine's clock
         set_age(path, age)
@@ -183,7 +183,7 @@ def test_invisible_owner_with_heartbeat_keeps_the_lock(
 def test_remote_owner_without_heartbeat_is_replaced(
     path: Path, holder: subprocess.Popen[str], fields: dict[str, Any], age: int
 ) -> None:
-    """Also one whose lock has a time in the future."""
+    """Also if its lock has an mtime in the future."""
     change(path, **fields)
     set_age(path, age)
     holder.kill()
@@ -214,7 +214,7 @@ def test_clock_ahead_does_not_matter(
 
 @pytest.mark.usefixtures("quick")
 def test_time_while_suspended_does_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner may have been frozen with it (a paused machine), and must get the time to beat."""
+    """The owner may have been suspended too (a paused machine), and needs time for a heartbeat."""
     monkeypatch.setattr(lock_module, "_MAX_COUNTED_SEC", 0.1)
     path.write_text(json.dumps({"token": "x", "pid": 1, "host": "elsewhere", "process": "p"}))
     sleep = time.sleep
@@ -252,7 +252,7 @@ def test_is_held_uses_age_of_remote_heartbeat(path: Path) -> None:
 
 
 def test_other_pid_namespace_does_not_take_over_live_owner(path: Path, holder: subprocess.Popen[str]) -> None:
-    """As two containers with the name of their machine."""
+    """As two containers with the host name of their machine."""
     other = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if not shutil.which("unshare") or subprocess.run([*other, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespace can be made here")
@@ -283,7 +283,7 @@ def test_process_table_of_another_time_namespace_cannot_tell(path: Path, holder:
 
 
 def unreadable(monkeypatch: pytest.MonkeyPatch, times: float) -> None:
-    """The next reads of the lock fail as on network storage that lost its handle."""
+    """The next reads of the lock fail as on network storage with a stale file handle."""
     read, left = lock_module._read, [times]
 
     def fail(path: Path) -> Any:
@@ -360,10 +360,10 @@ def test_two_concurrent_starts_get_one_lock(path: Path) -> None:
         )
         for _ in range(2)
     ]
-    said = []
+    output = []
     for process in processes:
         assert process.stdout
-        said.append(process.stdout.readline())  # empty when it was refused and ended
+        output.append(process.stdout.readline())  # empty when it was refused and ended
     for process in processes:
         process.communicate()
-    assert sorted(said) == ["", "held\n"]
+    assert sorted(output) == ["", "held\n"]

@@ -84,7 +84,7 @@ def test_missing_file_has_no_rows(path: Path) -> None:
 
 
 class Failing:
-    """In place of a function of os: fails at some of its calls, with or without having done its work."""
+    """Replaces a function of os: fails in some calls, before or after doing its work."""
 
     def __init__(self, real: Callable[..., int], calls: set[int], number: int, part: float = 0.0) -> None:
         self.real, self.calls, self.number, self.part, self.count = real, calls, number, part, 0
@@ -126,7 +126,7 @@ def test_write_errors_neither_lose_nor_duplicate_rows(path: Path, monkeypatch: p
 
 
 def test_rows_are_written_again_after_a_failed_fsync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux drops what it could not put on disk, and the next fsync succeeds."""
+    """Linux drops pages that it could not write, and the next fsync succeeds."""
     log = MetricsLog(path, 0, 0)
     log.append({"step": 1})
     log.sync()

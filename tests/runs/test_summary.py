@@ -1,4 +1,4 @@
-"""What is damaged in one run is said in its row, and hides no other."""
+"""Damaged files of one run are listed in its row, and do not hide other runs."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def write(name: str, content: str | bytes) -> Callable[[RunDirectory], None]:
     return damage
 
 
-def make_folder(name: str) -> Callable[[RunDirectory], None]:
+def make_directory(name: str) -> Callable[[RunDirectory], None]:
     def damage(run: RunDirectory) -> None:
         (run.path / name).unlink(missing_ok=True)
         (run.path / name).mkdir()
@@ -45,11 +45,11 @@ DAMAGE = {
     "meta deep": ("meta.json", write("meta.json", DEEP)),
     "meta text": ("meta.json", write("meta.json", "{")),
     "finished list": ("finished.json", write("finished.json", "[1]")),
-    "finished folder": ("finished.json", make_folder("finished.json")),
+    "finished directory": ("finished.json", make_directory("finished.json")),
     "lock list": ("lock", write("lock", "[1]")),
     "lock text": ("lock", write("lock", '"me"')),
     "loss text": ("metrics.jsonl", write("metrics.jsonl", '{"step": 1, "train/loss": "low", "val/loss": []}\n')),
-    "metrics folder": ("metrics.jsonl", make_folder("metrics.jsonl")),
+    "metrics directory": ("metrics.jsonl", make_directory("metrics.jsonl")),
     "metrics deep": (None, write("metrics.jsonl", f'{{"step": 1, "x": {DEEP}\n')),
     "metrics pipe": ("metrics.jsonl", make_pipe("metrics.jsonl")),
     "finished pipe": ("finished.json", make_pipe("finished.json")),
@@ -71,8 +71,8 @@ DAMAGE = {
 
 def make_run(path: Path) -> RunDirectory:
     run = RunDirectory(path)
-    for folder in (run.checkpoints, run.heartbeats):
-        folder.mkdir(parents=True)
+    for directory in (run.checkpoints, run.heartbeats):
+        directory.mkdir(parents=True)
     run.meta.write_text('{"name": "x"}')
     run.config.write_text("trainer: {max_steps: 3}\n")
     run.metrics.write_text('{"step": 3, "train/loss": 1.5, "val/loss": 2.5}\n')

@@ -40,8 +40,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, cache: Path, tiny: list[st
     from llmtrain.training.run import run_training
 
     root = tmp_path_factory.mktemp("trained") / "runs"
-    wanted = [*tiny, f"output.root_dir={root}", "output.run_id=made", f"data.cache_dir={cache}"]
-    assert run_training(load_config("gpt_smoke", wanted))
+    overrides = [*tiny, f"output.root_dir={root}", "output.run_id=made", f"data.cache_dir={cache}"]
+    assert run_training(load_config("gpt_smoke", overrides))
     return root / "made"
 
 
@@ -210,8 +210,8 @@ def test_checkpoint_removed_meanwhile_is_skipped(
     original = sync._send_checkpoint
 
     def removed(checkpoint: sync._Checkpoint, copy: sync._Copy) -> bool:
-        if checkpoint.folder.name == "step_2":
-            (checkpoint.folder / "state.json").unlink()
+        if checkpoint.path.name == "step_2":
+            (checkpoint.path / "state.json").unlink()
         return original(checkpoint, copy)
 
     monkeypatch.setattr(sync, "_send_checkpoint", removed)

@@ -1,4 +1,4 @@
-"""metrics.jsonl: always there, one JSON object a line, whatever other trackers do."""
+"""metrics.jsonl: always written, one JSON object per line, whatever other trackers do."""
 
 import errno
 import json
@@ -27,8 +27,8 @@ def test_rows_of_a_run(make_config: MakeConfig) -> None:
     for row in found:
         assert row["time"] > 1.7e9
         if "train/loss" in row:
-            wanted = {"step", "time", "train/loss", "train/lr", "train/grad_norm", "train/tokens"}
-            assert wanted <= row.keys()
+            expected = {"step", "time", "train/loss", "train/lr", "train/grad_norm", "train/tokens"}
+            assert expected <= row.keys()
             assert row["train/tokens"] == row["step"] * 2 * 2 * 16
             assert row["train/grad_norm"] > 0
         else:

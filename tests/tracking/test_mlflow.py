@@ -1,4 +1,4 @@
-"""MLflow: a local store gets everything, a resumed run goes on in its MLflow run, a dead server costs nothing."""
+"""MLflow: a local store is complete, a resumed run continues its MLflow run, an unreachable server costs no time."""
 
 import json
 import shutil
@@ -22,14 +22,14 @@ MakeConfig = Callable[..., Config]
 
 @pytest.fixture(scope="module", autouse=True)
 def _mlflow() -> None:
-    """Imported here once, so that the children need not."""
+    """Imported here once, for all child processes."""
     pytest.importorskip("mlflow", reason="needs the mlflow extra")
     from mlflow.tracking import MlflowClient  # noqa: F401
 
 
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of MLflow's with its tables made, which takes seconds: tests copy it."""
+    """An MLflow database with its tables, whose creation takes seconds: tests copy it."""
     from mlflow.tracking import MlflowClient
 
     path = tmp_path_factory.mktemp("mlflow") / "empty.db"
@@ -43,7 +43,7 @@ def _no_uri_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read_store(uri: str) -> list[dict[str, Any]]:
-    """All runs of a store, read by MLflow's own client."""
+    """All runs of a store, read with MLflow's client."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
@@ -77,7 +77,7 @@ def with_mlflow(make_config: MakeConfig, **changes: Any) -> Config:
 
 @pytest.fixture
 def tracked(make_config: MakeConfig, empty_store: Path) -> MakeConfig:
-    """Configs with MLflow on, and its database already made where it is by default."""
+    """Configs with MLflow enabled, and its database at the default path."""
 
     def make(**changes: Any) -> Config:
         config = with_mlflow(make_config, **changes)
@@ -98,8 +98,8 @@ def test_local_store_is_complete(make_config: MakeConfig) -> None:
     assert run["status"] == "FINISHED"
     assert run["tags"]["llmtrain.run_id"] == RUN_ID
     assert run["artifacts"] == ["config.yaml", "meta.json"]
-    wanted = {"trainer.lr": "0.003", "model.d_model": "32", "data.name": "dummy_text", "run.seed": "7"}
-    assert wanted.items() <= run["params"].items()
+    expected = {"trainer.lr": "0.003", "model.d_model": "32", "data.name": "dummy_text", "run.seed": "7"}
+    assert expected.items() <= run["params"].items()
     assert int(run["params"]["parameters"]) == ended.result["parameters"]
     rows = harness.train_rows(root_of(config) / RUN_ID)
     assert run["history"]["train/loss"] == [(step, float.fromhex(values[0])) for step, values in rows]
@@ -136,7 +136,7 @@ def test_resumed_run_continues_its_mlflow_run(tracked: MakeConfig, action: str) 
 
 @pytest.mark.parametrize("is_finished", [False, True], ids=["resumed", "finished"])
 def test_unsent_rows_of_killed_process_are_sent(tracked: MakeConfig, is_finished: bool) -> None:
-    """Also when the run itself is finished and there is nothing to train any more."""
+    """Also if the run is finished and needs no training."""
     config = tracked()
 
     def send_nothing() -> None:
@@ -175,11 +175,11 @@ def test_failed_run_has_status_failed(tracked: MakeConfig) -> None:
 def test_directory_with_special_characters(tmp_path: Path) -> None:
     from sqlalchemy.engine import make_url
 
-    folder = tmp_path / "50% a?b #1"
-    uri, artifacts = store_at(str(folder))
-    assert make_url(uri).database == str(folder / "mlflow.db")
-    assert local_directory(uri) == folder
-    assert artifacts == (folder / "mlartifacts").as_uri()
+    directory = tmp_path / "50% a?b #1"
+    uri, artifacts = store_at(str(directory))
+    assert make_url(uri).database == str(directory / "mlflow.db")
+    assert local_directory(uri) == directory
+    assert artifacts == (directory / "mlartifacts").as_uri()
 
 
 def test_file_uri_of_other_host_is_refused() -> None:
@@ -190,27 +190,27 @@ def test_file_uri_of_other_host_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "file", "sqlite"])
 def test_config_overrides_environment(make_config: MakeConfig, empty_store: Path, tmp_path: Path, kind: str) -> None:
-    """The config beats MLFLOW_TRACKING_URI."""
-    folder = tmp_path / "my store"
-    folder.mkdir()
-    shutil.copy(empty_store, folder / "mlflow.db")
-    uri = {"directory": str(folder), "file": folder.as_uri(), "sqlite": f"sqlite:///{folder}/mlflow.db"}[kind]
+    """The config overrides MLFLOW_TRACKING_URI."""
+    directory = tmp_path / "my store"
+    directory.mkdir()
+    shutil.copy(empty_store, directory / "mlflow.db")
+    uri = {"directory": str(directory), "file": directory.as_uri(), "sqlite": f"sqlite:///{directory}/mlflow.db"}[kind]
     elsewhere = tmp_path / "elsewhere"
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri=uri)
     ended = harness.run(config, env={"MLFLOW_TRACKING_URI": str(elsewhere)})
     assert ended.code == 0, ended.output
-    assert ended.result["tracking_uri"] == f"sqlite:///{folder}/mlflow.db"
+    assert ended.result["tracking_uri"] == f"sqlite:///{directory}/mlflow.db"
     assert ended.output.count(ended.result["tracking_uri"]) == 1
     [run] = read_store(ended.result["tracking_uri"])
     assert len(run["history"]["train/loss"]) == 8
     assert run["artifacts"] == ["config.yaml", "meta.json"]
-    assert list(folder.rglob("meta.json"))
+    assert list(directory.rglob("meta.json"))
     assert not elsewhere.exists()
     assert not (root_of(config) / "mlflow.db").exists()
 
 
 def opened(uri: str) -> list[dict[str, Any]] | None:
-    """What a plain client sees in a store; None where it refuses to open it."""
+    """The runs that a plain client reads from a store; None if it refuses to open it."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -236,9 +236,9 @@ def test_store_can_be_opened_by_plain_client(
     assert "MLflow failed" not in ended.output
     uri = ended.result["tracking_uri"]
     assert uri in ended.output
-    seen = opened(named)
-    assert (seen is None) == uri.startswith("sqlite:"), "it is a sqlite file only where a client opens no directory"
-    for runs in (read_store(uri), *([seen] if seen is not None else [])):
+    opened_runs = opened(named)
+    assert (opened_runs is None) == uri.startswith("sqlite:"), "a sqlite file only if clients do not open directories"
+    for runs in (read_store(uri), *([opened_runs] if opened_runs is not None else [])):
         [run] = runs
         assert (run["status"], len(run["history"]["train/loss"])) == ("FINISHED", 8)
         assert run["artifacts"] == ["config.yaml", "meta.json"]
@@ -270,20 +270,22 @@ def test_tracking_location(make_config: MakeConfig, monkeypatch: pytest.MonkeyPa
         "http://server:5000",
         None,
     )
-    folder = tmp_path / "x"
+    directory = tmp_path / "x"
     for version, allowed, uri in (
-        ((3, 12), "", folder.as_uri()),
-        ((3, 13), "", f"sqlite:///{folder}/mlflow.db"),
-        ((4, 0), "", f"sqlite:///{folder}/mlflow.db"),
-        ((3, 17), "True", folder.as_uri()),
-        ((3, 17), "0", f"sqlite:///{folder}/mlflow.db"),
+        ((3, 12), "", directory.as_uri()),
+        ((3, 13), "", f"sqlite:///{directory}/mlflow.db"),
+        ((4, 0), "", f"sqlite:///{directory}/mlflow.db"),
+        ((3, 17), "True", directory.as_uri()),
+        ((3, 17), "0", f"sqlite:///{directory}/mlflow.db"),
     ):
         monkeypatch.setattr(mlflow, "mlflow_version", lambda version=version: version)
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", allowed)
-        assert tracking_location(make_config(tracking__mlflow__tracking_uri=str(folder)))[0] == uri
-        default = tracking_location(make_config(tracking__mlflow__tracking_uri=None, output__root_dir=str(folder)))[0]
-        assert default == f"sqlite:///{folder}/mlflow.db", "the run directory is never a store of MLflow's"
-    assert not folder.exists()
+        assert tracking_location(make_config(tracking__mlflow__tracking_uri=str(directory)))[0] == uri
+        default = tracking_location(make_config(tracking__mlflow__tracking_uri=None, output__root_dir=str(directory)))[
+            0
+        ]
+        assert default == f"sqlite:///{directory}/mlflow.db", "the run directory is never an MLflow store"
+    assert not directory.exists()
     uri, artifacts = tracking_location(make_config(tracking__mlflow__tracking_uri=f"sqlite:///{tmp_path}/x/m.db"))
     assert (uri, artifacts) == (f"sqlite:///{tmp_path}/x/m.db", f"file://{tmp_path}/x/mlartifacts")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://from-environment")
@@ -325,7 +327,7 @@ def test_silent_server_delays_the_end_by_bounded_time(make_config: MakeConfig, s
 
 
 def test_server_reachable_again_on_resume(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
-    """The first attempt had no server and made no MLflow run: the resumed one makes it, and adds what it missed."""
+    """The first attempt created no MLflow run: the resumed one creates it, and sends the missing rows."""
     shutil.copy(empty_store, tmp_path / "back.db")
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri="http://127.0.0.1:9")
     assert harness.run(config, fault="after_optimizer:5:0:term").code == 75
@@ -338,7 +340,7 @@ def test_server_reachable_again_on_resume(make_config: MakeConfig, empty_store: 
 
 
 def test_resume_with_another_store(make_config: MakeConfig, empty_store: Path, tmp_path: Path) -> None:
-    """A run moved to another server has no MLflow run there yet: it gets one."""
+    """A run moved to another server has no MLflow run there: one is created."""
     for name in ("one.db", "two.db"):
         shutil.copy(empty_store, tmp_path / name)
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri=f"sqlite:///{tmp_path}/one.db")
@@ -351,7 +353,7 @@ def test_resume_with_another_store(make_config: MakeConfig, empty_store: Path, t
 
 
 def test_best_checkpoint_is_uploaded(tracked: MakeConfig) -> None:
-    """log_models, in a run whose last model is worse than its best."""
+    """log_models, for a run whose last model is worse than its best."""
     config = tracked(
         tracking__mlflow__log_models=True,
         trainer__schedule="constant",
@@ -417,7 +419,7 @@ def test_login_of_recorded_server_comes_from_environment(
 
 
 def test_missing_login_is_warned_about(make_config: MakeConfig) -> None:
-    """Its config.yaml has the address without the login."""
+    """Its config.yaml has the URI without the login."""
     uri = "http://me:canary-word@127.0.0.1:9"
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri=uri, output__save_config_copy=True)
     assert harness.run(config, fault="after_optimizer:3:0:term").code == 75

@@ -1,4 +1,4 @@
-"""A finished or stopped run directory put into MLflow afterwards: everything once, however often it is done."""
+"""Uploading a run directory to MLflow after training: complete, and without duplicates if repeated."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def _no_uri_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of MLflow's with its tables made, which takes seconds: tests copy it."""
+    """An MLflow database with its tables, whose creation takes seconds: tests copy it."""
     from mlflow.tracking import MlflowClient
 
     path = tmp_path_factory.mktemp("mlflow") / "empty.db"
@@ -51,20 +51,20 @@ def store(empty_store: Path, tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory, cache: Path, tiny: list[str]) -> Path:
-    """A real run of the preset gpt_smoke, made once; tests copy it."""
+    """A real run of the preset gpt_smoke, created once; tests copy it."""
     from llmtrain.config.load import load_config
     from llmtrain.training.run import run_training
 
     root = tmp_path_factory.mktemp("smoke") / "runs"
-    wanted = [*tiny, f"output.root_dir={root}", f"output.run_id={RUN_ID}", f"data.cache_dir={cache}"]
-    wanted += ["trainer.eval_prompts=[hello]", "trainer.eval_prompt_tokens=4", "tracking.mlflow.experiment=tries"]
-    assert run_training(load_config("gpt_smoke", wanted))
+    expected = [*tiny, f"output.root_dir={root}", f"output.run_id={RUN_ID}", f"data.cache_dir={cache}"]
+    expected += ["trainer.eval_prompts=[hello]", "trainer.eval_prompt_tokens=4", "tracking.mlflow.experiment=tries"]
+    assert run_training(load_config("gpt_smoke", expected))
     return root / RUN_ID
 
 
 @pytest.fixture
 def fetched(smoke: Path, tmp_path: Path) -> RunDirectory:
-    """The run as it comes from a cluster: its config speaks of paths that are not here."""
+    """The run as fetched from a cluster: its config has paths that do not exist here."""
     run = RunDirectory(Path(shutil.copytree(smoke, tmp_path / "here" / RUN_ID)))
     change_config(run, "output", root_dir="/out")
     return run
@@ -120,8 +120,8 @@ def test_replay_is_complete(fetched: RunDirectory, store: str) -> None:
     assert run.info.run_name == RUN_ID
     assert run.data.tags["llmtrain.run_id"] == RUN_ID
     assert run.info.status == "FINISHED"
-    wanted = {"model.name": "dummy_gpt", "trainer.max_steps": "4", "world_size": "1", "steps": "4"}
-    assert wanted.items() <= run.data.params.items()
+    expected = {"model.name": "dummy_gpt", "trainer.max_steps": "4", "world_size": "1", "steps": "4"}
+    assert expected.items() <= run.data.params.items()
     result = json.loads(fetched.finished.read_text())
     assert run.data.params["parameters"] == str(result["parameters"])
     for name in ("train/loss", "train/lr", "val/loss"):
@@ -148,7 +148,7 @@ def test_repeated_replay_adds_nothing(fetched: RunDirectory, store: str) -> None
 
 
 def test_replay_after_resume(fetched: RunDirectory, store: str) -> None:
-    """Stopped and replayed, then resumed with other settings and replayed again."""
+    """Interrupted and uploaded, then resumed with other settings and uploaded again."""
     finished = fetched.finished.read_bytes()
     generations = fetched.generations.read_text()
     fetched.finished.unlink()
@@ -176,7 +176,7 @@ def test_start_without_recorded_end_has_failed(fetched: RunDirectory, store: str
 
 
 def test_live_tracked_run_is_completed(make_config: MakeConfig, store: str) -> None:
-    """The live tracker's own times stay, and nothing is there twice."""
+    """The times of the live tracker are kept, and nothing is duplicated."""
     config = make_config(tracking__mlflow__enabled=True, tracking__mlflow__tracking_uri=store)
     ended = harness.run(config)
     assert ended.code == 0, ended.output
@@ -189,7 +189,7 @@ def test_live_tracked_run_is_completed(make_config: MakeConfig, store: str) -> N
 
 
 def test_record_of_other_store_is_kept(fetched: RunDirectory, store: str) -> None:
-    """A resumed run goes on in the store where it is at home."""
+    """A resumed run continues in the store of its record."""
     note = {"run_id": "1", "tracking_uri": "http://server", "described": True}
     fetched.mlflow.write_text(json.dumps(note))
     replay_run(fetched, store)
@@ -200,7 +200,7 @@ def test_record_of_other_store_is_kept(fetched: RunDirectory, store: str) -> Non
 
 
 def test_default_store_is_beside_the_run(fetched: RunDirectory, empty_store: Path) -> None:
-    """Not in /out, where the config says, nor in a store of the pods' own file system."""
+    """Not in /out, as in the config, nor in a store on the file system of the pods."""
     shutil.copy(empty_store, fetched.path.parent / "mlflow.db")
     change_config(fetched, "mlflow", tracking_uri="sqlite:////out/not/here/mlflow.db")
     value = replay_run(fetched)
@@ -210,7 +210,7 @@ def test_default_store_is_beside_the_run(fetched: RunDirectory, empty_store: Pat
 
 
 def test_store_precedence(fetched: RunDirectory, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The config before the environment, as the live tracker does; a login was not written down."""
+    """The config overrides the environment, as in the live tracker; its login is not stored."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     assert replay_run(fetched)["tracking_uri"] == store
     shutil.copytree(tmp_path / "store", tmp_path / "other")

@@ -15,7 +15,7 @@ MakeConfig = Callable[..., Config]
 
 
 class Broken(Tracker):
-    """Fails in one of its methods."""
+    """Fails in one of its hooks."""
 
     def __init__(self, method: str) -> None:
         self.method = method
@@ -61,7 +61,7 @@ def test_failing_tracker_is_removed() -> None:
 
 @pytest.mark.parametrize("method", ["log", "saved", "finish", "__init__"])
 def test_failing_tracker_never_stops_training(make_config: MakeConfig, method: str) -> None:
-    """Also one that fails when it is made: TensorBoard's, say, on a read-only directory."""
+    """Also if it fails in its constructor, such as TensorBoard on a read-only directory."""
 
     def break_tensorboard() -> None:
         from llmtrain.tracking import tensorboard
@@ -90,11 +90,11 @@ def test_tensorboard_files(make_config: MakeConfig) -> None:
     assert harness.run(config, fault="after_optimizer:6:0:kill").code == -9
     ended = harness.run(config, RUN_ID)
     assert ended.code == 0, ended.output
-    folder = Path(config.output.root_dir) / RUN_ID
-    found = EventAccumulator(str(folder / "tensorboard"))
+    directory = Path(config.output.root_dir) / RUN_ID
+    found = EventAccumulator(str(directory / "tensorboard"))
     found.Reload()
     losses = {event.step: event.value for event in found.Scalars("train/loss")}
     assert sorted(losses) == list(range(1, 9))
-    wanted = {step: float.fromhex(values[0]) for step, values in harness.train_rows(folder)}
-    assert losses == pytest.approx(wanted)
+    expected = {step: float.fromhex(values[0]) for step, values in harness.train_rows(directory)}
+    assert losses == pytest.approx(expected)
     assert [event.step for event in found.Scalars("val/loss")] == [4, 8]
