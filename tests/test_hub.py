@@ -365,7 +365,7 @@ def test_error_responses_of_the_hub(sandbox: Sandbox) -> None:
     assert all(variable in without.err for variable in tokens.TOKEN_VARIABLES)
     having = sandbox.fetch(name="somebody/gated", HUGGING_FACE_HUB_TOKEN=TOKEN)
     assert having.code == 64
-    assert "the token in HUGGING_FACE_HUB_TOKEN has no access yet" in having.err
+    assert "the token in HUGGING_FACE_HUB_TOKEN has no access" in having.err
 
     sandbox.to = sandbox.directory / "other"
     missing = sandbox.fetch(name="somebody/missing")

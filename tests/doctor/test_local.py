@@ -142,7 +142,7 @@ def test_interface_to_master() -> None:
     assert by_name(list(route_to_master(master, 0)))["interface"].status == "pass"
     other = by_name(list(route_to_master(master, 1)))["interface"]
     assert other.status == "warn"
-    assert "leads back to this machine" in other.evidence
+    assert "(lo)" in other.evidence
 
 
 def test_port_is_checked_after_failed_start_of_remote_master(config: Config) -> None:
@@ -192,8 +192,8 @@ def test_slow_volume_warns(tmp_path: Path) -> None:
 
 
 def test_small_volume_warns(tmp_path: Path) -> None:
-    assert machine.free_space("output free_space", tmp_path / "not" / "yet", 1 << 60).status == "warn"
-    assert machine.free_space("output free_space", tmp_path / "not" / "yet", 1).status == "pass"
+    assert machine.free_space("output space", tmp_path / "not" / "yet", 1 << 60).status == "warn"
+    assert machine.free_space("output space", tmp_path / "not" / "yet", 1).status == "pass"
 
 
 def test_model_larger_than_memory_fails(config: Config) -> None:
@@ -204,7 +204,7 @@ def test_model_larger_than_memory_fails(config: Config) -> None:
     names = look(wide)
     assert names["memory"].status == "fail"
     assert f"{count.parameters:,} parameters" in names["memory"].evidence
-    assert names["output free_space"].status == "warn", "its checkpoints do not fit either"
+    assert names["output space"].status == "warn", "its checkpoints do not fit either"
 
 
 def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,4 +278,4 @@ def test_missing_gpu_fails(config: Config, monkeypatch: pytest.MonkeyPatch) -> N
     assert unusable.status == "warn"
     assert "2 GPUs" in unusable.evidence
     (none,) = machine.gpus(config, 1, {"CUDA_VISIBLE_DEVICES": ""})
-    assert (none.status, none.evidence) == ("pass", "no GPU, trains on the CPU")
+    assert (none.status, none.evidence) == ("pass", "no GPU: training runs on the CPU")
