@@ -43,7 +43,7 @@ def test_single_process_passes(cli: Cli) -> None:
     result = cli("doctor")
     assert result.code == 0, result.err
     assert "Ready to train" in result.out
-    assert result.out.splitlines()[0].split() == ["status", "check", "evidence,", "and", "what", "to", "do"]
+    assert result.out.splitlines()[0].split() == ["status", "check", "evidence", "and", "remedy"]
 
 
 def test_json_is_one_object(cli: Cli) -> None:
