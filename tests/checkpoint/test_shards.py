@@ -194,9 +194,9 @@ def stored(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("targets", "kind", "words"),
     [
-        ({"a": torch.zeros(3, 2)}, KeyError, "not expected \\['b'\\]"),
+        ({"a": torch.zeros(3, 2)}, KeyError, "unexpected \\['b'\\]"),
         ({"a": torch.zeros(3, 2), "b": torch.zeros(()), "c": torch.zeros(1)}, KeyError, "missing \\['c'\\]"),
-        ({"a": torch.zeros(2, 3), "b": torch.zeros(())}, ValueError, "a has shape \\[3, 2\\], not \\[2, 3\\]"),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(())}, ValueError, "a has shape \\[3, 2\\], expected \\[2, 3\\]"),
     ],
 )
 def test_read_refuses_other_names_or_shapes(stored: Any, targets: Any, kind: type[Exception], words: str) -> None:

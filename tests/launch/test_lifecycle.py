@@ -68,7 +68,7 @@ def foreign(manifest: Object) -> Object:
 
 def add_bystanders(kube: KubeServer) -> None:
     """Another run and foreign objects, with names that have the same prefix."""
-    for manifest in render(plan_job(load_config("ddp_smoke", ["output.run_id=demo-2", "output.run_idspace=team"]))):
+    for manifest in render(plan_job(load_config("ddp_smoke", ["output.run_id=demo-2", "launch.namespace=team"]))):
         kube.add(manifest)
     kube.add({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "demo-web", "labels": {"app": "shop"}}})
     kube.add({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "demo", "namespace": "other"}})

@@ -15,7 +15,6 @@ import ctypes
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -124,7 +123,7 @@ def _supervise(child: int) -> tuple[int, bool]:
 
 def _marker() -> Path:
     """In an emptyDir, which outlives the container but not the pod."""
-    return Path(tempfile.gettempdir()) / "llmtrain-exit-code.json"
+    return Path(os.environ.get("TMPDIR") or "/tmp") / "llmtrain-exit-code.json"
 
 
 def _read_marker() -> int | None:
