@@ -87,6 +87,6 @@ class NearCluster:
 
 
 def near_record(run_id: str) -> Record:
-    launch = {"name": run_id, "namespace": "ns", "image": "me/llmtrain:1", "runs_volume": {"claim": "runs"}}
-    config = build_config(Document("test", {"launch": launch}))
+    launch = {"namespace": "ns", "image": "me/llmtrain:1", "runs_volume": {"claim": "runs"}}
+    config = build_config(Document("test", {"launch": launch, "output": {"run_id": run_id}}))
     return Record(run_id, "ns", config, Work(), 1, "", None)

@@ -529,7 +529,7 @@ def test_prefetch_error_ends_node(tmp_path: Path, cache: Path, platform: str, wo
         tmp_path, platform, "--config", config_file(tmp_path, cache), "--json", *words, LLMTRAIN_PREFETCHED=report
     )
     assert done.wait(30) == 65, done.err
-    assert json.loads(done.out) == json.loads(Path(report).read_text())
+    assert json.loads(done.out) == {**json.loads(Path(report).read_text()), "reason": "prefetch"}
     assert "has no split 'vall'" in done.err
     assert "Name another." in done.err
     assert "[TRAIN]" not in done.err

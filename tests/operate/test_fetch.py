@@ -510,7 +510,7 @@ def test_command_finds_the_claim_of_a_deleted_run(
     app = typer.Typer()
     app.command()(fetch_command.command)
     words = [RUN, "--to", str(tmp_path / "here"), "--json"]
-    with pytest.raises(UsageError, match="is not in namespace"):
+    with pytest.raises(UsageError, match="does not exist in namespace"):
         app(words, standalone_mode=False)
     labels = {"app": "llmtrain", "llmtrain.dev/run": RUN}
     cluster.claims[f"{RUN}-runs"] = {"metadata": {"labels": labels}}

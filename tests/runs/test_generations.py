@@ -7,7 +7,7 @@ import pytest
 
 from llmtrain.errors import CheckpointError, ConfigError, Interrupted, PeerLost, Superseded, TrainingFailed, UsageError
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.exit_report import ERROR_FILE, write_exit_report
+from llmtrain.runs.exit_report import ERROR_FILE, forget_earlier_run, write_exit_report
 from llmtrain.runs.generations import MAX_CRASHES, MAX_GENERATIONS, begin_generation, end_generation, read_generations
 from llmtrain.runs.lock import RunLock, is_held
 
@@ -138,6 +138,7 @@ def test_damaged_rows_are_ignored(run: RunDirectory, content: str) -> None:
 )
 def test_exit_report_for_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: UsageError) -> None:
     monkeypatch.setenv(ERROR_FILE, str(tmp_path / "error.json"))
+    forget_earlier_run()
     write_exit_report(error)
     report = json.loads((tmp_path / "error.json").read_text())
     assert report["llmtrain"] == error.as_dict()
