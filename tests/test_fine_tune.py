@@ -749,7 +749,7 @@ def test_chat_data_trains(workspace: Workspace, cli: Cli, workdir: Path) -> None
 def test_text_data_trains(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     """Continued pretraining."""
     (workdir / "text.txt").write_text("red green blue one two three " * 100)
-    sets = ["data.name=text_files", "data.files=text.txt", "data.train_file=null", "data.val_file=null"]
+    sets = ["data.name=text_files", "data.files=text.txt"]
     done = cli(*workspace.train(*SHORT, *sets, "model.block_size=32"))
     assert done.code == 0, done.err
     assert done.json["final_val_loss"] < done.json["first_train_loss"]
