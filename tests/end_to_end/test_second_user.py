@@ -174,7 +174,7 @@ class TestOneWhoMayOnlyLook:
     def test_why(self, reader: Kube) -> None:
         why = reader.llmtrain("why", RUN, "--json").json
         assert why["cause"] == "finished"
-        assert any(line.startswith("Not seen: ") and "log" in line for line in why["evidence"])
+        assert any(line.startswith("Warning: ") and "log" in line for line in why["evidence"])
 
     def test_recover_where_nothing_is_lost(self, reader: Kube) -> None:
         assert reader.llmtrain("recover", RUN, "--json").json["recovered"] == []
@@ -212,7 +212,7 @@ class TestOneWhoHasTheRightsOfTheGuide:
         assert [run["run_id"] for run in member.llmtrain("status", "--json").json["runs"]] == [RUN]
         why = member.llmtrain("why", RUN, "--json").json
         assert why["cause"] == "finished"
-        assert not any("Not seen" in line for line in why["evidence"])
+        assert not any(line.startswith("Warning: ") for line in why["evidence"])
         assert "[TRAIN]" in member.llmtrain("logs", RUN).out
         assert member.llmtrain("fetch", RUN, "--only", "metrics", "--json").json["files"]
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from held_pods import held_pods
 from kube_runs import STEP, FakeRun, launch, running, waiting
-from why_runs import CRASH, GONE, NO_GPU, QUOTA, end, fail, no_room, say
+from why_runs import CRASH, GONE, NO_GPU, QUOTA, end, fail, say, unschedulable_pod
 
 from kube_server import KubeServer, kube_server, now
 from llmtrain.cli import main
@@ -125,7 +125,7 @@ def image(kube: KubeServer) -> None:
 def gpus(kube: KubeServer) -> None:
     run = of_demo(kube, "launch.resources.gpus=1")
     run.pod(0)
-    no_room(run, 1, NO_GPU)
+    unschedulable_pod(run, 1, NO_GPU)
 
 
 def quota(kube: KubeServer) -> None:
@@ -135,7 +135,7 @@ def quota(kube: KubeServer) -> None:
 def claim(kube: KubeServer) -> None:
     run = of_demo(kube, "launch.data_volume.claim=corpus")
     for index in (0, 1):
-        no_room(run, index, '0/3 nodes are available: persistentvolumeclaim "corpus" not found.')
+        unschedulable_pod(run, index, '0/3 nodes are available: persistentvolumeclaim "corpus" not found.')
 
 
 def security(kube: KubeServer) -> None:

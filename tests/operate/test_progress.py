@@ -117,7 +117,7 @@ def test_a_pod_that_waits(written: Written) -> None:
 def test_the_idle_line_of_node_itself(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("signal.sigwait", lambda _: None)
     monkeypatch.setattr("signal.pthread_sigmask", lambda *_: None)
-    platform_codes._wait_to_be_removed(64)
+    platform_codes._wait_for_deletion(64)
     close_logging()
     assert read_progress(capsys.readouterr().err.splitlines()).idle_code == 64
 

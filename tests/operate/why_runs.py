@@ -1,4 +1,4 @@
-"""Runs that went wrong, for the tests of `why`: what nodes say, and how they end under each kind."""
+"""Failed runs for the tests of `why`: log lines of pods, and their exits under each kind."""
 
 import time
 from typing import Any
@@ -88,7 +88,7 @@ def at(state: Object, ago_sec: float = 0.0) -> Object:
 
 
 def say(run: FakeRun, index: int, *lines: str, ago_sec: float = 0.0) -> None:
-    """With the time of now, where silence matters."""
+    """Log lines with a current time stamp, for tests of the log's age."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S.5Z", time.gmtime(time.time() - ago_sec))
     run.say(index)
     log = run.kube.logs["team", run.pods[index], run.plan.container]
@@ -104,9 +104,9 @@ def end(
     ago_sec: float = 0.0,
     report: ExitReport | None = None,
 ) -> None:
-    """A pod ends as under its kind: a StatefulSet restarts the container in place, which waits after 64 and 65; a
-    PyTorchJob sees codes with 128 added. Without a report, as images of the first version do, which wait after 64 and
-    65 without a restart."""
+    """A pod exits as under its kind: a StatefulSet restarts the container in place, which waits after 64 and 65; a
+    PyTorchJob sees codes with 128 added. Without a report it exits like images of the first version, which
+    wait after 64 and 65 without a restart."""
     kind = run.plan.launch.kind
     if index not in run.pods:
         run.pod(index)
@@ -133,15 +133,15 @@ def end(
 
 
 def fail(run: FakeRun) -> None:
-    """The job says that it failed, where it can."""
+    """The job gets its Failed condition, if its kind has one."""
     if run.plan.launch.kind in FAILED:
         condition, more = FAILED[run.plan.launch.kind]
         run.finish(condition, **more)
 
 
-def no_room(run: FakeRun, index: int, message: str) -> None:
-    row = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    run.pod(index, {}, conditions=[row])
+def unschedulable_pod(run: FakeRun, index: int, message: str) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    run.pod(index, {}, conditions=[condition])
 
 
 def lose(run: FakeRun, index: int, sign: str) -> None:

@@ -23,7 +23,7 @@ from llmtrain.commands.options import (
     shorthands,
 )
 from llmtrain.commands.processes import diagnosed_join_errors, forwarded_options, run_processes, worker_command
-from llmtrain.distributed.exit_codes import ended_before, keeping_the_end, kept_run, refuse_surplus_pod
+from llmtrain.distributed.exit_codes import ended_before, record_end, refuse_surplus_pod, run_to_record
 from llmtrain.distributed.process_info import NodeInfo, NodeOptions, find_node_info
 from llmtrain.env import NODE, PREFETCHED, START, scoped_environment
 from llmtrain.errors import UsageError
@@ -109,7 +109,7 @@ def _run(request: _Request) -> None:
     max_nodes = (request.options.nodes or "").rpartition(":")[2]
     if max_nodes.isdecimal():
         refuse_surplus_pod(os.environ, hostname, int(max_nodes))
-    run = kept_run(config) if config and request.task == "train" else None
+    run = run_to_record(config) if config and request.task == "train" else None
     if run and (before := ended_before(run)) is not None:
         log("DDP", f"this launch of run {run.run_id} has already ended")
         if before.error:
@@ -117,7 +117,7 @@ def _run(request: _Request) -> None:
         if before.exit_code == 0 and config and config.output.sync_uri:
             _sync_again(run, config.output.sync_uri, find_node_info(os.environ, request.options, hostname, distributed))
         raise typer.Exit(before.exit_code or 0)
-    with keeping_the_end(run):
+    with record_end(run):
         _raise_prefetch_error()
         node = find_node_info(os.environ, request.options, hostname, distributed)
         if config and request.task == "train":

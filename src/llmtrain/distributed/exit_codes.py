@@ -3,9 +3,9 @@
     pytorchjob   retries only codes from 128: 128 is added to codes after which a restart may help.
     statefulset  restarts containers whatever their exit code. A node that ends with 0, 64 or 65 exits once, so that
                  the pod's status keeps its code and report, and leaves a marker in the pod; the restarted container
-                 sees the marker and waits to be removed. ended.json in the run directory tells pods that come back
-                 later (their node was drained, or they lost a peer that waits), so that they neither start the run
-                 again nor wait for the others.
+                 sees the marker and waits for its deletion. ended.json in the run directory does the same for pods
+                 that are recreated later (after a node was drained, or after losing a peer that waits), so that they
+                 neither start the run again nor wait for the others.
 
 There the node runs in a child process, because some exits cannot be translated from inside it: os._exit of the
 watchdog, a signal, a command that replaced the process.
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from llmtrain.runs.directory import RunDirectory
 
 IDLE_MARK = "ended with exit code"
-"""In the log of a pod that waits to be removed; the code follows, and a semicolon."""
+"""In the log of a pod that waits for its deletion, followed by the code and a semicolon."""
 PLATFORMS = ("pytorchjob", "statefulset")
-FOR_GOOD = (0, *NO_RESTART_CODES)
+FINAL_CODES = (0, *NO_RESTART_CODES)
+"""Exit codes after which a run is not restarted."""
 RETRIED_FROM = 128
 _HIGHEST_SIGNAL = 64
-_TELLING = (signal.SIGTERM, signal.SIGINT)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def platform_of(environment: Mapping[str, str]) -> str | None:
-    """The platform whose exit-code convention applies; None where codes are passed on unchanged."""
+    """The platform whose exit-code convention applies; None if codes are passed on unchanged."""
     name = environment.get(EXIT_CODES)
     if name and name not in PLATFORMS:
         raise UsageError(f"{EXIT_CODES}={name} is unknown.{nearest(name, PLATFORMS)}", known=PLATFORMS)
@@ -53,15 +54,15 @@ def platform_of(environment: Mapping[str, str]) -> str | None:
 
 def run_in_child(is_own_command: bool = False) -> int | None:
     """On a platform with its own convention: run the node in a child process, and return the translated exit code. None
-    in the child, and on other platforms: there the caller is the node. `is_own_command`: the node runs a command of the
-    user, whose crashes are counted here."""
+    in the child and on other platforms, where the caller is the node. `is_own_command`: the node runs a command of the
+    user; its crashes are counted here."""
     platform = platform_of(os.environ)
     if platform is None:
         return None
     if platform == "statefulset" and (code := _read_marker()) is not None:
-        return _wait_to_be_removed(code)
+        return _wait_for_deletion(code)
     # Blocked signals stay pending until sigwait: none is lost, neither around the fork nor later.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TELLING, signal.SIGCHLD))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED_SIGNALS, signal.SIGCHLD))
     started = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -69,20 +70,20 @@ def run_in_child(is_own_command: bool = False) -> int | None:
         os.setpgid(0, 0)  # Ctrl-C reaches the child once, forwarded by this process
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return None
-    code, was_told = _supervise(child)
+    code, was_interrupted = _supervise(child)
     if is_own_command:
-        code = _count_crash(code, was_told, time.monotonic() - started)
+        code = _count_crash(code, was_interrupted, time.monotonic() - started)
     if platform == "pytorchjob":
         return pytorchjob_code(code)
-    if code not in FOR_GOOD or was_told:
+    if code not in FINAL_CODES or was_interrupted:
         return code
-    return code if _write_marker(code) else _wait_to_be_removed(code)
+    return code if _write_marker(code) else _wait_for_deletion(code)
 
 
-def _count_crash(code: int, was_told: bool, ran_sec: float) -> int:
+def _count_crash(code: int, was_interrupted: bool, ran_sec: float) -> int:
     """The exit code, or 65 after too many crashes in a row."""
     try:
-        count_crash(code, was_told, ran_sec)
+        count_crash(code, was_interrupted, ran_sec)
     except LlmtrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         write_exit_report(error)
@@ -91,13 +92,13 @@ def _count_crash(code: int, was_told: bool, ran_sec: float) -> int:
 
 
 def terminate_with_parent() -> None:
-    """Send SIGTERM to this process when its parent ends: it would otherwise train on unsupervised."""
+    """Send SIGTERM to this process when its parent ends: it would otherwise continue to train unsupervised."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def pytorchjob_code(code: int) -> int:
-    return code if code in FOR_GOOD or code >= RETRIED_FROM else code + RETRIED_FROM
+    return code if code in FINAL_CODES or code >= RETRIED_FROM else code + RETRIED_FROM
 
 
 def from_pytorchjob_code(code: int) -> int:
@@ -110,8 +111,8 @@ def _supervise(child: int) -> tuple[int, bool]:
     """The exit code of the child (128 + N for signal N), and whether a signal was forwarded to it."""
     was_interrupted = False
     while True:
-        number = signal.sigwait((*_TELLING, signal.SIGCHLD))
-        if number in _TELLING:
+        number = signal.sigwait((*_FORWARDED_SIGNALS, signal.SIGCHLD))
+        if number in _FORWARDED_SIGNALS:
             was_interrupted = True
             os.kill(child, number)
             continue
@@ -131,7 +132,7 @@ def _read_marker() -> int | None:
     if not isinstance(marker, dict) or marker.get("launch") != _launch():
         return None
     code = marker.get("exit_code")
-    return code if code in FOR_GOOD else None
+    return code if code in FINAL_CODES else None
 
 
 def _write_marker(code: int) -> bool:
@@ -142,14 +143,14 @@ def _write_marker(code: int) -> bool:
     return True
 
 
-def _wait_to_be_removed(code: int) -> int:
+def _wait_for_deletion(code: int) -> int:
     from llmtrain.config.logging import LoggingSection
 
-    # With settings of its own: the line must be found whatever the run's log looks like, or whether it has a config.
+    # With default settings: the line is parsed, whatever logging the run's config selects.
     setup_logging(LoggingSection())
     log("DDP", f"{IDLE_MARK} {code}; a StatefulSet would start this again, so the pod waits to be removed")
-    signal.pthread_sigmask(signal.SIG_BLOCK, _TELLING)
-    signal.sigwait(_TELLING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED_SIGNALS)
+    signal.sigwait(_FORWARDED_SIGNALS)
     return 0
 
 
@@ -171,9 +172,9 @@ def refuse_surplus_pod(environment: Mapping[str, str], hostname: str, max_nodes:
 # ended.json, for pods that are recreated
 
 
-def kept_run(config: "Config") -> "RunDirectory | None":
-    """The run whose end is recorded: one with an id, on a platform that may recreate pods after the end, which would
-    wait for peers that are gone."""
+def run_to_record(config: "Config") -> "RunDirectory | None":
+    """The run if its end is to be recorded: it has an id, and its platform may recreate pods after the end, which would
+    wait for peers that no longer exist."""
     from llmtrain.runs.directory import RunDirectory
 
     is_launched = platform_of(os.environ) == "statefulset" or LAUNCH in os.environ
@@ -183,32 +184,32 @@ def kept_run(config: "Config") -> "RunDirectory | None":
 
 
 def ended_before(run: "RunDirectory") -> ExitReport | None:
-    """How this launch of the run has ended for good; None where it has not."""
+    """The recorded end of this launch of the run; None if it has not ended."""
     record = read_json(run.ended)
-    if not isinstance(record, dict) or record.get("launch") != _launch() or record.get("exit_code") not in FOR_GOOD:
+    if not isinstance(record, dict) or record.get("launch") != _launch() or record.get("exit_code") not in FINAL_CODES:
         return None
     return parse_report(record.get("report")) or ExitReport(record["exit_code"])
 
 
 @contextmanager
-def keeping_the_end(run: "RunDirectory | None") -> Iterator[None]:
-    """Write down how it ends inside, where that is for good."""
+def record_end(run: "RunDirectory | None") -> Iterator[None]:
+    """Write ended.json when the block ends with a final exit code."""
     try:
         yield
     except LlmtrainError as error:
-        if run and error.exit_code in FOR_GOOD:
-            _keep_end(run, ExitReport.of(error))
+        if run and error.exit_code in FINAL_CODES:
+            _write_end(run, ExitReport.of(error))
         raise
     if run:
-        _keep_end(run, ExitReport(0))
+        _write_end(run, ExitReport(0))
 
 
-def _keep_end(run: "RunDirectory", report: ExitReport) -> None:
+def _write_end(run: "RunDirectory", report: ExitReport) -> None:
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         write_json(run.ended, {"launch": _launch(), "exit_code": report.exit_code, "report": report.as_dict()})
     except OSError as problem:
-        warn("DDP", f"{run.ended} cannot be written ({problem.strerror}): a pod that comes back will start the run")
+        warn("DDP", f"{run.ended} cannot be written ({problem.strerror}): a recreated pod will start the run again")
 
 
 def _launch() -> str:

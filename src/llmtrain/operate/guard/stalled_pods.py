@@ -27,7 +27,7 @@ def find_stalled(cluster: Cluster, record: Record, after_sec: float) -> tuple[li
     pods = [
         StalledPod(pod.name, pod.node, pod.ranks, str(raw["metadata"].get("uid", "")))
         for pod, raw in snapshot.pods
-        if pod.name in diagnosis.frozen
+        if pod.name in diagnosis.hung_pods
     ]
     return pods, diagnosis.what
 

@@ -16,7 +16,7 @@ from functools import partial
 from http.client import HTTPException
 from typing import Any
 
-from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
+from llmtrain.distributed.exit_codes import FINAL_CODES, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES
 from llmtrain.env import EXIT_CODES
 from llmtrain.errors import LlmtrainError
@@ -221,7 +221,7 @@ def _terminated(pod: Object) -> list[Object]:
     ended = [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
     if _is_stateful_set([pod]):  # its container exits once, and waits after a restart
         last = [(row.get("lastState") or {}).get("terminated") or {} for row in rows]
-        ended += [each for each in last if each.get("exitCode") in FOR_GOOD]
+        ended += [each for each in last if each.get("exitCode") in FINAL_CODES]
     return ended
 
 

@@ -1,4 +1,4 @@
-"""How the containers of a run ended: what can still be seen of it in its pods."""
+"""Exits of a run's containers, from the status of its pods or, for deleted pods, from events."""
 
 import re
 from collections.abc import Iterable
@@ -9,7 +9,6 @@ from functools import cached_property
 from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
-from llmtrain.kubernetes.server_clock import server_now
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.lost_nodes import find_condition
@@ -28,40 +27,44 @@ class ContainerExit:
     index: int
     container: str
     code: int
-    """As the contract has it. Under a StatefulSet, also what a pod that waits has said."""
+    """llmtrain's own exit code, without the offset of a PyTorchJob; -1 if the pod failed before its container ran."""
     reason: str = ""
-    """The cluster's word: OOMKilled, Error, ContainerStatusUnknown, ..."""
-    at: str = ""
+    """Reason in the container status: OOMKilled, Error, ContainerStatusUnknown, ..."""
+    finished_at: str = ""
     message: str = ""
     is_previous: bool = False
-    """Of the container before the one that is there now."""
-    is_going: bool = False
-    """It has not ended, as far as the cluster knows."""
+    """Of the container before the current one."""
+    is_running: bool = False
+    """A container of a StatefulSet that runs according to its status; its log may have an exit code."""
     pod_reason: str = ""
     pod_message: str = ""
     node: str = ""
     disruption: str = ""
-    """Why the cluster itself ended the pod: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
+    """Reason of the DisruptionTarget condition: PreemptionByScheduler, EvictionByEvictionAPI, ..."""
     disruption_message: str = ""
     lines: tuple[str, ...] = ()
     is_unreadable: bool = False
-    from_run: ExitReport | None = None
-    """The report in the run directory, where the pod is gone."""
+    run_report: ExitReport | None = None
+    """The report in the run directory, if the pod was deleted."""
 
     @property
-    def is_gone(self) -> bool:
-        """Its pod was deleted; an event or a report is all that is left."""
+    def is_pod_deleted(self) -> bool:
+        """The exit is known from an event or a report only."""
         return not self.container
 
     @property
+    def label(self) -> str:
+        return pod_label(self.index, self.pod)
+
+    @property
     def severity(self) -> tuple[int, str]:
-        """What cannot come from another's ending first."""
-        return (0 if self.code in NO_RESTART_CODES else 2 if self.code == INTERRUPTED else 1), self.at
+        """Sort key: root causes before exits that may follow from another process's exit."""
+        return (0 if self.code in NO_RESTART_CODES else 2 if self.code == INTERRUPTED else 1), self.finished_at
 
     @cached_property
     def report(self) -> ExitReport | None:
-        """The process's own; of images of the first version, what its log shows."""
-        report = read_termination_message(self.message) or self.from_run or error_in(self.lines)
+        """Written by the process; for images of the first version, parsed from its log."""
+        report = read_termination_message(self.message) or self.run_report or error_in(self.lines)
         if report is None:
             return None
         remedy = one_line(report.remedy) if report.remedy else None
@@ -69,66 +72,63 @@ class ContainerExit:
 
     @property
     def text(self) -> str:
+        label = f"Pod{self.label.removeprefix('pod')}"
         if self.code < 0:
-            return f"{self.pod} (node {self.index}) failed before its container ran."
-        word = f" ({self.reason})" if self.reason not in ("", "Error", "Completed") else ""
-        at = f" at {self.at}" if self.at else ""
-        what = "waits to be removed, after" if self.is_going else "ended with"
-        return f"{self.pod} (node {self.index}) {what} exit code {self.code}{word}{at}."
-
-    def idling(self, code: int, lines: tuple[str, ...]) -> "ContainerExit":
-        return replace(self, code=code, lines=lines)
+            return f"{label} failed before its container ran."
+        reason = f" ({self.reason})" if self.reason not in ("", "Error", "Completed") else ""
+        at = f" at {self.finished_at}" if self.finished_at else ""
+        suffix = ", and waits to be removed" if self.is_running else ""
+        return f"{label} ended with exit code {self.code}{reason}{at}{suffix}."
 
 
-def with_lines(end: ContainerExit, lines: tuple[str, ...] | None) -> ContainerExit:
-    return replace(end, lines=lines or (), is_unreadable=lines is None)
+def pod_label(index: int, name: str) -> str:
+    return f"pod {index} ({name})"
 
 
-def histories(record: Record, nodes: dict[int, list[Object]]) -> list[list[ContainerExit]]:
-    """For each node how it ended badly, newest first. Where its container runs under a StatefulSet, that is first."""
-    return [[end for pod in reversed(own) for end in _of_pod(record, index, pod)] for index, own in nodes.items()]
+def with_log(exit_: ContainerExit, lines: tuple[str, ...] | None) -> ContainerExit:
+    """`lines`: None if the log cannot be read."""
+    return replace(exit_, lines=lines or (), is_unreadable=lines is None)
+
+
+def exit_histories(record: Record, pods: dict[int, list[Object]]) -> list[list[ContainerExit]]:
+    """Per pod index, its nonzero exits, newest first; a running container of a StatefulSet comes before them."""
+    return [[each for pod in reversed(own) for each in _pod_exits(record, index, pod)] for index, own in pods.items()]
 
 
 def exits_from_events(record: Record, job: Object | None, events: Iterable[Object]) -> list[ContainerExit]:
-    """The operator of a PyTorchJob deletes a pod before it makes it anew; an event is all that is left of it."""
+    """Exits of pods of a PyTorchJob: its operator deletes a failed pod before it creates the next one."""
     since = (job or {}).get("metadata", {}).get("creationTimestamp", "")
-    found: dict[int, ContainerExit] = {}
-    for event in sorted((e for e in events if e.get("reason") == "ExitedWithCode"), key=event_time):
-        said = _EXITED.search(str(event.get("message", "")))
-        if said and int(said[4]) and event_time(event) >= since:
-            has_master_before = record.config.launch.pytorch_master and said[2] == "worker"
-            index, code = int(said[3]) + has_master_before, our_code(record, int(said[4]))
-            # No container: its log went with it.
-            found[index] = ContainerExit(said[1], index, "", code, at=event_time(event))
-    return list(found.values())
+    exits: dict[int, ContainerExit] = {}
+    for event in sorted((each for each in events if each.get("reason") == "ExitedWithCode"), key=event_time):
+        match = _EXITED.search(str(event.get("message", "")))
+        if match and int(match[4]) and event_time(event) >= since:
+            has_master_before = record.config.launch.pytorch_master and match[2] == "worker"
+            index, code = int(match[3]) + has_master_before, our_code(record, int(match[4]))
+            # No container: its log was deleted with the pod.
+            exits[index] = ContainerExit(match[1], index, "", code, finished_at=event_time(event))
+    return list(exits.values())
 
 
-def in_time(record: Record, endings: list[ContainerExit]) -> list[ContainerExit]:
-    """Those that may come of one thing: peers notice within the timeouts. What was long before is another story."""
+def related_exits(record: Record, exits: list[ContainerExit]) -> list[ContainerExit]:
+    """Exits that may have one cause: peers notice a failure within the timeouts. Earlier exits are dropped."""
     timeouts = record.config.distributed
     within = max(timeouts.timeout_sec, timeouts.join_timeout_sec, timeouts.master_ready_timeout_sec) + MARGIN_SEC
-    times = [seconds_of(end.at) for end in endings if end.at]
-    newest = max(times, default=0.0)
-    return [end for end in endings if not end.at or end.is_going or newest - seconds_of(end.at) <= within]
+    newest = max((_timestamp(each) for each in exits if each.finished_at), default=0.0)
+    return [each for each in exits if not each.finished_at or each.is_running or newest - _timestamp(each) <= within]
 
 
-def seconds_of(stamp: str) -> float:
-    """A time of Kubernetes, whose fractions have any number of digits."""
-    return datetime.fromisoformat(f"{stamp[:19]}+00:00").timestamp()
+def _timestamp(exit_: ContainerExit) -> float:
+    return datetime.fromisoformat(f"{exit_.finished_at[:19]}+00:00").timestamp()
 
 
-def age_of(stamp: str) -> float:
-    return max(0.0, server_now().timestamp() - seconds_of(stamp))
-
-
-def _of_pod(record: Record, index: int, pod: Object) -> Iterable[ContainerExit]:
-    row = current_container(pod, record.workload.container)
+def _pod_exits(record: Record, index: int, pod: Object) -> Iterable[ContainerExit]:
+    container = current_container(pod, record.workload.container)
     state, last, _ = container_state(pod, record.workload.container)
     status, disruption = pod.get("status") or {}, find_condition(pod, "DisruptionTarget") or {}
     base = ContainerExit(
         pod=pod["metadata"]["name"],
         index=index,
-        container=row.get("name", record.workload.container),
+        container=container.get("name", record.workload.container),
         code=0,
         pod_reason=status.get("reason") or "",
         pod_message=status.get("message") or "",
@@ -137,16 +137,16 @@ def _of_pod(record: Record, index: int, pod: Object) -> Iterable[ContainerExit]:
         disruption_message=disruption.get("message") or "",
     )
     if "running" in state and record.config.launch.kind == "stateful_set" and final_code(record, pod) is None:
-        yield replace(base, is_going=True)
-    for ended, is_previous in ((state.get("terminated"), False), (last.get("terminated"), True)):
-        if ended and ended.get("exitCode"):
+        yield replace(base, is_running=True)
+    for terminated, is_previous in ((state.get("terminated"), False), (last.get("terminated"), True)):
+        if terminated and terminated.get("exitCode"):
             yield replace(
                 base,
-                code=our_code(record, ended["exitCode"]),
-                reason=ended.get("reason") or "",
-                message=ended.get("message") or "",
-                at=ended.get("finishedAt") or "",
+                code=our_code(record, terminated["exitCode"]),
+                reason=terminated.get("reason") or "",
+                message=terminated.get("message") or "",
+                finished_at=terminated.get("finishedAt") or "",
                 is_previous=is_previous,
             )
-    if not state and status.get("phase") == "Failed":  # refused by its machine, or evicted before it began
+    if not state and status.get("phase") == "Failed":  # rejected by its node, or evicted before it started
         yield replace(base, code=-1)

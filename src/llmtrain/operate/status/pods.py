@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from llmtrain.distributed.exit_codes import FOR_GOOD, from_pytorchjob_code
+from llmtrain.distributed.exit_codes import FINAL_CODES, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
 from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
@@ -176,7 +176,7 @@ def final_code(record: Record, pod: Object) -> int | None:
         return None
     state, last, _ = container_state(pod, record.workload.container)
     codes = (ended.get("exitCode") for ended in (state.get("terminated"), last.get("terminated")) if ended)
-    return next((code for code in codes if code in FOR_GOOD), None)
+    return next((code for code in codes if code in FINAL_CODES), None)
 
 
 def our_code(record: Record, code: int) -> int:

@@ -1,53 +1,58 @@
-"""Why containers ended: by their exit codes, the cluster's word for it, and what they said last."""
+"""Causes of container exits: exit codes, disruptions by the cluster, and error messages."""
 
 from llmtrain.kubernetes.api_errors import one_line
-from llmtrain.operate.status.container_exits import ContainerExit, age_of
+from llmtrain.kubernetes.server_clock import seconds_since
+from llmtrain.operate.status.container_exits import ContainerExit, pod_label
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.lost_nodes import find_condition
 from llmtrain.operate.status.pods import PodStatus, container_state
 from llmtrain.operate.status.view import memory_text
 from llmtrain.operate.why.diagnosis import (
     Diagnosis,
-    again,
-    code_only,
-    evidence_of,
-    go_on,
-    message_of,
-    others,
-    with_code,
+    capitalized,
+    exit_code_text,
+    exit_evidence,
+    exit_with_code,
+    other_exits,
+    report_message,
+    restart_note,
+    resume_command,
 )
-from llmtrain.operate.why.log_patterns import last_words, traceback_end
+from llmtrain.operate.why.log_patterns import last_line, traceback_end
 from llmtrain.operate.why.snapshot import UNREACHABLE, Snapshot
 
-_PREEMPTED = ("PreemptionByScheduler", "Preempting", "Preempted")
-EVENT_SEC = 900.0  # that an event may be old to have to do with what is seen now
-_EXPLAINED = (0, 64, 65, 69, 75, 137, 143)
-_BY_THE_CLUSTER = {
+MAX_EVENT_AGE_SEC = 900.0  # older events are not related to the current state
+MAX_NAMED = 4  # pods, exits or ranks with an evidence line of their own
+_PREEMPTION_REASONS = ("PreemptionByScheduler", "Preempting", "Preempted")
+_CODES_OF_OTHER_CAUSES = (0, 64, 65, 69, 75, 137, 143)
+# Reasons of the DisruptionTarget condition, of pods and of events.
+_DISRUPTIONS = {
     "PreemptionByScheduler": "preempted by a pod of higher priority",
-    "DeletionByTaintManager": "removed for a taint of its machine",
-    "EvictionByEvictionAPI": "evicted: its machine was drained",
-    "DeletionByPodGC": "removed with its machine",
+    "DeletionByTaintManager": "deleted because of a taint of its node",
+    "EvictionByEvictionAPI": "evicted: its node is being drained",
+    "DeletionByPodGC": "deleted because its node was removed",
     "Preempted": "preempted by a pod of higher priority",
     "Evicted": "evicted",
-    "TaintManagerEviction": "removed for a taint of its machine",
-    "TerminationByKubelet": "ended by its machine, which was short of something or shut down",
+    "TaintManagerEviction": "deleted because of a taint of its node",
+    "TerminationByKubelet": "terminated by the kubelet: its node is short of resources or shuts down",
 }
 
 
 def oom_killed(snapshot: Snapshot) -> Diagnosis | None:
-    killed = [end for end in snapshot.exits if end.reason == "OOMKilled"]
-    if not killed:
+    exits = [each for each in snapshot.exits if each.reason == "OOMKilled"]
+    if not exits:
         return None
-    first, ask = killed[0], snapshot.record.config.launch.resources
-    used = [
-        f"{pod} uses {memory_text(memory)} now, of {ask.memory}." for pod, memory in list(snapshot.usage.items())[:4]
+    resources = snapshot.record.config.launch.resources
+    usage = [
+        f"{pod} uses {memory_text(memory)} of {resources.memory} now."
+        for pod, memory in list(snapshot.usage.items())[:MAX_NAMED]
     ]
+    more_memory = resume_command(snapshot, f"launch.resources.memory={_doubled(resources.memory)}")
     return Diagnosis(
-        f"{first.pod} (node {first.index}) ran out of memory: its limit is {ask.memory} (launch.resources.memory), of "
-        f"which up to {ask.shm_size} is shared memory.",
-        [*(end.text for end in killed[:4]), *used, *others(snapshot, killed)],
-        f"Give it more: {go_on(snapshot, f'launch.resources.memory={_doubled(ask.memory)}')}. Or let a new run use "
-        "less: trainer.micro_batch_size.",
+        f"{capitalized(exits[0].label)} ran out of memory: its limit is {resources.memory} (launch.resources.memory), "
+        f"of which up to {resources.shm_size} is shared memory.",
+        [*(each.text for each in exits[:MAX_NAMED]), *usage, *other_exits(snapshot, exits)],
+        f"Raise the limit: {more_memory}. Or launch a new run with a smaller trainer.micro_batch_size.",
     )
 
 
@@ -65,193 +70,211 @@ def preempted(snapshot: Snapshot) -> Diagnosis | None:
 
 
 def _disrupted(snapshot: Snapshot, is_preempted: bool) -> Diagnosis | None:
-    """Told by pods that have ended, by pods that are about to, or, where they are gone, by events."""
+    """From exited pods, from terminating pods or, for deleted pods, from events."""
     if snapshot.status.state not in ("failed", "restarting", "pending", "starting"):
         return None
-    for end in snapshot.exits:
-        reason = end.disruption or end.pod_reason
-        if reason and (reason in _PREEMPTED) == is_preempted:
-            said = end.pod_message or end.disruption_message
-            return _by_the_cluster(snapshot, end.pod, end.node, reason, said, [end.text])
+    for each in snapshot.exits:
+        reason = each.disruption or each.pod_reason
+        if reason and (reason in _PREEMPTION_REASONS) == is_preempted:
+            message = each.pod_message or each.disruption_message
+            return _disruption(snapshot, each.pod, each.node, reason, message, [each.text])
     for pod, raw in snapshot.pods:
-        row = find_condition(raw, "DisruptionTarget") or {}
-        if pod.phase == "Terminating" and row and (row.get("reason") in _PREEMPTED) == is_preempted:
-            said, more = str(row.get("message") or ""), [f"{pod.name} (node {pod.index}) is still ending."]
-            return _by_the_cluster(snapshot, pod.name, pod.node or "", str(row.get("reason")), said, more)
+        condition = find_condition(raw, "DisruptionTarget") or {}
+        is_match = (condition.get("reason") in _PREEMPTION_REASONS) == is_preempted
+        if pod.phase == "Terminating" and condition and is_match:
+            evidence = [f"{capitalized(pod_label(pod.index, pod.name))} is still terminating."]
+            message = str(condition.get("message") or "")
+            return _disruption(snapshot, pod.name, pod.node or "", str(condition.get("reason")), message, evidence)
     return _disrupted_by_events(snapshot, is_preempted)
 
 
 def _disrupted_by_events(snapshot: Snapshot, is_preempted: bool) -> Diagnosis | None:
-    if any(end.code not in (75, 143) for end in snapshot.exits):  # then it is not for that
+    if any(each.code not in (75, 143) for each in snapshot.exits):  # another exit is the cause
         return None
-    for event in snapshot.about(*(("Preempted",) if is_preempted else ("Evicted", "TaintManagerEviction"))):
-        said, about = str(event.get("message", "")), event["involvedObject"]
-        is_over = said.startswith("Cancelling") or age_of(event_time(event)) > EVENT_SEC
-        if about.get("kind") == "Pod" and not is_over:
-            return _by_the_cluster(snapshot, about["name"], "", event["reason"], said, [])
+    reasons = ("Preempted",) if is_preempted else ("Evicted", "TaintManagerEviction")
+    for event in snapshot.events_with_reason(*reasons):
+        message, involved = str(event.get("message", "")), event["involvedObject"]
+        is_over = message.startswith("Cancelling") or seconds_since(event_time(event)) > MAX_EVENT_AGE_SEC
+        if involved.get("kind") == "Pod" and not is_over:
+            return _disruption(snapshot, involved["name"], "", event["reason"], message, [])
     return None
 
 
-def _by_the_cluster(snapshot: Snapshot, pod: str, node: str, reason: str, said: str, more: list[str]) -> Diagnosis:
-    words = _BY_THE_CLUSTER.get(reason, f"ended by the cluster ({reason})")
-    is_short = "low on resource" in said
-    remedy = "It goes on from its newest checkpoint as soon as its pods have room"
+def _disruption(snapshot: Snapshot, pod: str, node: str, reason: str, message: str, evidence: list[str]) -> Diagnosis:
+    text = _DISRUPTIONS.get(reason, f"terminated by the cluster ({reason})")
+    remedy = "The run resumes from its newest checkpoint as soon as its pods can be scheduled"
     if snapshot.status.state == "failed":
-        remedy = f"Go on: {go_on(snapshot)}"
-    hint = "launch.priority_class" if "reempt" in reason else "launch.resources" if is_short else ""
-    hint = hint or "launch.pod_disruption_budget"
-    where = f" on {node}" if node else ""
+        remedy = f"Resume the run: {resume_command(snapshot)}"
+    if "reempt" in reason:
+        field = "launch.priority_class"
+    elif "low on resource" in message:
+        field = "launch.resources"
+    else:
+        field = "launch.pod_disruption_budget"
     return Diagnosis(
-        f"{pod}{where} was {words}{f': {one_line(said)}' if said else '.'}",
-        [f"{pod}: {reason}: {one_line(said)}", *more],
-        f"{remedy}. {hint} makes it rarer.",
+        f"{pod}{f' on {node}' if node else ''} was {text}{f': {one_line(message)}' if message else '.'}",
+        [f"{pod}: {reason}: {one_line(message)}", *evidence],
+        f"{remedy}. Set {field} to make this less likely.",
     )
 
 
 def killed(snapshot: Snapshot) -> Diagnosis | None:
-    """137 without the cluster's word for it. A rank that hung is killed too, after the others have named it."""
-    end = with_code(snapshot, 137)
-    named = [
-        e for e in snapshot.exits if e.report and e.report.silent_ranks and e.at and e.at <= (end.at if end else "")
-    ]
-    if end is None or named:
+    """Exit code 137 without OOMKilled. A hung rank is killed too, after other ranks have reported it."""
+    exit_ = exit_with_code(snapshot, 137)
+    if exit_ is None or _was_reported_hung(snapshot, exit_):
         return None
-    unsaid = "the cluster does not say that it was for memory"
-    if not end.container:  # told by an event
-        unsaid = "its pod is gone, and with it whether it was for memory"
+    reason = "the cluster does not report that it ran out of memory"
+    if exit_.is_pod_deleted:
+        reason = "its pod was deleted, so it is unknown whether it ran out of memory"
     memory = snapshot.record.config.launch.resources.memory
+    more_memory = resume_command(snapshot, f"launch.resources.memory={_doubled(memory)}")
     return Diagnosis(
-        f"{end.pod} (node {end.index}) was killed (SIGKILL), and {unsaid}.",
+        f"{capitalized(exit_.label)} was killed (SIGKILL); {reason}.",
         [
-            *evidence_of(snapshot, end, last_words(end.lines)),
+            *exit_evidence(snapshot, exit_, last_line(exit_.lines)),
             f"Its memory limit is {memory} (launch.resources.memory).",
         ],
-        f"Out of memory, most likely: {go_on(snapshot, f'launch.resources.memory={_doubled(memory)}')}. Or killed by "
-        f"somebody: look at {f'the machine {end.node}' if end.node else 'its machine'}. {again(snapshot)}",
+        f"It most likely ran out of memory. Raise the limit: {more_memory}. Otherwise check who killed it: see the "
+        f"kubelet log of {f'node {exit_.node}' if exit_.node else 'its node'}. {restart_note(snapshot)}",
+    )
+
+
+def _was_reported_hung(snapshot: Snapshot, killed_exit: ContainerExit) -> bool:
+    return any(
+        each.report and each.report.silent_ranks and each.finished_at and each.finished_at <= killed_exit.finished_at
+        for each in snapshot.exits
     )
 
 
 def crash(snapshot: Snapshot) -> Diagnosis | None:
-    end = next((end for end in snapshot.exits if end.code not in _EXPLAINED), None)
-    if end is None:
+    exit_ = next((each for each in snapshot.exits if each.code not in _CODES_OF_OTHER_CAUSES), None)
+    if exit_ is None:
         return None
-    said = traceback_end(end.lines) or message_of(end) or one_line(end.message) or last_words(end.lines)
-    words = f"{end.pod} (node {end.index}) crashed with exit code {end.code}"
+    message = traceback_end(exit_.lines) or report_message(exit_) or one_line(exit_.message) or last_line(exit_.lines)
+    rank = exit_.index * snapshot.status.processes_per_node
     return Diagnosis(
-        f"{words}: {said}" if said else f"{words}.",
-        evidence_of(snapshot, end, said),
-        f"llmtrain logs {snapshot.run} --rank {end.index * snapshot.status.processes_per_node} shows all of it. "
-        f"{again(snapshot)}",
+        f"{capitalized(exit_.label)} crashed with exit code {exit_.code}{f': {message}' if message else '.'}",
+        exit_evidence(snapshot, exit_, message),
+        f"Check the log: llmtrain logs {snapshot.run} --rank {rank}. {restart_note(snapshot)}",
     )
 
 
 def master_unreachable(snapshot: Snapshot) -> Diagnosis | None:
-    missed = [end for end in snapshot.exits if end.code == UNREACHABLE and _reason(end) == "master_unreachable"]
-    end = next(iter(missed), None) or with_code(snapshot, UNREACHABLE)  # whoever looked for the master knows most
-    if end is None:
+    exits = [each for each in snapshot.exits if each.code == UNREACHABLE and _reason(each) == "master_unreachable"]
+    # A process that could not connect to the master has the most precise message.
+    exit_ = next(iter(exits), None) or exit_with_code(snapshot, UNREACHABLE)
+    if exit_ is None:
         return None
     if snapshot.has_service is False:
-        return _no_service(snapshot, end)
-    said = message_of(end)
-    first = next((pod for pod, _ in snapshot.pods if pod.index == 0), None)
-    what = "The processes did not find each other in time"
-    if _reason(end) == "master_unreachable":
-        is_there = first is not None and first.is_running
-        what = "The master (node 0) runs, but is not reached" if is_there else "The master (node 0) never came up"
-    elif _reason(end) == "processes_missing":
-        what = "The run never became whole"
-    elif end.report and end.report.error != "JoinError":
-        what = "Something that it needs could not be reached"
-    own = f"{end.report.remedy} " if end.report and end.report.remedy else ""
-    about_first = f"Node 0: {f'{first.name}, {first.phase}' if first else 'there is no pod'}."
+        return _service_deleted(snapshot, exit_)
+    message = report_message(exit_)
+    pod0 = next((pod for pod, _ in snapshot.pods if pod.index == 0), None)
+    what = "The processes did not connect to each other in time"
+    if _reason(exit_) == "master_unreachable":
+        is_up = pod0 is not None and pod0.is_running
+        what = "The master (pod 0) is running but cannot be reached" if is_up else "The master (pod 0) did not start"
+    elif _reason(exit_) == "processes_missing":
+        what = "Some processes did not join the run"
+    elif exit_.report and exit_.report.error != "JoinError":
+        what = "A required service could not be reached"
+    remedy = f"{exit_.report.remedy} " if exit_.report and exit_.report.remedy else ""
+    pod0_text = f"Pod 0: {f'{pod0.name}, {pod0.phase}' if pod0 else 'does not exist'}."
     return Diagnosis(
-        f"{what}{f': {said}' if said else '.'}",
-        [*evidence_of(snapshot, end, said), about_first],
-        f"llmtrain logs {snapshot.run} --rank 0 shows what node 0 did. {own}{again(snapshot)}",
+        f"{what}{f': {message}' if message else '.'}",
+        [*exit_evidence(snapshot, exit_, message), pod0_text],
+        f"Check the log of pod 0: llmtrain logs {snapshot.run} --rank 0. {remedy}{restart_note(snapshot)}",
     )
 
 
-def _reason(end: ContainerExit) -> str | None:
-    return end.report.reason if end.report else None
+def _reason(exit_: ContainerExit) -> str | None:
+    return exit_.report.reason if exit_.report else None
 
 
-def _no_service(snapshot: Snapshot, end: ContainerExit) -> Diagnosis:
-    name, said = snapshot.record.plan.service, message_of(end)
+def _service_deleted(snapshot: Snapshot, exit_: ContainerExit) -> Diagnosis:
+    name = snapshot.record.plan.service
     return Diagnosis(
-        f"The Service {name} is gone, and without it no pod finds the master (node 0): somebody deleted it.",
-        [f"Service {name}: not there.", *evidence_of(snapshot, end, said)],
-        f"No other start mends that: {go_on(snapshot)} makes it anew.",
+        f"The Service {name} was deleted: without it, pods cannot resolve the address of the master (pod 0).",
+        [f"Service {name}: not found.", *exit_evidence(snapshot, exit_, report_message(exit_))],
+        f"Restarting pods will not help. Recreate the Service: {resume_command(snapshot)}.",
     )
 
 
 def rank_hung(snapshot: Snapshot) -> Diagnosis | None:
-    """What the watchdog of the survivors said."""
-    end = next((end for end in snapshot.exits if _reason(end) == "no_progress"), None)
-    if end is None or end.report is None:
+    """Reported by the watchdog of another rank."""
+    exit_ = next((each for each in snapshot.exits if _reason(each) == "no_progress"), None)
+    if exit_ is None or exit_.report is None:
         return None
-    ranks, said = list(end.report.silent_ranks), end.report.message
-    what = f"Rank {', '.join(map(str, ranks))} hung" if ranks else "The ranks wait for each other, and none moves"
-    each = snapshot.status.processes_per_node
-    where = [f"Rank {rank} is of node {rank // each}: {_pod_of(snapshot, rank // each)}." for rank in ranks[:4]]
-    look = f"llmtrain logs {snapshot.run} --rank {ranks[0] if ranks else 0} shows what it did last."
-    hanging = _still_hanging(snapshot, end, [rank // each for rank in ranks])
-    after = again(snapshot)
-    if hanging:
-        names = [pod.name for pod in hanging[:4]]
-        where += [f"{name} still runs: the others, started again, wait for it." for name in names]
-        after = f"As long as it hangs nothing goes on: llmtrain recover {snapshot.run} replaces it."
-    evidence = [*evidence_of(snapshot, end, said), *where]
-    return Diagnosis(f"{what}: {said}", evidence, f"{look} {after}", tuple(pod.name for pod in hanging))
+    ranks, message = list(exit_.report.silent_ranks), exit_.report.message
+    what = f"Rank {', '.join(map(str, ranks))} hung" if ranks else "No rank makes progress: they wait for each other"
+    per_pod = snapshot.status.processes_per_node
+    evidence = [f"Rank {rank} is in {_pod_text(snapshot, rank // per_pod)}." for rank in ranks[:MAX_NAMED]]
+    hung = _pods_still_hung(snapshot, exit_, [rank // per_pod for rank in ranks])
+    next_step = restart_note(snapshot)
+    if hung:
+        evidence += [f"{pod.name} is still running; the restarted pods wait for it." for pod in hung[:MAX_NAMED]]
+        next_step = f"Replace the hung pod, or the run cannot continue: llmtrain recover {snapshot.run}."
+    return Diagnosis(
+        f"{what}: {message}",
+        [*exit_evidence(snapshot, exit_, message), *evidence],
+        f"Check its log: llmtrain logs {snapshot.run} --rank {ranks[0] if ranks else 0}. {next_step}",
+        tuple(pod.name for pod in hung),
+    )
 
 
-def _still_hanging(snapshot: Snapshot, end: ContainerExit, indexes: list[int]) -> list[PodStatus]:
-    """Pods that run since before the others gave up on them. A process that is frozen notices nothing, and no platform
-    ends it."""
-    found = []
-    for pod, raw in snapshot.pods:
+def _pods_still_hung(snapshot: Snapshot, exit_: ContainerExit, indexes: list[int]) -> list[PodStatus]:
+    """Pods that have been running since before the watchdog's exit: no platform restarts a hung process."""
+    pods = []
+    for pod, raw in snapshot.pods if snapshot.is_active else ():
         running = container_state(raw, snapshot.record.workload.container)[0].get("running") or {}
-        if snapshot.is_active and pod.index in indexes and pod.is_running and running.get("startedAt", "9") < end.at:
-            found.append(pod)
-    return found
+        if pod.index in indexes and pod.is_running and running.get("startedAt", "9") < exit_.finished_at:
+            pods.append(pod)
+    return pods
 
 
 def interrupted(snapshot: Snapshot) -> Diagnosis | None:
-    """Told to stop by somebody who is none of ours: a deleted pod, say."""
-    end = next((end for end in snapshot.exits if end.code == 143 or (end.code == 75 and _was_told(end))), None)
-    if end is not None:
-        said = message_of(end)
-        what = f"{end.pod} (node {end.index}) was told to stop, and did{f': {said}' if said else '.'}"
-        return Diagnosis(what, evidence_of(snapshot, end, said), again(snapshot))
-    leaving = next((pod for pod, _ in snapshot.pods if pod.phase == "Terminating" and snapshot.is_active), None)
-    if leaving is None:
+    """SIGTERM without a reason from the cluster: a deleted pod, for example."""
+    exit_ = next((each for each in snapshot.exits if _is_interrupted(each)), None)
+    if exit_ is not None:
+        message = report_message(exit_)
+        return Diagnosis(
+            f"{capitalized(exit_.label)} was interrupted (SIGTERM){f': {message}' if message else '.'}",
+            exit_evidence(snapshot, exit_, message),
+            restart_note(snapshot),
+        )
+    pod = next((pod for pod, _ in snapshot.pods if pod.phase == "Terminating" and snapshot.is_active), None)
+    if pod is None:
         return None
-    where = f" from {leaving.node}" if leaving.node else ""
     return Diagnosis(
-        f"{leaving.name} (node {leaving.index}) is being removed{where}: somebody deleted it.",
-        [f"{leaving.name} is Terminating, and the cluster names no reason of its own."],
-        again(snapshot),
+        f"{capitalized(pod_label(pod.index, pod.name))} was deleted and is "
+        f"terminating{f' on {pod.node}' if pod.node else ''}.",
+        [f"{pod.name} is Terminating, without a DisruptionTarget condition: it was deleted by a user or controller."],
+        restart_note(snapshot),
     )
 
 
-def _was_told(end: ContainerExit) -> bool:
-    if end.report and end.report.error:
-        return end.report.error == "Interrupted"
-    return any("SIGTERM" in line for line in end.lines[-3:])
+def _is_interrupted(exit_: ContainerExit) -> bool:
+    if exit_.code != 75:
+        return exit_.code == 143
+    if exit_.report and exit_.report.error:
+        return exit_.report.error == "Interrupted"
+    return any("SIGTERM" in line for line in exit_.lines[-3:])
 
 
 def peer_lost(snapshot: Snapshot) -> Diagnosis | None:
-    """What is left of 75: a peer that went without a trace, or logs that cannot be read."""
-    end = with_code(snapshot, 75)
-    if end is None:
+    """Exit code 75 for no other reason: a peer left no trace, or logs cannot be read."""
+    exit_ = exit_with_code(snapshot, 75)
+    if exit_ is None:
         return None
-    said = message_of(end)
+    message = report_message(exit_)
     return Diagnosis(
-        f"A process of the run went away, and left nothing that says why: {said}" if said else code_only(end),
-        evidence_of(snapshot, end, said),
-        f"Pods that were deleted leave no trace. {again(snapshot)}",
+        f"A process of the run exited for an unknown reason: {message}" if message else exit_code_text(exit_),
+        exit_evidence(snapshot, exit_, message),
+        f"Its pod was probably deleted, together with its status and log. {restart_note(snapshot)}",
     )
 
 
-def _pod_of(snapshot: Snapshot, index: int) -> str:
-    found = next((pod for pod, _ in snapshot.pods if pod.index == index), None)
-    return f"{found.name}{f' on {found.node}' if found.node else ''}" if found else "no pod of it is there"
+def _pod_text(snapshot: Snapshot, index: int) -> str:
+    pod = next((pod for pod, _ in snapshot.pods if pod.index == index), None)
+    if pod is None:
+        return f"pod {index}, which does not exist"
+    return f"{pod_label(index, pod.name)}{f' on {pod.node}' if pod.node else ''}"

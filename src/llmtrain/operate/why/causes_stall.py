@@ -1,67 +1,68 @@
-"""A run whose pods run and that says nothing more: told by the heartbeats on its volume."""
+"""Runs whose pods are running but whose log has stopped, diagnosed from their heartbeats."""
 
 from llmtrain.operate.status.view import age_text
-from llmtrain.operate.why.diagnosis import Diagnosis, go_on
-from llmtrain.operate.why.snapshot import Snapshot
+from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, resume_command
+from llmtrain.operate.why.snapshot import Snapshot, Stall
 
-MOST_NAMED = 4  # pods in one line
+MAX_NAMED = 4  # pods in one line
 
 
-def rank_silent(snapshot: Snapshot) -> Diagnosis | None:
-    silence = snapshot.silence
-    if silence is None or not silence.dead or silence.moving:
+def rank_hung(snapshot: Snapshot) -> Diagnosis | None:
+    stall = snapshot.stall
+    if stall is None or not stall.silent_ranks or stall.advancing_ranks:
         return None
-    each = snapshot.status.processes_per_node
+    per_pod = snapshot.status.processes_per_node
     pods = {pod.index: pod for pod, _ in snapshot.pods}
-    where = {index: f"{pod.name} on {pod.node}" for index, pod in pods.items()}
+    locations = {index: f"{pod.name} on {pod.node}" for index, pod in pods.items()}
     lines = [
-        f"Rank {rank} ({where.get(rank // each, 'no pod')}): no heartbeat"
-        + (f" since step {silence.steps[rank]}." if rank in silence.steps else ", ever.")
-        for rank in silence.dead[:8]
+        f"Rank {rank} ({locations.get(rank // per_pod, 'no pod')}): no heartbeat"
+        + (f" since step {stall.steps[rank]}." if rank in stall.steps else " so far.")
+        for rank in stall.silent_ranks[:MAX_LISTED]
     ]
-    hanging = [pods[index].name for index in dict.fromkeys(rank // each for rank in silence.dead) if index in pods]
-    how = f"llmtrain recover {snapshot.run} replaces {_pods(hanging)}" if hanging else go_on(snapshot)
+    indexes = dict.fromkeys(rank // per_pod for rank in stall.silent_ranks)
+    hung = [pods[index].name for index in indexes if index in pods]
+    command = f"llmtrain recover {snapshot.run}" if hung else resume_command(snapshot)
+    replaced = f" It replaces {_names(hung)}." if hung else ""
     return Diagnosis(
-        _who_hangs(silence.dead, snapshot.status.world_size),
-        [_quiet(snapshot), *lines],
-        f"It does not end by itself: {how}. The run goes on from its newest checkpoint.",
-        tuple(hanging),
+        _summary(stall, snapshot.status.world_size),
+        [_log_age(stall), *lines],
+        f"A hung process does not exit. Run: {command}.{replaced} The run resumes from its newest checkpoint.",
+        tuple(hung),
     )
 
 
-def _pods(names: list[str]) -> str:
-    return f"{', '.join(names[:MOST_NAMED])}{', ...' if len(names) > MOST_NAMED else ''}"
+def _names(names: list[str]) -> str:
+    return f"{', '.join(names[:MAX_NAMED])}{', ...' if len(names) > MAX_NAMED else ''}"
 
 
-def _who_hangs(dead: list[int], world_size: int) -> str:
-    if len(dead) == world_size:
-        return (
-            "Every rank hangs: no heart beats any more." if world_size > 1 else "Rank 0 hangs: its heart has stopped."
-        )
-    if len(dead) > 1:
-        named = f"{', '.join(map(str, dead[:8]))}{', ...' if len(dead) > 8 else ''}"
-        return f"Ranks {named} hang: their hearts have stopped, and the others wait for them."
-    return f"Rank {dead[0]} hangs: its heart has stopped, and the others wait for it."
+def _summary(stall: Stall, world_size: int) -> str:
+    ranks = stall.silent_ranks or []
+    if len(ranks) == world_size:
+        return f"No rank sends heartbeats, and the run has logged nothing for {age_text(stall.seconds)}."
+    if len(ranks) > 1:
+        listed = f"{', '.join(map(str, ranks[:MAX_LISTED]))}{', ...' if len(ranks) > MAX_LISTED else ''}"
+        return f"Ranks {listed} hang: they send no heartbeats, and the other ranks wait for them."
+    return f"Rank {ranks[0]} hangs: it sends no heartbeats, and the other ranks wait for it."
 
 
 def no_progress(snapshot: Snapshot) -> Diagnosis | None:
-    """Every rank answers and none moves; or nobody can look."""
-    silence = snapshot.silence
-    if silence is None or silence.moving or silence.dead or not snapshot.is_running:
+    """All ranks send heartbeats but none advances, or heartbeats cannot be read."""
+    stall = snapshot.stall
+    if stall is None or stall.advancing_ranks or stall.silent_ranks or not snapshot.is_running:
         return None
-    seen = f"Heartbeats cannot be read: {silence.problem}" if silence.dead is None else _steps(silence.steps)
+    evidence = f"Heartbeats cannot be read: {stall.error}" if stall.silent_ranks is None else _steps(stall.steps)
     return Diagnosis(
-        f"The run says nothing since {age_text(silence.seconds)}, and no progress shows.",
-        [_quiet(snapshot), seen],
-        f"A long step, evaluation or save is possible: look again (llmtrain why {snapshot.run}). "
-        f"Else: {go_on(snapshot)}.",
+        f"The run has logged nothing for {age_text(stall.seconds)} and makes no progress.",
+        [_log_age(stall), evidence],
+        "A long step, evaluation or checkpoint can cause this. Wait and check again: llmtrain why "
+        f"{snapshot.run}. If it persists: {resume_command(snapshot)}.",
     )
 
 
 def _steps(steps: dict[int, int]) -> str:
-    return f"Every rank answers, none moves; they are at step {', '.join(map(str, sorted(set(steps.values()))))}."
+    listed = ", ".join(map(str, sorted(set(steps.values()))))
+    return f"All ranks send heartbeats, but none advances; they are at step {listed}."
 
 
-def _quiet(snapshot: Snapshot) -> str:
-    seconds = snapshot.silence.seconds if snapshot.silence else 0.0
-    return f"The last line of rank 0's log is {age_text(seconds)} old."
+def _log_age(stall: Stall) -> str:
+    return f"The last line of rank 0's log is {age_text(stall.seconds)} old."

@@ -1,116 +1,134 @@
-"""Mistakes that another start would not fix: exit codes 64 and 65, told apart by the type and reason of the error."""
+"""Errors that a restart does not fix: exit codes 64 and 65, classified by the type and reason of the error."""
 
 from collections.abc import Callable
 
 from llmtrain.errors import Reason
 from llmtrain.launch.pod import USER_ID
 from llmtrain.operate.status.container_exits import PREFETCH
-from llmtrain.operate.why.diagnosis import Diagnosis, code_only, evidence_of, go_on, message_of, remedy_of, with_code
-from llmtrain.operate.why.log_patterns import last_words, traceback_end
+from llmtrain.operate.why.diagnosis import (
+    Diagnosis,
+    exit_code_text,
+    exit_evidence,
+    exit_with_code,
+    remedy_with_resume,
+    report_message,
+    resume_command,
+)
+from llmtrain.operate.why.log_patterns import last_line, traceback_end
 from llmtrain.operate.why.snapshot import Snapshot
 from llmtrain.runs.exit_report import ExitReport
 
 
 def prefetch_failed(snapshot: Snapshot) -> Diagnosis | None:
-    """The init container: what it takes for a mistake it leaves to the trainer to end with, other codes are its own."""
-    own = next((end for end in snapshot.exits if end.container == PREFETCH and end.reason != "OOMKilled"), None)
-    end = own or next(
-        (end for end in snapshot.exits if end.code in (64, 65) and end.report and end.report.reason == "prefetch"), None
-    )
-    if end is None:
+    """From the init container, or from the trainer, which reports user errors of the init container."""
+    exits = snapshot.exits
+    exit_ = next((each for each in exits if each.container == PREFETCH and each.reason != "OOMKilled"), None)
+    if exit_ is None:
+        reported = (each for each in exits if each.code in (64, 65) and each.report)
+        exit_ = next((each for each in reported if each.report and each.report.reason == "prefetch"), None)
+    if exit_ is None:
         return None
-    said = message_of(end) or traceback_end(end.lines) or last_words(end.lines)
+    message = report_message(exit_) or traceback_end(exit_.lines) or last_line(exit_.lines)
+    default = "Check that the cluster can reach the hub, and check model.path and launch.hf_token_secret."
     return Diagnosis(
-        f"What the config takes from the hub could not be fetched{f': {said}' if said else '.'}",
-        evidence_of(snapshot, end, said),
-        remedy_of(snapshot, end, "Is the hub reachable from the cluster? See model.path and launch.hf_token_secret.")
-        + _token_remedy(snapshot),
+        f"Cannot download the model or data of the config from the hub{f': {message}' if message else '.'}",
+        exit_evidence(snapshot, exit_, message),
+        remedy_with_resume(snapshot, exit_, default) + _token_remedy(snapshot),
     )
 
 
 def _token_remedy(snapshot: Snapshot) -> str:
-    """The error's own remedy is for a process that one starts oneself."""
+    """The error's own remedy is for a local process."""
     if snapshot.record.config.launch.hf_token_secret.name:
         return ""
     return (
-        f" Pods get a token from a Secret: llmtrain secret hf-token --from-env-file .env{snapshot.place}, and --set "
-        "launch.hf_token_secret.name=hf-token."
+        f" To give pods a token, create a Secret: llmtrain secret hf-token --from-env-file .env{snapshot.place}, and "
+        "pass --set launch.hf_token_secret.name=hf-token."
     )
 
 
 def bad_config(snapshot: Snapshot) -> Diagnosis | None:
-    end = with_code(snapshot, 64)
-    if end is None:
+    exit_ = exit_with_code(snapshot, 64)
+    if exit_ is None:
         return None
-    said = message_of(end)
-    what = f"The config, the command or the machine is not fit for the run: {said}" if said else code_only(end)
-    usual = f"Correct it; llmtrain logs {snapshot.run} shows all that it said."
-    if end.report and end.report.reason == "not_writable":  # its own remedy is for a run by hand
-        is_ours = snapshot.record.config.launch.security == "restricted"
-        who = f"user or group {USER_ID}, as whom pods run" if is_ours else f"the image's own user, or group {USER_ID}"
-        volume = f"The volume {snapshot.record.runs_claim} must be writable for {who}."
-        return Diagnosis(what, evidence_of(snapshot, end, said), f"{volume} Then: {go_on(snapshot)}.")
-    return Diagnosis(what, evidence_of(snapshot, end, said), remedy_of(snapshot, end, usual, may_change=True))
+    message = report_message(exit_)
+    what = f"The config, the command or the environment is invalid: {message}" if message else exit_code_text(exit_)
+    evidence = exit_evidence(snapshot, exit_, message)
+    if exit_.report and exit_.report.reason == "not_writable":  # the error's own remedy is for a local run
+        is_restricted = snapshot.record.config.launch.security == "restricted"
+        user = (
+            f"user or group {USER_ID}, which pods run as" if is_restricted else f"the image's user or group {USER_ID}"
+        )
+        remedy = f"Make the volume {snapshot.record.runs_claim} writable for {user}."
+        return Diagnosis(what, evidence, f"{remedy} Then: {resume_command(snapshot)}.")
+    default = f"Correct it. Check the log: llmtrain logs {snapshot.run}."
+    return Diagnosis(what, evidence, remedy_with_resume(snapshot, exit_, default, with_settings=True))
 
 
 def nan(snapshot: Snapshot) -> Diagnosis | None:
-    """The error's own remedy is for a run by hand: one on a cluster is not resumed with another trainer.lr."""
-    remedy = "a lower trainer.lr or more trainer.warmup_steps, or without those samples"
-    return _of_the_run(snapshot, "not_finite", "The numbers broke down", remedy)
+    """The error's own remedy is for a local run: a run on a cluster is not resumed with another trainer.lr."""
+    change = "a lower trainer.lr or more trainer.warmup_steps, or without those samples"
+    return _needs_new_run(snapshot, "not_finite", "Training diverged", change)
 
 
 def gpu_out_of_memory(snapshot: Snapshot) -> Diagnosis | None:
-    remedy = "half of trainer.micro_batch_size and twice trainer.grad_accum_steps"
-    return _of_the_run(snapshot, "gpu_memory", "The GPU's memory is too small", remedy)
+    change = "half of trainer.micro_batch_size and twice trainer.grad_accum_steps"
+    return _needs_new_run(snapshot, "gpu_memory", "The GPU ran out of memory", change)
 
 
 def disk_full(snapshot: Snapshot) -> Diagnosis | None:
-    found = _stopped(snapshot, _has_reason("disk_full"), "The run could not be written", "")
-    if found is None:
+    diagnosis = _training_failed(snapshot, _has_reason("disk_full"), "The volume of the run is full", "")
+    if diagnosis is None:
         return None
-    remedy = f"Free some space on the volume {snapshot.record.runs_claim}. Then: {go_on(snapshot)}."
-    return Diagnosis(found.what, found.evidence, remedy)
+    remedy = f"Free some space on the volume {snapshot.record.runs_claim}. Then: {resume_command(snapshot)}."
+    return Diagnosis(diagnosis.what, diagnosis.evidence, remedy)
 
 
 def given_up(snapshot: Snapshot) -> Diagnosis | None:
-    usual = f"llmtrain logs {snapshot.run} shows the crashes."
-    return _stopped(snapshot, _has_reason("gave_up"), "llmtrain has given the run up", usual)
+    default = f"Check the crashes in the log: llmtrain logs {snapshot.run}."
+    return _training_failed(snapshot, _has_reason("gave_up"), "llmtrain stopped restarting the run", default)
 
 
 def bad_checkpoint(snapshot: Snapshot) -> Diagnosis | None:
-    usual = "Restore a checkpoint from a backup, or start a new run."
-    return _stopped(snapshot, lambda report: report.error == "CheckpointError", "No checkpoint can be used", usual)
+    default = "Restore a checkpoint from a backup, or start a new run."
+    return _training_failed(snapshot, lambda report: report.error == "CheckpointError", "No usable checkpoint", default)
 
 
 def bad_data(snapshot: Snapshot) -> Diagnosis | None:
-    end = with_code(snapshot, 65)
-    if end is not None and end.report is None:
-        usual = f"llmtrain logs {snapshot.run} shows what it said."
-        return Diagnosis(code_only(end), evidence_of(snapshot, end, None), remedy_of(snapshot, end, usual))
-    usual = "Correct the data, or the data section of the config."
-    return _stopped(snapshot, bool, "The data cannot be used", usual, may_change=True)
+    exit_ = exit_with_code(snapshot, 65)
+    if exit_ is not None and exit_.report is None:
+        default = f"Check the log: llmtrain logs {snapshot.run}."
+        remedy = remedy_with_resume(snapshot, exit_, default)
+        return Diagnosis(exit_code_text(exit_), exit_evidence(snapshot, exit_, None), remedy)
+    default = "Correct the data, or the data section of the config."
+    return _training_failed(snapshot, bool, "The data cannot be used", default, with_settings=True)
 
 
 def _has_reason(reason: Reason) -> Callable[[ExitReport], bool]:
     return lambda report: report.reason == reason
 
 
-def _of_the_run(snapshot: Snapshot, reason: Reason, what: str, change: str) -> Diagnosis | None:
-    """What comes again, however often it is resumed."""
-    found = _stopped(snapshot, _has_reason(reason), what, "")
-    if found is None:
+def _needs_new_run(snapshot: Snapshot, reason: Reason, what: str, change: str) -> Diagnosis | None:
+    """For errors that a resumed run repeats."""
+    diagnosis = _training_failed(snapshot, _has_reason(reason), what, "")
+    if diagnosis is None:
         return None
     command = f"llmtrain launch --config CONFIG --name NEW --set FIELD=VALUE{snapshot.place}"
-    again = f"It would come again: launch a new run with {change}: {command}."
-    return Diagnosis(found.what, found.evidence, again)
+    remedy = f"Resuming would repeat the error. Launch a new run with {change}: {command}."
+    return Diagnosis(diagnosis.what, diagnosis.evidence, remedy)
 
 
-def _stopped(
-    snapshot: Snapshot, is_it: Callable[[ExitReport], object], what: str, usual: str, may_change: bool = False
+def _training_failed(
+    snapshot: Snapshot,
+    is_match: Callable[[ExitReport], object],
+    what: str,
+    default_remedy: str,
+    with_settings: bool = False,
 ) -> Diagnosis | None:
-    """Of code 65, by the type or reason of the error."""
-    end = next((e for e in snapshot.exits if e.code == 65 and e.report and is_it(e.report)), None)
-    if end is None or end.report is None:
+    """For exit code 65, if `is_match` accepts its report."""
+    exit_ = next((each for each in snapshot.exits if each.code == 65 and each.report and is_match(each.report)), None)
+    if exit_ is None or exit_.report is None:
         return None
-    said = end.report.message
-    return Diagnosis(f"{what}: {said}", evidence_of(snapshot, end, said), remedy_of(snapshot, end, usual, may_change))
+    message = exit_.report.message
+    remedy = remedy_with_resume(snapshot, exit_, default_remedy, with_settings)
+    return Diagnosis(f"{what}: {message}", exit_evidence(snapshot, exit_, message), remedy)

@@ -1,4 +1,4 @@
-"""What a cause tells: one sentence, what it was seen by, and what to do."""
+"""The result of a cause: a summary, its evidence and a remedy; and the texts that several causes share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,14 +7,16 @@ from llmtrain.operate.status.container_exits import ContainerExit
 from llmtrain.operate.status.state import MEANING
 from llmtrain.operate.why.snapshot import Snapshot
 
+MAX_LISTED = 8  # pods or ranks in a message
+
 
 @dataclass(frozen=True)
 class Diagnosis:
     what: str
     evidence: list[str] = field(default_factory=list)
     remedy: str = ""
-    frozen: tuple[str, ...] = ()
-    """Pods with a process that hangs and does not end by itself: `recover` deletes them."""
+    hung_pods: tuple[str, ...] = ()
+    """Pods with a hung process, which does not exit: `recover` deletes them."""
 
 
 @dataclass(frozen=True)
@@ -22,50 +24,60 @@ class Cause:
     id: str
     """Stable: scripts read it."""
     find: Callable[[Snapshot], Diagnosis | None]
-    """None where it is something else. Asks nothing of the cluster."""
+    """None if this is not the cause. Sends no request to the cluster."""
 
 
-def go_on(snapshot: Snapshot, *changes: str) -> str:
-    """The command that goes on with the run, changed; one that is still going is stopped first."""
-    again = " ".join([f"llmtrain resume {snapshot.run}", *(f"--set {change}" for change in changes)])
-    return again if snapshot.status.has_ended else f"llmtrain stop {snapshot.run}, then {again}"
+def resume_command(snapshot: Snapshot, *settings: str) -> str:
+    """The command that resumes the run with these settings; an active run is stopped first."""
+    resume = " ".join([f"llmtrain resume {snapshot.run}", *(f"--set {setting}" for setting in settings)])
+    return resume if snapshot.status.has_ended else f"llmtrain stop {snapshot.run}, then {resume}"
 
 
-def with_code(snapshot: Snapshot, *codes: int) -> ContainerExit | None:
-    """Of node 0 before others: it says most."""
-    found = [end for end in snapshot.exits if end.code in codes]
-    return min(found, key=lambda end: (end.report is None, end.index), default=None)
-
-
-def message_of(end: ContainerExit) -> str | None:
-    return end.report.message if end.report else None
-
-
-def code_only(end: ContainerExit) -> str:
-    return f"{end.pod} (node {end.index}) ended with exit code {end.code}: {MEANING.get(end.code, 'a crash')}."
-
-
-def evidence_of(snapshot: Snapshot, end: ContainerExit, said: str | None) -> list[str]:
-    return [end.text, *([f"It said: {said}"] if said else []), *others(snapshot, [end])]
-
-
-def others(snapshot: Snapshot, told: list[ContainerExit]) -> list[str]:
-    """In one line: with many nodes they all say the same. And that llmtrain gave up, where nobody else says so."""
-    rest = [end for end in snapshot.exits if end not in told]
-    codes = [f"node {end.index}: {end.code}" for end in rest[:8]]
-    lines = [f"The others ended with: {', '.join(codes)}{', ...' if len(rest) > 8 else ''}."] if rest else []
-    is_new = snapshot.gave_up and all(message_of(end) != snapshot.gave_up for end in told)
-    return [*lines, f"Then llmtrain gave up: {snapshot.gave_up}"] if is_new else lines
-
-
-def remedy_of(snapshot: Snapshot, end: ContainerExit, usual: str, may_change: bool = False) -> str:
-    """The error's own, where it has one. `may_change`: it may take another config."""
-    own = (end.report.remedy if end.report else None) or usual
-    changed = ", with --set FIELD=VALUE for what changes in the config" if may_change else ""
-    return own if f"resume {snapshot.record.run_id}" in own else f"{own} Then: {go_on(snapshot)}{changed}."
-
-
-def again(snapshot: Snapshot) -> str:
+def restart_note(snapshot: Snapshot) -> str:
+    """How the run continues after an exit that a restart can fix."""
     if snapshot.status.state == "failed":
-        return f"Go on: {go_on(snapshot)}."
-    return "The platform starts it again, and it goes on from its newest checkpoint."
+        return f"Resume the run: {resume_command(snapshot)}."
+    return "The pods are restarted automatically, and the run resumes from its newest checkpoint."
+
+
+def exit_with_code(snapshot: Snapshot, *codes: int) -> ContainerExit | None:
+    """The exit with one of these codes that is best documented: with a report, of the lowest pod."""
+    exits = [each for each in snapshot.exits if each.code in codes]
+    return min(exits, key=lambda each: (each.report is None, each.index), default=None)
+
+
+def report_message(exit_: ContainerExit) -> str | None:
+    return exit_.report.message if exit_.report else None
+
+
+def exit_code_text(exit_: ContainerExit) -> str:
+    """For an exit without a report."""
+    return f"{capitalized(exit_.label)} exited with code {exit_.code}: {MEANING.get(exit_.code, 'a crash')}."
+
+
+def capitalized(text: str) -> str:
+    """With a capital first letter, and the rest unchanged."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def exit_evidence(snapshot: Snapshot, exit_: ContainerExit, message: str | None) -> list[str]:
+    return [exit_.text, *([f"Its error: {message}"] if message else []), *other_exits(snapshot, [exit_])]
+
+
+def other_exits(snapshot: Snapshot, shown: list[ContainerExit]) -> list[str]:
+    """One line for all exits that are not in `shown`, and one if llmtrain stopped restarting the run."""
+    rest = [each for each in snapshot.exits if each not in shown]
+    codes = [f"pod {each.index}: {each.code}" for each in rest[:MAX_LISTED]]
+    more = ", ..." if len(rest) > MAX_LISTED else ""
+    lines = [f"Exit codes of the other pods: {', '.join(codes)}{more}."] if rest else []
+    is_new = snapshot.gave_up and all(report_message(each) != snapshot.gave_up for each in shown)
+    return [*lines, f"llmtrain then gave up: {snapshot.gave_up}"] if is_new else lines
+
+
+def remedy_with_resume(snapshot: Snapshot, exit_: ContainerExit, default: str, with_settings: bool = False) -> str:
+    """The remedy of the error, or `default`, and the command to resume. `with_settings`: the config may be at fault."""
+    remedy = (exit_.report.remedy if exit_.report else None) or default
+    if f"resume {snapshot.record.run_id}" in remedy:
+        return remedy
+    settings = ", with --set FIELD=VALUE to change the config" if with_settings else ""
+    return f"{remedy} Then: {resume_command(snapshot)}{settings}."

@@ -1,7 +1,7 @@
-"""What a process said last: the error it ended with, in its own words, or the end of a traceback.
+"""The last error in a log, for images of the first version, which write no exit reports; and the end of a traceback.
 
-The lines are made by cli.py (`error: what` and the remedy below it), runs/exit_report.py (the watchdog's, as a line of
-the log) and Python; tests hold what is read here against what those write.
+The lines are written by cli.py (`error: what` and the remedy below it), runs/exit_report.py (of the watchdog, as a line
+of the log) and Python. Tests compare these patterns with what is written.
 """
 
 import re
@@ -17,7 +17,7 @@ _WATCHDOG = re.compile(r"(No progress for \d+ s at step \d+: .*?\.)( Look at tha
 _SILENT = re.compile(r"rank (\d+) (?:has gone silent|answers but is stuck)")
 _TRACEBACK = "Traceback (most recent call last):"
 
-# Reasons of errors.py, in the words of images that write no exit report, and of pods that have not ended.
+# Reasons of errors.py, as worded by images that write no exit report, and by pods that have not exited.
 _REASONS = {
     "not_finite": re.compile(r"The .+ (?:of|after) step \d+ is (?:nan|-?inf)\b"),
     "gpu_memory": re.compile(r"Out of GPU memory in step \d+"),
@@ -36,7 +36,7 @@ _TYPES = {
 
 
 def report_from_text(message: str, remedy: str | None = None) -> ExitReport:
-    """The report that an image of the first version would have written."""
+    """The report that corresponds to an error message of the first version."""
     reason = next((name for name, pattern in _REASONS.items() if pattern.search(message)), None)
     error = next((name for name, pattern in _TYPES.items() if pattern.search(message)), "")
     silent = tuple(sorted({int(rank) for rank in _SILENT.findall(message)}))
@@ -48,18 +48,18 @@ def without_rank(message: str) -> str:
 
 
 def error_in(lines: Sequence[str]) -> ExitReport | None:
-    """The last error of a log; with several processes, without the rank before it."""
+    """The last error in a log, without its rank prefix."""
     for number in range(len(lines) - 1, -1, -1):
-        if found := _ERROR.match(lines[number]):
-            return _with_remedy(found[1], lines[number + 1 :])
+        if match := _ERROR.match(lines[number]):
+            return _with_remedy(match[1], lines[number + 1 :])
         text = _RANK.sub("", split_line(lines[number])[1])
-        if found := _WATCHDOG.search(text):
-            return report_from_text(one_line(found[1]), (found[2] or "").strip() or None)
+        if match := _WATCHDOG.search(text):
+            return report_from_text(one_line(match[1]), (match[2] or "").strip() or None)
     return None
 
 
 def _with_remedy(what: str, after: Sequence[str]) -> ExitReport:
-    """The problems of a config are listed below it, each behind a dash; a remedy has none."""
+    """The error with the lines below it: problems of a config start with a dash, a remedy does not."""
     problems: list[str] = []
     remedy: list[str] = []
     for line in after:
@@ -71,15 +71,14 @@ def _with_remedy(what: str, after: Sequence[str]) -> ExitReport:
 
 
 def traceback_end(lines: Sequence[str]) -> str | None:
-    """`ValueError: what`, of the last traceback."""
+    """The exception of the last traceback: `ValueError: what`."""
     starts = [number for number, line in enumerate(lines) if line.endswith(_TRACEBACK)]
     if not starts:
         return None
-    before = lines[starts[-1]].removesuffix(_TRACEBACK)  # torchrun puts `[rank0]: ` before each line
-    rest = (line.removeprefix(before) for line in lines[starts[-1] + 1 :])
+    prefix = lines[starts[-1]].removesuffix(_TRACEBACK)  # torchrun prefixes lines with `[rank0]: `
+    rest = (line.removeprefix(prefix) for line in lines[starts[-1] + 1 :])
     return next((one_line(line) for line in rest if line.strip() and not line.startswith(" ")), None)
 
 
-def last_words(lines: Sequence[str]) -> str | None:
-    """Where nothing else is known."""
+def last_line(lines: Sequence[str]) -> str | None:
     return next((one_line(line) for line in reversed(lines) if line.strip()), None)

@@ -1,5 +1,4 @@
-"""What `why` looks at: a run's job, pods, events and how its containers ended. All questions to the cluster are asked
-here; the causes only read the answers."""
+"""Snapshot: a run's job, pods, events and container exits, as input for the causes, which send no requests."""
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,13 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.record import Record
 from llmtrain.launch.workloads.job_set import JOB_NAME
-from llmtrain.operate.status.container_exits import ContainerExit, exits_from_events, histories, in_time, with_lines
+from llmtrain.operate.status.container_exits import (
+    ContainerExit,
+    exit_histories,
+    exits_from_events,
+    related_exits,
+    with_log,
+)
 from llmtrain.operate.status.events import event_time, is_about
 from llmtrain.operate.status.pods import PodStatus, by_index, pod_statuses, unindexed_pods_warning
 from llmtrain.operate.status.progress import read_progress
@@ -27,25 +32,27 @@ from llmtrain.operate.status.run_status import (
 from llmtrain.operate.status.state import ENDED, Observation
 from llmtrain.operate.why.run_reports import add_run_reports, needs_run_reports
 
-TAIL_LINES = 200  # of a container that has ended: an error, and a traceback before it
-LOGS_READ = 16  # of the worst exits: what one says, the others of its kind say too
-UNREACHABLE = 69  # the code of processes that did not find each other
-_OWN_SERVICE = ("indexed_job", "stateful_set")  # the operators of other kinds make their own
-_ENDS_DO_NOT_MATTER = ("running", "finished", "stopped", "removed", "incomplete")
+TAIL_LINES = 200  # of an exited container: enough for an error with its traceback
+MAX_LOGS = 16  # of the most severe exits: the others have the same messages
+UNREACHABLE = 69  # exit code of processes that could not connect to each other
+_OWN_SERVICE = ("indexed_job", "stateful_set")  # operators of other kinds create the Service
+_IGNORE_EXITS = ("running", "finished", "stopped", "removed", "incomplete")
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A run that says nothing: for how long, and what the heartbeats on its volume tell. None: they cannot be read."""
+    """A run that logs nothing, and its heartbeats."""
 
     seconds: float
-    dead: list[int] | None = None
-    """Ranks whose heart has stopped."""
-    moving: list[int] = field(default_factory=list)
-    """Ranks that made progress while we watched."""
+    """Age of the last log line."""
+    silent_ranks: list[int] | None = None
+    """Ranks that send no heartbeats; None if heartbeats cannot be read."""
+    advancing_ranks: list[int] = field(default_factory=list)
+    """Ranks that made progress while their heartbeats were watched."""
     steps: dict[int, int] = field(default_factory=dict)
-    problem: str = ""
-    """Why they cannot be read."""
+    """Rank -> step of its last heartbeat."""
+    error: str = ""
+    """Why heartbeats cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -54,35 +61,34 @@ class Snapshot:
     status: RunStatus
     job: Object | None = None
     conditions: list[Object] = field(default_factory=list)
-    """Of the job, and of the Job inside it where there is one, that are true."""
+    """True conditions of the job, and of the Job inside a JobSet or TrainJob."""
     pods: list[tuple[PodStatus, Object]] = field(default_factory=list)
-    """The newest of each node."""
+    """The newest pod of each index."""
     exits: list[ContainerExit] = field(default_factory=list)
-    """How each node ended last, first one first, where that belongs together."""
+    """The last exit of each pod, oldest first, without those too old to be related."""
     gave_up: str | None = None
-    """llmtrain's own word that it does not try again."""
+    """The message with which llmtrain stopped restarting the run."""
     events: list[Object] = field(default_factory=list)
-    """Of this run."""
+    """Events of this run."""
     claims: dict[str, str] = field(default_factory=dict)
-    """Claim -> its phase, or `missing`; looked at only while pods wait."""
+    """Claim -> phase, or `missing`; read only while pods are pending."""
     has_service: bool | None = None
-    """Whether the Service is there by which pods find node 0; looked at only where they did not. None: not known."""
+    """Whether the headless Service exists; read only if pods could not connect. None: unknown."""
     usage: dict[str, str] = field(default_factory=dict)
-    """Pod -> memory it uses now."""
-    hidden: list[str] = field(default_factory=list)
-    """What we may not see, in words."""
-    silence: Stall | None = None
+    """Pod -> current memory usage."""
+    unreadable: list[str] = field(default_factory=list)
+    """Messages about what could not be read."""
+    stall: Stall | None = None
     queue: QueueState = NOT_QUEUED
     place: str = ""
-    """Options that name namespace and cluster, for commands that can be typed."""
+    """Command-line options that select namespace and cluster, for commands in messages."""
 
     @property
     def run(self) -> str:
         return f"{self.record.run_id}{self.place}"
 
     @property
-    def wanted(self) -> int:
-        """Pods that there should be."""
+    def expected_pods(self) -> int:
         return self.record.config.launch.node_range[1]
 
     @property
@@ -94,116 +100,117 @@ class Snapshot:
         return self.status.state == "running"
 
     @property
-    def is_held_up(self) -> bool:
-        """It goes on, or should, and does not train. An elastic run trains while some of its pods wait."""
+    def is_waiting(self) -> bool:
+        """Active but not training. An elastic run trains while some of its pods are pending."""
         return self.is_active and not self.is_running
 
-    def about(self, *reasons: str) -> list[Object]:
-        """Events for one of these reasons, newest first."""
+    def events_with_reason(self, *reasons: str) -> list[Object]:
+        """Newest first."""
         return sorted((e for e in self.events if e.get("reason") in reasons), key=event_time, reverse=True)
 
 
-def look(cluster: Cluster, record: Record) -> Snapshot:
-    """Everything but heartbeats, which cost a pod."""
-    hidden: list[str] = []
+def take_snapshot(cluster: Cluster, record: Record) -> Snapshot:
+    """Without heartbeats: reading them takes a pod."""
+    unreadable: list[str] = []
     job, raw = find_job(cluster, record), find_pods(cluster, record)
     statuses = pod_statuses(record, raw, cluster.usage(record.namespace, record.selector) if raw else None)
     progress = rank_zero_progress(cluster, record, statuses)
-    events = _events(cluster, record, hidden)
+    events = _events(cluster, record, unreadable)
     queue = read_queue_state(cluster, record, job, statuses)
-    hidden += [queue.unseen] if queue.unseen else []
+    unreadable += [queue.unseen] if queue.unseen else []
     place = cluster.place(record.namespace)
-    seen = Observation(job, statuses, progress, idle_code(cluster, record, statuses, progress), events, queue, place)
-    status = replace(make_status(record, seen), unseen=unindexed_pods_warning(record, raw))
-    nodes, claims = by_index(record, raw), claim_names(record)
+    idle = idle_code(cluster, record, statuses, progress)
+    observed = Observation(job, statuses, progress, idle, events, queue, place)
+    status = replace(make_status(record, observed), unseen=unindexed_pods_warning(record, raw))
+    pods, claims = by_index(record, raw), claim_names(record)
     exits: list[ContainerExit] = []
     gave_up = None
-    if status.state not in _ENDS_DO_NOT_MATTER:
-        exits, gave_up = _exits(cluster, record, nodes, hidden)
+    if status.state not in _IGNORE_EXITS:
+        exits, gave_up = _exits(cluster, record, pods, unreadable)
         if record.config.launch.kind == "pytorch_job" and not exits:
             exits = exits_from_events(record, job, (event for event in events if is_about(record, event)))
         if needs_run_reports(record, job, exits):
             exits = add_run_reports(cluster, record, job, exits)
     if progress is None and not exits:
-        hidden.append("Its log cannot be read.")
+        unreadable.append("The log of the run cannot be read.")
     return Snapshot(
         record=record,
         status=status,
         job=job,
         conditions=_conditions(cluster, record, job, any(pod.phase == "Terminating" for pod in statuses)),
-        pods=[(pod, nodes[pod.index][-1]) for pod in statuses],
+        pods=[(pod, pods[pod.index][-1]) for pod in statuses],
         exits=exits,
         gave_up=gave_up,
-        events=[event for event in events if _is_ours(record, event, claims)],
-        claims=_claim_phases(cluster, record, claims) if _some_wait(record, job, statuses) else {},
-        has_service=_has_service(cluster, record) if any(end.code == UNREACHABLE for end in exits) else None,
+        events=[event for event in events if _is_of_run(record, event, claims)],
+        claims=_claim_phases(cluster, record, claims) if _has_pending_pods(record, job, statuses) else {},
+        has_service=_has_service(cluster, record) if any(each.code == UNREACHABLE for each in exits) else None,
         usage={pod.name: pod.memory for pod in statuses if pod.memory},
-        hidden=hidden,
+        unreadable=unreadable,
         queue=queue,
         place=place,
     )
 
 
-def _some_wait(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
-    is_short = len(pods) < record.config.launch.node_range[1]
-    return job is not None and (is_short or any(pod.phase == "Pending" for pod in pods))
+def _has_pending_pods(record: Record, job: Object | None, pods: list[PodStatus]) -> bool:
+    has_too_few = len(pods) < record.config.launch.node_range[1]
+    return job is not None and (has_too_few or any(pod.phase == "Pending" for pod in pods))
 
 
-def _events(cluster: Cluster, record: Record, hidden: list[str]) -> list[Object]:
+def _events(cluster: Cluster, record: Record, unreadable: list[str]) -> list[Object]:
     try:
         return cluster.find("v1", "Event", record.namespace)
-    except UsageError as refused:
-        hidden.append(refused.what)
+    except UsageError as error:
+        unreadable.append(error.what)
         return []
 
 
 def claim_names(record: Record) -> dict[str, str]:
-    """Volume -> its claim."""
+    """Volume -> claim."""
     plan = record.plan
     return {volume: plan.claim(volume) for volume in record.config.launch.volumes}
 
 
-def _is_ours(record: Record, event: Object, claims: dict[str, str]) -> bool:
-    """Of its job and pods, its claims, and what Kueue makes of it."""
-    about = event.get("involvedObject") or {}
-    name = str(about.get("name", ""))
+def _is_of_run(record: Record, event: Object, claims: dict[str, str]) -> bool:
+    """Whether the event is about the run's job, pods or claims, or its Workload of Kueue."""
+    involved = event.get("involvedObject") or {}
+    kind, name = involved.get("kind"), str(involved.get("name", ""))
     return (
         is_about(record, event)
-        or (about.get("kind") == "PersistentVolumeClaim" and name in claims.values())
-        or (about.get("kind") == "Workload" and name.startswith(f"{record.workload.kind.lower()}-{record.run_id}-"))
+        or (kind == "PersistentVolumeClaim" and name in claims.values())
+        or (kind == "Workload" and name.startswith(f"{record.workload.kind.lower()}-{record.run_id}-"))
     )
 
 
-def _conditions(cluster: Cluster, record: Record, job: Object | None, some_leave: bool) -> list[Object]:
-    rows = _true_conditions(job)
+def _conditions(cluster: Cluster, record: Record, job: Object | None, has_terminating_pods: bool) -> list[Object]:
+    conditions = _true_conditions(job)
     has_inner = job is not None and record.config.launch.kind in ("job_set", "train_job")
-    if has_inner and (some_leave or any(row["type"] == "Failed" for row in rows)):
-        try:  # the outer one only says that the inner one failed, and only once its pods have ended
+    if has_inner and (has_terminating_pods or any(each["type"] == "Failed" for each in conditions)):
+        try:  # the outer job only reports that the inner one failed, and only after its pods have exited
             inner = cluster.get("batch/v1", "Job", f"{record.run_id}-{JOB_NAME}-0", record.namespace)
         except LlmtrainError:
             inner = None
-        rows += _true_conditions(inner)
-    return rows
+        conditions += _true_conditions(inner)
+    return conditions
 
 
 def _true_conditions(job: Object | None) -> list[Object]:
-    rows = ((job or {}).get("status") or {}).get("conditions") or []
-    return [row for row in rows if row.get("status") == "True"]
+    conditions = ((job or {}).get("status") or {}).get("conditions") or []
+    return [each for each in conditions if each.get("status") == "True"]
 
 
 def _claim_phases(cluster: Cluster, record: Record, claims: dict[str, str]) -> dict[str, str]:
-    found = {}
+    phases = {}
     for name in claims.values():
         try:
             claim = cluster.get("v1", "PersistentVolumeClaim", name, record.namespace)
-        except LlmtrainError:  # no right to look
+        except LlmtrainError:  # not allowed to read it
             continue
-        found[name] = "missing" if claim is None else str((claim.get("status") or {}).get("phase") or "")
-    return found
+        phases[name] = "missing" if claim is None else str((claim.get("status") or {}).get("phase") or "")
+    return phases
 
 
 def _has_service(cluster: Cluster, record: Record) -> bool | None:
-    """None where another than we makes it, or we may not look."""
+    """None if an operator creates the Service, or it may not be read."""
     if record.config.launch.kind not in _OWN_SERVICE:
         return None
     try:
@@ -213,53 +220,59 @@ def _has_service(cluster: Cluster, record: Record) -> bool | None:
 
 
 def _exits(
-    cluster: Cluster, record: Record, nodes: dict[int, list[Object]], hidden: list[str]
+    cluster: Cluster, record: Record, pods: dict[int, list[Object]], unreadable: list[str]
 ) -> tuple[list[ContainerExit], str | None]:
-    """How each node ended last. Where llmtrain has given up after some crashes, those are what it was for."""
-    nodes_ends = histories(record, nodes)
+    """The last exit of each pod. If llmtrain gave up after repeated crashes: those crashes, and its message."""
+    by_pod = exit_histories(record, pods)
     if record.config.launch.kind == "stateful_set":
-        _add_idle(cluster, record, nodes_ends)
-    heads = _read(cluster, record, in_time(record, [own[0] for own in nodes_ends if own]), hidden)
-    given_up = next((end.report for end in heads if end.report and end.report.reason == "gave_up"), None)
-    if given_up is None:
-        return heads, None
-    earlier = [next((end for end in own if end.code != 65), None) for own in nodes_ends]
-    before = _read(cluster, record, in_time(record, [end for end in earlier if end]), hidden)
-    return before or heads, given_up.message
+        _add_idle_exits(cluster, record, by_pod)
+    last = _read_logs(cluster, record, related_exits(record, [own[0] for own in by_pod if own]), unreadable)
+    gave_up = next((each.report for each in last if each.report and each.report.reason == "gave_up"), None)
+    if gave_up is None:
+        return last, None
+    earlier = [next((each for each in own if each.code != 65), None) for own in by_pod]
+    crashes = _read_logs(cluster, record, related_exits(record, [each for each in earlier if each]), unreadable)
+    return crashes or last, gave_up.message
 
 
-def _add_idle(cluster: Cluster, record: Record, nodes_ends: list[list[ContainerExit]]) -> None:
-    """Pods of a StatefulSet do not end: they say that they have, and wait."""
+def _add_idle_exits(cluster: Cluster, record: Record, by_pod: list[list[ContainerExit]]) -> None:
+    """Pods of a StatefulSet log their exit code and keep running until they are deleted."""
 
-    def look_at(own: list[ContainerExit]) -> None:
-        if not own or not own[0].is_going:
+    def add(own: list[ContainerExit]) -> None:
+        if not own or not own[0].is_running:
             return
-        going = own.pop(0)
-        lines = _lines(cluster, record, going) or ()
+        current = own.pop(0)
+        lines = _log_lines(cluster, record, current) or ()
         code = read_progress(lines).idle_code
         if code:
-            own.insert(0, going.idling(code, lines))
+            own.insert(0, replace(current, code=code, lines=lines))
 
     with ThreadPoolExecutor(MAX_PARALLEL_LOGS) as threads:
-        list(threads.map(look_at, nodes_ends))
+        list(threads.map(add, by_pod))
 
 
-def _read(cluster: Cluster, record: Record, exits: Iterable[ContainerExit], hidden: list[str]) -> list[ContainerExit]:
-    """With the logs of the worst of them."""
-    ordered = sorted(exits, key=lambda end: end.severity)
+def _read_logs(
+    cluster: Cluster, record: Record, exits: Iterable[ContainerExit], unreadable: list[str]
+) -> list[ContainerExit]:
+    """The exits in order of time, the most severe of them with their logs."""
+    ordered = sorted(exits, key=lambda each: each.severity)
 
-    def read(end: ContainerExit) -> ContainerExit:
-        return end if end.report and end.report.error else with_lines(end, end.lines or _lines(cluster, record, end))
+    def read(each: ContainerExit) -> ContainerExit:
+        has_error = each.report is not None and each.report.error
+        return each if has_error else with_log(each, each.lines or _log_lines(cluster, record, each))
 
     with ThreadPoolExecutor(MAX_PARALLEL_LOGS) as threads:
-        done = [*threads.map(read, ordered[:LOGS_READ]), *ordered[LOGS_READ:]]
-    if any(end.is_unreadable for end in done) and "Logs cannot be read." not in hidden:
-        hidden.append("Logs cannot be read.")
-    return sorted(done, key=lambda end: (end.at or "9", end.index))
+        done = [*threads.map(read, ordered[:MAX_LOGS]), *ordered[MAX_LOGS:]]
+    message = "Logs cannot be read."
+    if any(each.is_unreadable for each in done) and message not in unreadable:
+        unreadable.append(message)
+    return sorted(done, key=lambda each: (each.finished_at or "9", each.index))
 
 
-def _lines(cluster: Cluster, record: Record, end: ContainerExit) -> tuple[str, ...] | None:
+def _log_lines(cluster: Cluster, record: Record, exit_: ContainerExit) -> tuple[str, ...] | None:
     try:
-        return tuple(cluster.log(end.pod, record.namespace, end.container, tail=TAIL_LINES, previous=end.is_previous))
-    except LlmtrainError:  # no right to it, or its machine does not answer
+        return tuple(
+            cluster.log(exit_.pod, record.namespace, exit_.container, tail=TAIL_LINES, previous=exit_.is_previous)
+        )
+    except LlmtrainError:  # not allowed to read it, or the node does not respond
         return None
