@@ -171,7 +171,7 @@ def _missing_claim_remedy(snapshot: Snapshot, name: str) -> str:
     if field.endswith(".claim"):
         other = resume_command(snapshot, f"{field}=NAME")
         return f"Create it: pods then start automatically. Or set another claim: {other}."
-    return f"llmtrain created it for the run, and it was deleted. Recreate it, empty: {resume_command(snapshot)}."
+    return f"It was created for the run and has been deleted. Recreate it, empty: {resume_command(snapshot)}."
 
 
 def _phases(snapshot: Snapshot) -> list[str]:
