@@ -224,11 +224,11 @@ def guarded(kube: KubeServer) -> None:
     kube.change("Deployment", "llmtrain-guard", {"status": ready})
     meta = {"name": "llmtrain-guard-7d9f", "namespace": "team", "labels": LABELS}
     kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {"phase": "Running"}})
-    said = [
+    lines = [
         "watching namespace team: pods are replaced once their node has been NotReady for 60 s",
         "run first has finished",
     ]
-    kube.say(meta["name"], *(f"[GUARD] {line}" for line in said), container="guard")
+    kube.say(meta["name"], *(f"[GUARD] {line}" for line in lines), container="guard")
 
 
 def nothing(kube: KubeServer) -> None:
@@ -316,12 +316,16 @@ def shown(command: str, config: str) -> str:
     program, *words = shlex.split(command)
     assert program == "llmtrain"
     verbs = 2 if words[0] in GROUPS else 1
-    said = io.StringIO()
+    output = io.StringIO()
     stall = Stall(300, [1], [], {0: 7, 1: 7})
-    with patch.object(why_module, "watch_heartbeats", lambda *_: stall), redirect_stdout(said), redirect_stderr(said):
+    with (
+        patch.object(why_module, "watch_heartbeats", lambda *_: stall),
+        redirect_stdout(output),
+        redirect_stderr(output),
+    ):
         code = _exit_code([*words[:verbs], "--kubeconfig", config, *words[verbs:]])
-    assert code == 0, said.getvalue()
-    return tidy(said.getvalue().replace(f" --kubeconfig {config}", ""))
+    assert code == 0, output.getvalue()
+    return tidy(output.getvalue().replace(f" --kubeconfig {config}", ""))
 
 
 def _exit_code(words: list[str]) -> object:

@@ -105,16 +105,16 @@ EXITS: dict[str, tuple[tuple[int, str, list[str]], tuple[int, str, list[str]], s
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EXITS)
 def test_cause_of_exits(kube: KubeServer, kind: str, name: str) -> None:
-    one, zero, cause, words = EXITS[name]
+    pod1, pod0, cause, facts = EXITS[name]
     run = launch(kube, kind)
-    for index, (code, reason, lines) in ((1, one), (0, zero)):
+    for index, (code, reason, lines) in ((1, pod1), (0, pod0)):
         end(run, index, code, *lines, reason=reason)
-    if 64 in (one[0], zero[0]) or 65 in (one[0], zero[0]):
+    if {64, 65} & {pod1[0], pod0[0]}:
         fail(run)
     found = why(run)
     assert found.cause == cause, found
-    for word in words:
-        assert word in shown(found), found
+    for fact in facts:
+        assert fact in shown(found), found
     assert found.evidence
     assert found.remedy
 

@@ -35,6 +35,7 @@ SECURITY = (
     'Error creating: pods "demo-0-x7k2p" is forbidden: violates PodSecurity "restricted:latest": '
     "allowPrivilegeEscalation != false"
 )
+# Log lines of images of the first version, which write no exit reports.
 WATCHDOG = (
     "[DDP] No progress for 30 s at step 7: rank 1 has gone silent (pid 1 on demo-1, last seen at step 7). Look at that "
     "rank's log and machine. Start the run again: it goes on from the newest checkpoint."
