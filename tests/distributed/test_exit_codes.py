@@ -25,7 +25,7 @@ from llmtrain.runs.heartbeats import announce_start, read_heartbeats
 TRAINER = """
 import os, signal, sys, time
 def stop(number, frame):
-    open("told", "a").write("x")
+    open("signals", "a").write("x")
     time.sleep(0.3)
     sys.exit(int(sys.argv[1]))
 signal.signal(signal.SIGTERM, stop)
@@ -141,12 +141,12 @@ def test_third_crash_of_a_command_in_a_row_exits_65(tmp_path: Path, platform: st
 
 
 @pytest.mark.parametrize(
-    ("code", "was_told"), [(0, False), (64, False), (65, False), (69, False), (75, False), (1, True)]
+    ("code", "was_interrupted"), [(0, False), (64, False), (65, False), (69, False), (75, False), (1, True)]
 )
-def test_exits_that_do_not_count_as_crash(tmp_path: Path, code: int, was_told: bool) -> None:
+def test_exits_that_do_not_count_as_crash(tmp_path: Path, code: int, was_interrupted: bool) -> None:
     env = {"LLMTRAIN_RUN_DIR": str(tmp_path), "LLMTRAIN_LAUNCH": "1"}
     for _ in range(5):
-        count_crash(code, was_told, 1.0, env)
+        count_crash(code, was_interrupted, 1.0, env)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -178,7 +178,7 @@ def test_signal_is_forwarded_once(tmp_path: Path, number: int) -> None:
     done.wait_for((tmp_path / "pid").exists)
     done.send(number)
     assert done.wait(20) == 203, done.err
-    assert (tmp_path / "told").read_text() == "x"
+    assert (tmp_path / "signals").read_text() == "x"
 
 
 def test_sigterm_while_waiting_for_master_exits_203(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_child_is_terminated_when_supervisor_is_killed(tmp_path: Path) -> None:
     while is_alive(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert (tmp_path / "told").exists()
+    assert (tmp_path / "signals").exists()
 
 
 def test_interrupted_killed_and_finished_training_exit_codes(tmp_path: Path, cache: Path) -> None:
@@ -266,8 +266,8 @@ def test_other_codes_end_as_they_are(tmp_path: Path, code: int) -> None:
     assert IDLE_MARK not in done.err
 
 
-def test_one_that_was_told_already_does_not_wait(tmp_path: Path) -> None:
-    """The signal came in the run's last moment: no second one will come."""
+def test_interrupted_node_does_not_wait_for_deletion(tmp_path: Path) -> None:
+    """SIGTERM arrived at the end of the run; there is no second one."""
     done = node(tmp_path, "statefulset", "--", sys.executable, "-c", TRAINER, 0)
     done.wait_for((tmp_path / "pid").exists)
     done.send(signal.SIGTERM)
@@ -276,7 +276,7 @@ def test_one_that_was_told_already_does_not_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--no-such-option"], ["--set", "trainer.no_such=1"], ["--nodes", "0"]])
-def test_mistakes_are_told_first(tmp_path: Path, words: list[str]) -> None:
+def test_usage_errors_are_reported_before_waiting(tmp_path: Path, words: list[str]) -> None:
     one = node(tmp_path, "statefulset", "--json", *words)
     wait_until_idle(one, 64)
     assert json.loads(one.out)["exit_code"] == 64
@@ -494,10 +494,10 @@ def test_a_launch_that_failed_for_good(
 
 def test_a_launch_that_can_go_on_keeps_no_end(tmp_path: Path, cache: Path) -> None:
     words = ["--config", config_file(tmp_path, cache)]
-    told = node(tmp_path, "", *words, LLMTRAIN_LAUNCH="1", LLMTRAIN_FAULT="after_optimizer:3:0:term")
-    assert told.wait() == 75, told.err
+    interrupted = node(tmp_path, "", *words, LLMTRAIN_LAUNCH="1", LLMTRAIN_FAULT="after_optimizer:3:0:term")
+    assert interrupted.wait() == 75, interrupted.err
     assert not (tmp_path / "runs" / "tiny" / "ended.json").exists()
-    assert f"llmtrain resume {harness.RUN_ID}" in told.err, "as whoever launched it types it"
+    assert f"llmtrain resume {harness.RUN_ID}" in interrupted.err, "the command for a launched run"
     done = node(tmp_path, "", *words, LLMTRAIN_LAUNCH="1")
     assert done.wait() == 0, done.err
 

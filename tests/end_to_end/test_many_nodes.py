@@ -108,7 +108,7 @@ class TestOneRun:
         kube.kubectl("patch", "pod", victim["name"], "--subresource=status", "-p", status)
         why = kube.llmtrain("why", RUN, "--json").json
         assert why["cause"] == "node_lost"
-        assert f"{victim['node']} is lost: 1 pod of {NODES} " in why["what"]
+        assert f"{victim['node']} is NotReady: 1 pod of {NODES} " in why["what"]
         seconds, done = timed(kube, "recover", RUN, "--json")
         assert [pod["name"] for pod in done.json["recovered"]] == [victim["name"]]
         assert seconds < 10

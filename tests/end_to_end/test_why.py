@@ -1,5 +1,5 @@
-"""llmtrain why on a real cluster: every wrong thing is named by one cause, with what shows it and what to do. (A lost
-machine is in test_lost_node.py.)"""
+"""llmtrain why on a real cluster: each failure has one cause, with evidence and a remedy. (Lost nodes are in
+test_lost_node.py.)"""
 
 import json
 import os
@@ -21,14 +21,14 @@ from llmtrain.operate.why import explain as why_module
 
 Why = dict[str, Any]
 KINDS = ["stateful_set", "pytorch_job", "job_set", "train_job"]
-ON_THE_WAY = ("starting", "healthy", "pulling_image")
+STARTING = ("starting", "healthy", "pulling_image")
 LONG = ["trainer.max_steps=100000", "model.d_model=128", "model.block_size=128"]
 ROWS = ['{"instruction": "say a", "output": "a"}', '{"instruction": "say b", "answer": "b"}']
 
 
 @dataclass(frozen=True)
-class Wrong:
-    """A wrong thing; the cause that names it, words of what shows it, and words of the remedy."""
+class Expected:
+    """Settings that make a run fail; its cause, and facts in the evidence and the remedy."""
 
     settings: list[str]
     cause: str
@@ -38,52 +38,52 @@ class Wrong:
     image: str = ""
 
 
-NO_ROOM = ["launch.resources.cpu=10m"]
-NO_IMAGE = Wrong(
-    NO_ROOM, "image_pull", ["nobody/has-this:1", "1 of 1 pods"], ["--image IMAGE"], image="nobody/has-this:1"
+SMALL = ["launch.resources.cpu=10m"]
+NO_IMAGE = Expected(
+    SMALL, "image_pull", ["nobody/has-this:1", "1 of 1 pods"], ["--image IMAGE"], image="nobody/has-this:1"
 )
-TOO_SMALL = Wrong(
+TOO_SMALL = Expected(
     ["launch.resources.memory=96Mi", "launch.resources.shm_size=16Mi"],
     "oom_killed",
     ["limit is 96Mi", "exit code 137 (OOMKilled)"],
     ["--set launch.resources.memory=192Mi"],
 )
-NO_CUDA = Wrong(
+NO_CUDA = Expected(
     ["run.device=cuda"],
     "bad_config",
     ["exit code 64", "no usable CUDA device"],
     ["Set run.device to auto or cpu", "--set FIELD=VALUE"],
 )
-TOO_LATE = Wrong(
+TOO_LATE = Expected(
     ["launch.active_deadline_sec=12", *LONG],
     "deadline_exceeded",
     ["Condition Fail", "deadline"],  # Failed, or FailureTarget while pods are still ending
     ["--set launch.active_deadline_sec=SECONDS"],
 )
-# Those whose pods never run take no room.
+# Their pods never run, so they use no resources.
 NEVER_RUN = {
     "no-image": NO_IMAGE,
-    "no-token": Wrong(
+    "no-token": Expected(
         ["launch.hf_token_secret.name=my-token", "launch.resources.cpu=400m"],
         "container_config",
         ['secret "my-token" not found'],
         ["llmtrain secret hf-token --from-env-file .env --name my-token -n e2e-why"],
     ),
-    "no-login": Wrong(
-        [*NO_ROOM, "launch.env_secrets=[s3-login]"],
+    "no-login": Expected(
+        [*SMALL, "launch.env_secrets=[s3-login]"],
         "container_config",
         ['secret "s3-login" not found'],
         ["kubectl create secret generic s3-login -n e2e-why", "launch.env_secrets"],
     ),
-    "no-gpus": Wrong(
-        [*NO_ROOM, "launch.resources.gpus=2", "launch.processes_per_node=2"],
+    "no-gpus": Expected(
+        [*SMALL, "launch.resources.gpus=2", "launch.processes_per_node=2"],
         "unschedulable",
         ["2 of 2 pods", "Insufficient nvidia.com/gpu", "0 of 2 pods are scheduled"],
         ["launch.resources.gpus", "--set FIELD=VALUE"],
         nodes=2,
     ),
-    "over-quota": Wrong(
-        [*NO_ROOM, "launch.resources.memory=90Gi"],
+    "over-quota": Expected(
+        [*SMALL, "launch.resources.memory=90Gi"],
         "quota_exceeded",
         ["requested: requests.memory=90Gi", "limited: requests.memory=64Gi", "0 of 1 pods exist"],
         ["launch.resources", "launch.nodes", "--set FIELD=VALUE"],
@@ -93,20 +93,20 @@ ENDED = {
     "too-small": TOO_SMALL,
     "no-cuda": NO_CUDA,
     "too-late": TOO_LATE,
-    "bad-data": Wrong(
+    "bad-data": Expected(
         ["data.name=instruct_jsonl", "data.train_file=/out/rows.jsonl"],
         "bad_data",
         ["exit code 65", "/out/rows.jsonl, line 2: there is no field 'output'"],
         ["Set data.output_field", "--set FIELD=VALUE"],
     ),
-    "nan": Wrong(
+    "nan": Expected(
         ["trainer.lr=1e30", "trainer.warmup_steps=0"],
         "nan",
         ["exit code 65", "The loss of step 2 is nan"],
         ["trainer.lr", "llmtrain launch --config CONFIG --name NEW --set FIELD=VALUE -n e2e-why"],
     ),
 }
-NO_MASTER = Wrong(
+NO_MASTER = Expected(
     ["distributed.master_ready_timeout_sec=5", "distributed.join_timeout_sec=15"],
     "master_unreachable",
     ["Service no-master: not found.", "the name no-master-0.no-master does not resolve", "exit code 69"],
@@ -114,61 +114,61 @@ NO_MASTER = Wrong(
     nodes=2,
 )
 WAITING = {
-    "hung": Wrong(["distributed.timeout_sec=8", *LONG], "rank_hung", [], [], nodes=2),
-    "silent": Wrong(["launch.processes_per_node=2", *LONG], "rank_hung", [], []),
+    "hung": Expected(["distributed.timeout_sec=8", *LONG], "rank_hung", [], [], nodes=2),
+    "silent": Expected(["launch.processes_per_node=2", *LONG], "rank_hung", [], []),
     "no-master": NO_MASTER,
 }
 
 
-def launch(kube: Kube, run: str, wrong: Wrong, kind: str = "indexed_job") -> None:
-    own = replace(kube, image=wrong.image or kube.image)
-    words = [word for setting in ["launch.resources.cpu=400m", *wrong.settings] for word in ("--set", setting)]
-    kube.llmtrain(*own.launch_words(kind, run, *words, nodes=wrong.nodes), "--detach")
+def launch(kube: Kube, run: str, expected: Expected, kind: str = "indexed_job") -> None:
+    own = replace(kube, image=expected.image or kube.image)
+    words = [word for setting in ["launch.resources.cpu=400m", *expected.settings] for word in ("--set", setting)]
+    kube.llmtrain(*own.launch_words(kind, run, *words, nodes=expected.nodes), "--detach")
 
 
 def ask(kube: Kube, run: str, within: float = 60) -> Why:
-    """The first answer that is not that it is on its way: a wrong one before the right one is an error too."""
+    """The first cause other than starting: a wrong cause before the right one is an error too."""
     deadline = time.monotonic() + within
-    while is_on_its_way(why := kube.llmtrain("why", run, "--json").json):
+    while is_starting(why := kube.llmtrain("why", run, "--json").json):
         assert time.monotonic() < deadline, why
         time.sleep(1)
     return why
 
 
-def is_on_its_way(why: Why) -> bool:
-    """Others may use the cluster too, and leave no room for a while."""
-    return why["cause"] in ON_THE_WAY or (why["cause"] == "unschedulable" and "Insufficient cpu" in why["what"])
+def is_starting(why: Why) -> bool:
+    """Other users of the cluster may leave no CPU for a while."""
+    return why["cause"] in STARTING or (why["cause"] == "unschedulable" and "Insufficient cpu" in why["what"])
 
 
-def check(why: Why, wrong: Wrong) -> None:
-    told = json.dumps(why, indent=1)
-    assert why["cause"] == wrong.cause, told
+def check(why: Why, expected: Expected) -> None:
+    details = json.dumps(why, indent=1)
+    assert why["cause"] == expected.cause, details
     shown = "\n".join([why["what"], *why["evidence"]])
-    assert [word for word in wrong.evidence if word not in shown] == [], told
-    assert [word for word in wrong.remedy if word not in why["remedy"]] == [], told
+    assert [fact for fact in expected.evidence if fact not in shown] == [], details
+    assert [fact for fact in expected.remedy if fact not in why["remedy"]] == [], details
 
 
 @pytest.fixture(scope="module")
 def never_run(kube: Kube) -> None:
-    """All at once: to wait for one is to wait for all. They go with the namespace."""
+    """All at once, to wait only once. They are deleted with the namespace."""
     quota: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "memory"}}
     kube.apply({**quota, "spec": {"hard": {"requests.memory": "64Gi"}}})
-    for run, wrong in NEVER_RUN.items():
-        launch(kube, run, wrong)
+    for run, expected in NEVER_RUN.items():
+        launch(kube, run, expected)
 
 
 @pytest.fixture(scope="module")
 def ended(kube: Kube) -> None:
     (kube.volume("runs") / "rows.jsonl").write_text("\n".join(ROWS) + "\n")
-    for run, wrong in ENDED.items():
-        launch(kube, run, wrong)
+    for run, expected in ENDED.items():
+        launch(kube, run, expected)
 
 
 @pytest.fixture(scope="module")
 def waiting(kube: Kube) -> None:
-    for run, wrong in WAITING.items():
-        launch(kube, run, wrong)
-        if wrong is NO_MASTER:
+    for run, expected in WAITING.items():
+        launch(kube, run, expected)
+        if expected is NO_MASTER:
             kube.kubectl("delete", "service", run)
 
 
@@ -179,7 +179,7 @@ def test_pods_that_never_run(kube: Kube, run: str) -> None:
 
 
 @pytest.mark.usefixtures("never_run")
-def test_as_a_person_reads_it(kube: Kube) -> None:
+def test_text_output(kube: Kube) -> None:
     ask(kube, "no-login")
     first, *evidence, remedy = kube.llmtrain("why", "no-login").out.splitlines()
     assert " no-login-0-" in first
@@ -192,24 +192,24 @@ def test_as_a_person_reads_it(kube: Kube) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("never_run", "ended")  # which start meanwhile
+@pytest.mark.usefixtures("never_run", "ended")  # they start in the meantime
 def test_remedy_fixes_the_run(kube: Kube) -> None:
-    """The command as it stands there, with a file of our own."""
+    """Runs the command of the remedy, with an .env file."""
     remedy = ask(kube, "no-token")["remedy"]
     words = remedy.removeprefix("Create it: llmtrain ").partition(". Or ")[0].split()
     (kube.folder / ".env").write_text("HF_TOKEN=hf_made_up\n")
     kube.local(*words)
     kube.wait("no-token", lambda status: status["state"] in ("starting", "running", "finished"))
-    assert kube.llmtrain("why", "no-token", "--json").json["cause"] in (*ON_THE_WAY, "finished")
+    assert kube.llmtrain("why", "no-token", "--json").json["cause"] in (*STARTING, "finished")
 
 
 def test_missing_claim(kube: Kube) -> None:
-    """Launch would refuse it: whoever applies manifests by themselves meets it."""
+    """`llmtrain launch` refuses it, so the manifests are applied with kubectl."""
     words = kube.launch_words("indexed_job", "no-claim", "--set", "launch.data_volume.claim=corpus", nodes=1)
     kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim")
     kube.kubectl("apply", "-k", str(kube.folder / "no-claim"))
     named = ["The claim corpus does not exist.", 'persistentvolumeclaim "corpus" not found', "Claim runs: Bound."]
-    check(ask(kube, "no-claim"), Wrong([], "claim", named, ["--set launch.data_volume.claim=NAME"]))
+    check(ask(kube, "no-claim"), Expected([], "claim", named, ["--set launch.data_volume.claim=NAME"]))
     kube.llmtrain("delete", "no-claim")
 
 
@@ -223,7 +223,7 @@ def test_runs_that_end_badly(kube: Kube, run: str) -> None:
 @pytest.mark.usefixtures("waiting")
 def test_unreachable_master(kube: Kube) -> None:
     check(ask(kube, "no-master"), NO_MASTER)
-    kube.kubectl("delete", "job", "no-master", "--wait=false")  # others need its room
+    kube.kubectl("delete", "job", "no-master", "--wait=false")  # frees its resources
 
 
 @contextmanager
@@ -247,19 +247,19 @@ def steps(number: int) -> Callable[[dict[str, Any]], bool]:
 
 @pytest.mark.usefixtures("waiting")
 def test_hanging_rank(kube: Kube) -> None:
-    """The others name it, and end; it stays."""
+    """The other rank reports it and exits; the hung one stays."""
     healthy = kube.wait("hung", steps(5))
-    right = Wrong([], "healthy", ["at step", "2 Running"], ["llmtrain status hung"])
+    right = Expected([], "healthy", ["at step", "2 Running"], ["llmtrain status hung"])
     check(kube.llmtrain("why", "hung", "--json").json, right)
     pod = next(pod["name"] for pod in healthy["pods"] if pod["index"] == 1)
     with frozen(kube, pod):
-        said = [
+        facts = [
             "Rank 1 hung: No progress for",
             f"Rank 1 is in pod 1 ({pod}) on ",
             f"{pod} is still running",
             "exit code 75",
         ]
-        check(ask(kube, "hung"), Wrong([], "rank_hung", said, ["llmtrain recover hung"]))
+        check(ask(kube, "hung"), Expected([], "rank_hung", facts, ["llmtrain recover hung"]))
         done = kube.llmtrain("recover", "hung", "--json").json
         assert [row["name"] for row in done["frozen"]] == [pod]
         kube.wait("hung", lambda status: all(row["name"] != pod for row in status["pods"]))
@@ -275,18 +275,18 @@ def test_all_ranks_hang(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     [pod] = kube.wait("silent", steps(5))["pods"]
     with frozen(kube, pod["name"]):
         time.sleep(3)
-        cluster = Cluster.connect(str(kube.kubeconfig), None)  # in this process, where silence is shorter
+        cluster = Cluster.connect(str(kube.kubeconfig), None)  # in this process, with the shorter STALL_AFTER_SEC
         why = why_module.explain(cluster, find_record(cluster, "silent", kube.namespace)).as_dict()
     where = f"{pod['name']} on {pod['node']}"
     heartbeats = ["No rank ", f"Rank 0 ({where}): no heartbeat since step", f"Rank 1 ({where}): no heartbeat"]
-    check(why, Wrong([], "rank_hung", heartbeats, ["llmtrain recover silent", pod["name"]]))
+    check(why, Expected([], "rank_hung", heartbeats, ["llmtrain recover silent", pod["name"]]))
     readers = kube.objects("pods", "-l", "llmtrain/reader=silent")
-    assert [pod for pod in readers if "deletionTimestamp" not in pod["metadata"]] == []  # it does not stay
+    assert [pod for pod in readers if "deletionTimestamp" not in pod["metadata"]] == []  # it is deleted
     kube.kubectl("delete", "job", "silent", "--wait=false")
 
 
-# Other platforms word the same things differently.
-# The operator of a PyTorchJob deletes a pod that was killed: what for can be seen for a moment only.
+# Other kinds report the same failures differently.
+# The operator of a PyTorchJob deletes a killed pod, and OOMKilled with it.
 KILLED = replace(TOO_SMALL, cause="killed", evidence=["its pod was deleted", "exit code 137", "limit is 96Mi"])
 ON_EVERY_KIND = {"no-image": NO_IMAGE, "too-small": TOO_SMALL, "no-cuda": NO_CUDA, "too-late": TOO_LATE}
 
@@ -294,21 +294,21 @@ ON_EVERY_KIND = {"no-image": NO_IMAGE, "too-small": TOO_SMALL, "no-cuda": NO_CUD
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_every_kind(kube: Kube, kind: str) -> None:
-    runs = {f"{name}-{kind.replace('_', '-')}": wrong for name, wrong in ON_EVERY_KIND.items()}
-    if kind == "stateful_set":  # it can keep no deadline
+    runs = {f"{name}-{kind.replace('_', '-')}": expected for name, expected in ON_EVERY_KIND.items()}
+    if kind == "stateful_set":  # it has no deadline
         del runs["too-late-stateful-set"]
-    for run, wrong in runs.items():
-        launch(kube, run, wrong, kind)
-    for run, wrong in runs.items():
-        if kind == "pytorch_job" and wrong is TOO_LATE:
-            let_the_operator_look(kube, run)
+    for run, expected in runs.items():
+        launch(kube, run, expected, kind)
+    for run, expected in runs.items():
+        if kind == "pytorch_job" and expected is TOO_LATE:
+            trigger_operator(kube, run)
         why = ask(kube, run)
-        is_gone = kind == "pytorch_job" and why["cause"] == KILLED.cause
-        check(why, KILLED if is_gone and wrong is TOO_SMALL else wrong)
+        is_deleted = kind == "pytorch_job" and why["cause"] == KILLED.cause
+        check(why, KILLED if is_deleted and expected is TOO_SMALL else expected)
         kube.llmtrain("delete", run)
 
 
-def let_the_operator_look(kube: Kube, run: str) -> None:
-    """Training Operator 1.9 does not wake up for a deadline: it sees that one is over when something else happens."""
+def trigger_operator(kube: Kube, run: str) -> None:
+    """Training Operator 1.9 checks the deadline only when the object changes."""
     kube.wait(run, lambda status: status["age_sec"] > 20)
     kube.kubectl("annotate", "pytorchjob", run, "e2e/touched=yes")

@@ -16,16 +16,18 @@ from unittest.mock import patch
 
 from held_pods import held_pods
 from kube_runs import STEP, FakeRun, launch, running, waiting
-from why_runs import CRASH, GONE, NO_GPU, QUOTA, end, fail, say, unschedulable_pod
+from why_runs import CRASH, NO_GPU, QUOTA, end, fail, say, unschedulable_pod
 
 from kube_server import KubeServer, kube_server, now
 from llmtrain.cli import main
 from llmtrain.distributed.rendezvous import REMEDIES
 from llmtrain.doctor.network import chosen_interfaces
 from llmtrain.doctor.report import findings_table
+from llmtrain.errors import Interrupted, JoinError, LlmtrainError, PeerLost, TrainingFailed, UsageError
 from llmtrain.launch.guard import LABELS, GuardPlan, render_guard
 from llmtrain.operate.why import explain as why_module
 from llmtrain.operate.why.snapshot import Stall
+from llmtrain.runs.exit_report import ExitReport
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("docs/troubleshooting.md", "docs/kubernetes.md")
@@ -52,7 +54,7 @@ HELLO = """import os
 print("node", os.environ["PET_NODE_RANK"], "of", os.environ["PET_NNODES"], "meets at", os.environ["PET_MASTER_ADDR"])
 """
 GROUPS = ("guard", "secret")
-MASTER = "The master demo-0.demo:29500 could not be reached within 600.0 s:"
+LOST_PEER = PeerLost("Lost the connection to another process: Connection closed by peer [10.0.0.7]:40122")
 PULL = (
     f'Back-off pulling image "{IMAGE}": ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack '
     f'image "{IMAGE}": {IMAGE}: not found'
@@ -77,23 +79,32 @@ def two_running(kube: KubeServer, *sets: str, kind: str = "indexed_job") -> Fake
     return run
 
 
-def fails(code: int, *lines: str) -> Callable[[KubeServer], None]:
-    """Both pods exit with this code, and the job fails."""
+def exit_with(run: FakeRun, index: int, error: LlmtrainError) -> None:
+    end(run, index, error.exit_code, report=ExitReport.of(error))
+
+
+def fails(error: LlmtrainError) -> Callable[[KubeServer], None]:
+    """Both pods exit with this error, and the job fails."""
 
     def make(kube: KubeServer) -> None:
         run = two_running(kube)
         for index in (0, 1):
-            end(run, index, code, *lines)
+            exit_with(run, index, error)
         fail(run)
 
     return make
 
 
+def master_unreachable(kind: str, text: str) -> JoinError:
+    what = f"The master demo-0.demo:29500 could not be reached within 600.0 s: {text}."
+    return JoinError(what, remedy=REMEDIES[kind], reason="master_unreachable")
+
+
 def no_name(kube: KubeServer) -> None:
     run = of_demo(kube)
     run.pod(0, waiting("ContainerCreating"))
-    said = "the name demo-0.demo does not resolve: Name or service not known"
-    end(run, 1, 69, f"error: {MASTER} {said}.", f"  {REMEDIES['name']}")
+    text = "the name demo-0.demo does not resolve: Name or service not known"
+    exit_with(run, 1, master_unreachable("name", text))
 
 
 def no_service(kube: KubeServer) -> None:
@@ -103,17 +114,17 @@ def no_service(kube: KubeServer) -> None:
 
 def refused(kube: KubeServer) -> None:
     run = two_running(kube)
-    end(run, 1, 69, f"error: {MASTER} connection refused by 10.0.0.7.", f"  {REMEDIES['refused']}")
+    exit_with(run, 1, master_unreachable("refused", "connection refused by 10.0.0.7"))
 
 
-def never_came(kube: KubeServer) -> None:
-    run = two_running(kube)
-    said = "Rank 0 could not join the 2 processes at demo-0.demo:29500 after 1800 s (of 1800 s): 1 of 2 processes"
+def did_not_join(kube: KubeServer) -> None:
+    what = "Rank 0 could not join the 2 processes at demo-0.demo:29500 after 1800 s (of 1800 s): 1 of 2 processes did "
     remedy = (
-        "  Check that every process has been started and uses the same MASTER_ADDR and MASTER_PORT; `llmtrain doctor` "
-        "looks closer."
+        "Check that every process was started with the same MASTER_ADDR and MASTER_PORT. `llmtrain doctor` checks the "
+        "network."
     )
-    end(run, 0, 69, f"error: {said} never came: rank 1", remedy)
+    error = JoinError(f"{what}not join: rank 1", remedy=remedy, reason="processes_missing")
+    exit_with(two_running(kube), 0, error)
 
 
 def image(kube: KubeServer) -> None:
@@ -153,14 +164,18 @@ def secret(kube: KubeServer) -> None:
 def memory(kube: KubeServer) -> None:
     run = two_running(kube)
     end(run, 1, 137, reason="OOMKilled")
-    end(run, 0, 75, *GONE)
+    exit_with(run, 0, LOST_PEER)
 
 
 def hung(kube: KubeServer) -> None:
     run = two_running(kube)
-    said = "No progress for 300 s at step 7: rank 1 has gone silent (pid 1 on demo-1, last seen at step 7)."
+    error = PeerLost(
+        "No progress for 300 s at step 7: rank 1 has gone silent (pid 1 on demo-1, last seen at step 7).",
+        reason="no_progress",
+    )
+    error.details = {"silent_ranks": [1]}
     kube.change("Pod", run.pods[1], {"status": {"containerStatuses": [_since(run, "2026-01-01T00:00:05Z")]}})
-    end(run, 0, 75, f"[DDP] {said}")
+    exit_with(run, 0, error)
 
 
 def _since(run: FakeRun, started_at: str) -> dict[str, object]:
@@ -176,23 +191,23 @@ def lost(kube: KubeServer) -> None:
     run.say(0, STEP.format(5))
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 90))
     ready = {"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": since}
-    said = "Taint manager: deleting due to NoExecute taint"
-    gone = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": said}
-    run.set(1, running(), conditions=[ready, gone], is_leaving=True)
+    message = "Taint manager: deleting due to NoExecute taint"
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": message}
+    run.set(1, running(), conditions=[ready, target], is_leaving=True)
     kube.change("ConfigMap", "demo-config", {"metadata": {"creationTimestamp": since}})
 
 
 def deadline(kube: KubeServer) -> None:
     run = two_running(kube, "launch.active_deadline_sec=3600")
     for index in (0, 1):
-        end(run, index, 75, "stopped: Stopped at step 5 as told.")
+        exit_with(run, index, Interrupted("Interrupted at step 5; checkpoint saved."))
     run.finish("Failed", reason="DeadlineExceeded", message="Job was active longer than specified deadline")
 
 
 def crash(kube: KubeServer) -> None:
     run = two_running(kube)
     end(run, 1, 1, *CRASH)
-    end(run, 0, 75, *GONE)
+    exit_with(run, 0, LOST_PEER)
 
 
 def healthy(kube: KubeServer) -> None:
@@ -209,11 +224,11 @@ def guarded(kube: KubeServer) -> None:
     kube.change("Deployment", "llmtrain-guard", {"status": ready})
     meta = {"name": "llmtrain-guard-7d9f", "namespace": "team", "labels": LABELS}
     kube.add({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {"phase": "Running"}})
-    said = [
+    lines = [
         "watching namespace team: pods are replaced once their node has been NotReady for 60 s",
         "run first has finished",
     ]
-    kube.say(meta["name"], *(f"[GUARD] {line}" for line in said), container="guard")
+    kube.say(meta["name"], *(f"[GUARD] {line}" for line in lines), container="guard")
 
 
 def nothing(kube: KubeServer) -> None:
@@ -224,7 +239,7 @@ SCENES: dict[str, Callable[[KubeServer], None]] = {
     "no-name": no_name,
     "no-service": no_service,
     "refused": refused,
-    "never-came": never_came,
+    "never-came": did_not_join,
     "image": image,
     "gpus": gpus,
     "quota": quota,
@@ -241,27 +256,35 @@ SCENES: dict[str, Callable[[KubeServer], None]] = {
     "guard": guarded,
     "held": nothing,  # uses real processes as pods
     "nan": fails(
-        65,
-        "error: The loss of step 8 is nan; it saw samples 56 to 63 of epoch 0.",
-        "  Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
-        "--allow-config-change, or look at those samples.",
+        TrainingFailed(
+            "The loss of step 8 is nan; the step read samples 56 to 63 of epoch 0.",
+            remedy="Lower trainer.lr or raise trainer.warmup_steps, then resume from the last checkpoint with "
+            "--allow-config-change, or check those samples.",
+            reason="not_finite",
+        )
     ),
     "gpu-memory": fails(
-        65,
-        "error: Out of GPU memory in step 1 (samples 0 to 31 of epoch 0): CUDA out of memory. Tried to allocate 2.00 "
-        "GiB. GPU 0 has a total capacity of 79.11 GiB.",
-        "  In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
+        TrainingFailed(
+            "Out of GPU memory in step 1 (samples 0 to 31 of epoch 0): CUDA out of memory. Tried to allocate 2.00 GiB. "
+            "GPU 0 has a total capacity of 79.11 GiB.",
+            remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
+            reason="gpu_memory",
+        )
     ),
     "disk-full": fails(
-        65,
-        "error: The checkpoint of step 30 could not be written: [Errno 28] No space left on device. The earlier ones "
-        "are whole.",
-        "  Free some space, then go on with --resume.",
+        TrainingFailed(
+            "The checkpoint of step 30 could not be written: [Errno 28] No space left on device. Earlier checkpoints "
+            "are intact.",
+            remedy="Free some space, then resume with --resume.",
+            reason="disk_full",
+        )
     ),
     "permission": fails(
-        64,
-        "error: Cannot write to /out/demo: Permission denied.",
-        "  Set output.root_dir to a directory you may write to.",
+        UsageError(
+            "Cannot write to /out/demo: Permission denied.",
+            remedy="Set output.root_dir to a directory you may write to.",
+            reason="not_writable",
+        )
     ),
 }
 
@@ -293,12 +316,16 @@ def shown(command: str, config: str) -> str:
     program, *words = shlex.split(command)
     assert program == "llmtrain"
     verbs = 2 if words[0] in GROUPS else 1
-    said = io.StringIO()
-    hearts = Stall(300, [1], [], {0: 7, 1: 7})
-    with patch.object(why_module, "watch_heartbeats", lambda *_: hearts), redirect_stdout(said), redirect_stderr(said):
+    output = io.StringIO()
+    stall = Stall(300, [1], [], {0: 7, 1: 7})
+    with (
+        patch.object(why_module, "watch_heartbeats", lambda *_: stall),
+        redirect_stdout(output),
+        redirect_stderr(output),
+    ):
         code = _exit_code([*words[:verbs], "--kubeconfig", config, *words[verbs:]])
-    assert code == 0, said.getvalue()
-    return tidy(said.getvalue().replace(f" --kubeconfig {config}", ""))
+    assert code == 0, output.getvalue()
+    return tidy(output.getvalue().replace(f" --kubeconfig {config}", ""))
 
 
 def _exit_code(words: list[str]) -> object:

@@ -105,16 +105,16 @@ EXITS: dict[str, tuple[tuple[int, str, list[str]], tuple[int, str, list[str]], s
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", EXITS)
 def test_cause_of_exits(kube: KubeServer, kind: str, name: str) -> None:
-    one, zero, cause, words = EXITS[name]
+    pod1, pod0, cause, facts = EXITS[name]
     run = launch(kube, kind)
-    for index, (code, reason, lines) in ((1, one), (0, zero)):
+    for index, (code, reason, lines) in ((1, pod1), (0, pod0)):
         end(run, index, code, *lines, reason=reason)
-    if 64 in (one[0], zero[0]) or 65 in (one[0], zero[0]):
+    if {64, 65} & {pod1[0], pod0[0]}:
         fail(run)
     found = why(run)
     assert found.cause == cause, found
-    for word in words:
-        assert word in shown(found), found
+    for fact in facts:
+        assert fact in shown(found), found
     assert found.evidence
     assert found.remedy
 
@@ -258,9 +258,14 @@ def test_deadline_exceeded(kube: KubeServer, kind: str, reason: str, message: st
         run.finish("Failed", reason=reason, message=message)
     else:  # the JobSet only reports that its Job failed
         fail(run)
-        row = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer"}
+        condition = {
+            "type": "Failed",
+            "status": "True",
+            "reason": "DeadlineExceeded",
+            "message": "Job was active longer",
+        }
         inner = {"name": "demo-node-0", "namespace": "team", "labels": run.plan.labels}
-        kube.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": inner, "status": {"conditions": [row]}})
+        kube.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": inner, "status": {"conditions": [condition]}})
     found = why(run)
     assert (found.cause, found.state) == ("deadline_exceeded", "failed")
     assert "60 s" in found.what
@@ -470,15 +475,15 @@ def test_prefetching_and_prefetch_failed(kube: KubeServer) -> None:
     assert run.plan.is_fetching
     for index in (0, 1):
         run.pod(index, waiting("PodInitializing"))
-    row = {"name": "prefetch", "state": running(), "restartCount": 0}
-    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [row]}})
+    container = {"name": "prefetch", "state": running(), "restartCount": 0}
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [container]}})
     assert why(run).cause == "prefetching"
     error = ["error: me/model is not on the hub, or private.", "  Is model.path right?"]
     kube.say(run.pods[0], *error, container="prefetch")
-    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**row, "state": ended(1)}]}})
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**container, "state": ended(1)}]}})
     found = why(run)
     assert (found.cause, "me/model is not on the hub" in found.what) == ("prefetch_failed", True)
-    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**row, "state": ended(0)}]}})
+    kube.change("Pod", run.pods[0], {"status": {"initContainerStatuses": [{**container, "state": ended(0)}]}})
     end(run, 0, 64, *error)
     fail(run)
     assert why(run).cause == "bad_config", "an image of the first version"

@@ -161,12 +161,17 @@ def test_deadline_while_pods_are_terminating(kube: KubeServer, kind: str) -> Non
         run.pod(index)
         run.set(index, started(ago_sec=60), is_leaving=True)
     assert why(run).cause == "interrupted"
-    row = {"type": "FailureTarget", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer"}
+    condition = {
+        "type": "FailureTarget",
+        "status": "True",
+        "reason": "DeadlineExceeded",
+        "message": "Job was active longer",
+    }
     if kind == "indexed_job":
-        kube.change("Job", "demo", {"status": {"conditions": [row]}})
+        kube.change("Job", "demo", {"status": {"conditions": [condition]}})
     else:
         inner = {"name": "demo-node-0", "namespace": "team", "labels": run.plan.labels}
-        kube.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": inner, "status": {"conditions": [row]}})
+        kube.add({"apiVersion": "batch/v1", "kind": "Job", "metadata": inner, "status": {"conditions": [condition]}})
     found = why(run)
     assert found.cause == "deadline_exceeded"
     assert found.evidence == ["Condition FailureTarget of the job: DeadlineExceeded: Job was active longer"]

@@ -180,8 +180,8 @@ def test_disruption_target(kube: KubeServer, reason: str, cause: str) -> None:
     run = launch(kube)
     end(run, 0, 75, "stopped: Stopped at step 5 as told.")
     run.pod(1)
-    row = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "from the cluster"}
-    run.set(1, at(ended(75)), conditions=[row])
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "from the cluster"}
+    run.set(1, at(ended(75)), conditions=[condition])
     found = why(run)
     assert (found.cause, "from the cluster" in found.what) == (cause, True)
 
@@ -214,8 +214,13 @@ def test_terminating_pod_is_interrupted_or_evicted(kube: KubeServer) -> None:
     run.pod(1, running(), is_leaving=True)
     found = why(run)
     assert (found.cause, run.pods[1] in found.what) == ("interrupted", True)
-    row = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "Eviction API"}
-    run.set(1, running(), is_leaving=True, conditions=[row])
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API",
+    }
+    run.set(1, running(), is_leaving=True, conditions=[condition])
     assert why(run).cause == "evicted"
 
 

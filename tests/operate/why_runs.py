@@ -35,6 +35,7 @@ SECURITY = (
     'Error creating: pods "demo-0-x7k2p" is forbidden: violates PodSecurity "restricted:latest": '
     "allowPrivilegeEscalation != false"
 )
+# Log lines of images of the first version, which write no exit reports.
 WATCHDOG = (
     "[DDP] No progress for 30 s at step 7: rank 1 has gone silent (pid 1 on demo-1, last seen at step 7). Look at that "
     "rank's log and machine. Start the run again: it goes on from the newest checkpoint."
@@ -145,7 +146,7 @@ def unschedulable_pod(run: FakeRun, index: int, message: str) -> None:
 
 
 def lose(run: FakeRun, index: int, sign: str) -> None:
-    row = {"type": "Ready", "status": "False"}
+    condition = {"type": "Ready", "status": "False"}
     target = {
         "type": "DisruptionTarget",
         "status": "True",
@@ -155,12 +156,12 @@ def lose(run: FakeRun, index: int, sign: str) -> None:
     name = run.pods[index]
     match sign:
         case "overdue":
-            run.set(index, running(), conditions=[target, row])
+            run.set(index, running(), conditions=[target, condition])
             run.kube.change("Pod", name, {"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
         case "terminating":
-            run.set(index, running(), conditions=[target, {**row, "reason": "NodeNotReady"}], is_leaving=True)
+            run.set(index, running(), conditions=[target, {**condition, "reason": "NodeNotReady"}], is_leaving=True)
         case "not ready":
-            run.set(index, running(), conditions=[row, {"type": "ContainersReady", "status": "True"}])
+            run.set(index, running(), conditions=[condition, {"type": "ContainersReady", "status": "True"}])
         case "unknown":
             run.kube.change(
                 "Pod", name, {"status": {"phase": "Unknown", "reason": "NodeLost", "containerStatuses": []}}

@@ -72,17 +72,16 @@ class ContainerExit:
 
     @property
     def text(self) -> str:
-        label = f"Pod{self.label.removeprefix('pod')}"
         if self.code < 0:
-            return f"{label} failed before its container ran."
+            return f"{self.label} failed before its container ran."
         reason = f" ({self.reason})" if self.reason not in ("", "Error", "Completed") else ""
         at = f" at {self.finished_at}" if self.finished_at else ""
         suffix = ", and waits to be removed" if self.is_running else ""
-        return f"{label} ended with exit code {self.code}{reason}{at}{suffix}."
+        return f"{self.label} ended with exit code {self.code}{reason}{at}{suffix}."
 
 
 def pod_label(index: int, name: str) -> str:
-    return f"pod {index} ({name})"
+    return f"Pod {index} ({name})"
 
 
 def with_log(exit_: ContainerExit, lines: tuple[str, ...] | None) -> ContainerExit:

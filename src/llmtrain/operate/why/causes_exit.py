@@ -9,7 +9,6 @@ from llmtrain.operate.status.pods import PodStatus, container_state
 from llmtrain.operate.status.view import memory_text
 from llmtrain.operate.why.diagnosis import (
     Diagnosis,
-    capitalized,
     exit_code_text,
     exit_evidence,
     exit_with_code,
@@ -49,7 +48,7 @@ def oom_killed(snapshot: Snapshot) -> Diagnosis | None:
     ]
     more_memory = resume_command(snapshot, f"launch.resources.memory={_doubled(resources.memory)}")
     return Diagnosis(
-        f"{capitalized(exits[0].label)} ran out of memory: its limit is {resources.memory} (launch.resources.memory), "
+        f"{exits[0].label} ran out of memory: its limit is {resources.memory} (launch.resources.memory), "
         f"of which up to {resources.shm_size} is shared memory.",
         [*(each.text for each in exits[:MAX_NAMED]), *usage, *other_exits(snapshot, exits)],
         f"Raise the limit: {more_memory}. Or launch a new run with a smaller trainer.micro_batch_size.",
@@ -82,7 +81,7 @@ def _disrupted(snapshot: Snapshot, is_preempted: bool) -> Diagnosis | None:
         condition = find_condition(raw, "DisruptionTarget") or {}
         is_match = (condition.get("reason") in _PREEMPTION_REASONS) == is_preempted
         if pod.phase == "Terminating" and condition and is_match:
-            evidence = [f"{capitalized(pod_label(pod.index, pod.name))} is still terminating."]
+            evidence = [f"{pod_label(pod.index, pod.name)} is still terminating."]
             message = str(condition.get("message") or "")
             return _disruption(snapshot, pod.name, pod.node or "", str(condition.get("reason")), message, evidence)
     return _disrupted_by_events(snapshot, is_preempted)
@@ -129,7 +128,7 @@ def killed(snapshot: Snapshot) -> Diagnosis | None:
     memory = snapshot.record.config.launch.resources.memory
     more_memory = resume_command(snapshot, f"launch.resources.memory={_doubled(memory)}")
     return Diagnosis(
-        f"{capitalized(exit_.label)} was killed (SIGKILL); {reason}.",
+        f"{exit_.label} was killed (SIGKILL); {reason}.",
         [
             *exit_evidence(snapshot, exit_, last_line(exit_.lines)),
             f"Its memory limit is {memory} (launch.resources.memory).",
@@ -153,7 +152,7 @@ def crash(snapshot: Snapshot) -> Diagnosis | None:
     message = traceback_end(exit_.lines) or report_message(exit_) or one_line(exit_.message) or last_line(exit_.lines)
     rank = exit_.index * snapshot.status.processes_per_node
     return Diagnosis(
-        f"{capitalized(exit_.label)} crashed with exit code {exit_.code}{f': {message}' if message else '.'}",
+        f"{exit_.label} crashed with exit code {exit_.code}{f': {message}' if message else '.'}",
         exit_evidence(snapshot, exit_, message),
         f"Check the log: llmtrain logs {snapshot.run} --rank {rank}. {restart_note(snapshot)}",
     )
@@ -237,7 +236,7 @@ def interrupted(snapshot: Snapshot) -> Diagnosis | None:
     if exit_ is not None:
         message = report_message(exit_)
         return Diagnosis(
-            f"{capitalized(exit_.label)} was interrupted (SIGTERM){f': {message}' if message else '.'}",
+            f"{exit_.label} was interrupted (SIGTERM){f': {message}' if message else '.'}",
             exit_evidence(snapshot, exit_, message),
             restart_note(snapshot),
         )
@@ -245,8 +244,7 @@ def interrupted(snapshot: Snapshot) -> Diagnosis | None:
     if pod is None:
         return None
     return Diagnosis(
-        f"{capitalized(pod_label(pod.index, pod.name))} was deleted and is "
-        f"terminating{f' on {pod.node}' if pod.node else ''}.",
+        f"{pod_label(pod.index, pod.name)} was deleted and is terminating{f' on {pod.node}' if pod.node else ''}.",
         [f"{pod.name} is Terminating, without a DisruptionTarget condition: it was deleted by a user or controller."],
         restart_note(snapshot),
     )
@@ -277,4 +275,4 @@ def _pod_text(snapshot: Snapshot, index: int) -> str:
     pod = next((pod for pod, _ in snapshot.pods if pod.index == index), None)
     if pod is None:
         return f"pod {index}, which does not exist"
-    return f"{pod_label(index, pod.name)}{f' on {pod.node}' if pod.node else ''}"
+    return f"pod {index} ({pod.name}){f' on {pod.node}' if pod.node else ''}"

@@ -17,7 +17,7 @@ from llmtrain.operate.status.startup_failures import (
     image_error,
     refusal_error,
 )
-from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, capitalized, resume_command
+from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, resume_command
 from llmtrain.operate.why.snapshot import Snapshot, claim_names
 from llmtrain.text import plural
 
@@ -50,7 +50,7 @@ def node_lost(snapshot: Snapshot) -> Diagnosis | None:
         f"{snapshot.expected_pods} can neither run nor terminate there, and no pod replaces "
         f"{'it' if len(lost) == 1 else 'them'}.",
         [
-            f"{capitalized(pod_label(pod.index, pod.name))} on {pod.node or 'an unknown node'}: {sign}"
+            f"{pod_label(pod.index, pod.name)} on {pod.node or 'an unknown node'}: {sign}"
             for pod, sign in lost[:MAX_LISTED]
         ],
         remedy,
@@ -125,7 +125,7 @@ def _waiting_evidence(snapshot: Snapshot, pods: list[PodStatus]) -> list[str]:
 
 
 def _pod_line(pod: PodStatus, text: str | None) -> str:
-    return f"{capitalized(pod_label(pod.index, pod.name))}: {text}"
+    return f"{pod_label(pod.index, pod.name)}: {text}"
 
 
 def claim(snapshot: Snapshot) -> Diagnosis | None:
@@ -171,7 +171,7 @@ def _missing_claim_remedy(snapshot: Snapshot, name: str) -> str:
     if field.endswith(".claim"):
         other = resume_command(snapshot, f"{field}=NAME")
         return f"Create it: pods then start automatically. Or set another claim: {other}."
-    return f"llmtrain created it for the run, and it was deleted. Recreate it, empty: {resume_command(snapshot)}."
+    return f"It was created for the run and has been deleted. Recreate it, empty: {resume_command(snapshot)}."
 
 
 def _phases(snapshot: Snapshot) -> list[str]:

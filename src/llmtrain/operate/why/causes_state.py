@@ -8,7 +8,7 @@ from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.pods import PodStatus, current_container
 from llmtrain.operate.status.state import code_text, scaled_text, scaled_to
 from llmtrain.operate.status.view import age_text, phase_counts, progress_texts
-from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, capitalized, resume_command
+from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, resume_command
 from llmtrain.operate.why.snapshot import Snapshot
 from llmtrain.text import plural
 
@@ -127,14 +127,17 @@ def scaled(snapshot: Snapshot) -> Diagnosis | None:
     fewest, most = record.config.launch.node_range
     nearest = fewest if replicas < fewest else most
     back = f"kubectl scale statefulset {record.run_id}{snapshot.place} --replicas={nearest}"
-    change = f"Change the number of nodes: {resume_command(snapshot)} --nodes {replicas}. " if replicas else ""
+    remedy = f"Scale back: {back}; the run then resumes from its newest checkpoint."
+    if replicas:
+        remedy += f" Or change the number of nodes: {resume_command(snapshot)} --nodes {replicas}."
+    text = scaled_text(record, replicas)
     waits = (
         f"waits for pods 0 to {fewest - 1}" if replicas < fewest else f"uses pods 0 to {most - 1}; the others are idle"
     )
     return Diagnosis(
-        f"{capitalized(scaled_text(record, replicas))}.",
+        f"{text[0].upper()}{text[1:]}.",
         [f"spec.replicas of the StatefulSet is {replicas}. The run {waits}.", f"State {snapshot.status.state}."],
-        f"{change}Or scale back: {back}; the run then resumes from its newest checkpoint.",
+        remedy,
     )
 
 
@@ -215,7 +218,7 @@ def prefetching(snapshot: Snapshot) -> Diagnosis | None:
             age = age_text(seconds_since(running["startedAt"]))
             return Diagnosis(
                 f"The run has been downloading its model or data from the hub for {age}.",
-                [f"{capitalized(pod_label(pod.index, pod.name))}: init container {PREFETCH} is running."],
+                [f"{pod_label(pod.index, pod.name)}: init container {PREFETCH} is running."],
                 "Wait until the download is complete. Set launch.models_volume to keep downloads. Watch it: llmtrain "
                 f"status {snapshot.run} --watch.",
             )
@@ -232,7 +235,7 @@ def pulling_image(snapshot: Snapshot) -> Diagnosis | None:
         if name in pending and name not in pulled:
             pod, age = pending[name], age_text(seconds_since(event_time(event)))
             return Diagnosis(
-                f"Image {snapshot.record.config.launch.image} has been pulling for {age}.",
+                f"Image {snapshot.record.config.launch.image} is being pulled ({age} so far).",
                 [f"{name} on {pod.node}: {one_line(event.get('message', ''))}"],
                 "Wait until it is pulled. The first pull on a node can take minutes for a large image.",
             )
@@ -264,7 +267,7 @@ def starting(snapshot: Snapshot) -> Diagnosis | None:
         [
             f"{len(snapshot.pods)} of {snapshot.expected_pods} pods exist.",
             *(
-                f"{capitalized(pod_label(pod.index, pod.name))}: {_pod_state(snapshot, pod, raw)}"
+                f"{pod_label(pod.index, pod.name)}: {_pod_state(snapshot, pod, raw)}"
                 for pod, raw in snapshot.pods[:MAX_LISTED]
             ),
         ],

@@ -52,12 +52,7 @@ def report_message(exit_: ContainerExit) -> str | None:
 
 def exit_code_text(exit_: ContainerExit) -> str:
     """For an exit without a report."""
-    return f"{capitalized(exit_.label)} exited with code {exit_.code}: {MEANING.get(exit_.code, 'a crash')}."
-
-
-def capitalized(text: str) -> str:
-    """With a capital first letter, and the rest unchanged."""
-    return f"{text[:1].upper()}{text[1:]}"
+    return f"{exit_.label} ended with exit code {exit_.code}: {MEANING.get(exit_.code, 'a crash')}."
 
 
 def exit_evidence(snapshot: Snapshot, exit_: ContainerExit, message: str | None) -> list[str]:
