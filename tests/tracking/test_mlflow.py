@@ -424,7 +424,7 @@ def test_missing_login_is_warned_about(make_config: MakeConfig) -> None:
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri=uri, output__save_config_copy=True)
     assert harness.run(config, fault="after_optimizer:3:0:term").code == 75
     recorded = load_config(root_of(config) / RUN_ID / "config.yaml")
-    assert recorded.mlflow.tracking_uri == "http://***@127.0.0.1:9"
+    assert recorded.tracking.mlflow.tracking_uri == "http://***@127.0.0.1:9"
     without = harness.run(recorded, RUN_ID, fault="after_optimizer:5:0:term")
     with_login = harness.run(recorded, RUN_ID, env=LOGIN)
     assert (without.code, with_login.code) == (75, 0)

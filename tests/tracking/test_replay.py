@@ -72,7 +72,7 @@ def fetched(smoke: Path, tmp_path: Path) -> RunDirectory:
 
 def change_config(run: RunDirectory, section: str, **values: Any) -> None:
     config = yaml.safe_load(run.config.read_text())
-    config[section].update(values)
+    (config["tracking"]["mlflow"] if section == "mlflow" else config[section]).update(values)
     run.config.write_text(yaml.safe_dump(config))
 
 
