@@ -98,9 +98,9 @@ def _record_of_claim(run: str, namespace: str, claim: str, image: str | None) ->
     from llmtrain.launch.record import Record
     from llmtrain.launch.work import Work
 
-    launch: dict[str, Any] = {"name": run, "namespace": namespace, "runs_volume": {"claim": claim}}
+    launch: dict[str, Any] = {"namespace": namespace, "runs_volume": {"claim": claim}}
     launch |= {"image": image} if image else {}
-    config = build_config(Document("--claim", {"launch": launch}))
+    config = build_config(Document("--claim", {"launch": launch, "output": {"run_id": run}}))
     return Record(run, namespace, config, Work(), number=1, launched_at="", stopped_at=None)
 
 
