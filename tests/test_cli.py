@@ -578,7 +578,7 @@ class TestExport:
         train("output.run_id=dummy")
         done = cli("export", "--run", "dummy", "--to", "there")
         assert done.code == 64
-        assert "no export format" in done.err
+        assert "does not support export" in done.err
         assert not Path("there").exists()
 
 
