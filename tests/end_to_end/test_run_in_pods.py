@@ -55,7 +55,7 @@ def test_exit_codes_come_back(kube: Kube, held: str) -> None:
 def test_left_running_and_ended(kube: Kube, held: str) -> None:
     kube.llmtrain("exec", held, "--detach", "--", "sh", "-c", "echo begun $PET_NODE_RANK; sleep 1000")
     again = kube.llmtrain("exec", held, "--detach", "--", "true", expect=64)
-    assert "still running" in again.err
+    assert "already running" in again.err
     assert "--kill" in again.err
     deadline = time.monotonic() + 20
     while "[1] begun 1" not in (log := kube.llmtrain("logs", held).out):

@@ -103,7 +103,7 @@ def everything(kube: Kube) -> dict[tuple[str, str], str]:
 
 def test_launch_and_follow(launched: Done) -> None:
     assert "step 30/30" in launched.out
-    assert f"Run {RUN} is finished." in launched.out
+    assert f"Run {RUN} finished." in launched.out
 
 
 def refused(kube: Kube, who: Kube, right: str, words: list[str]) -> None:

@@ -96,7 +96,7 @@ ENDED = {
     "bad-data": Expected(
         ["data.name=instruct_jsonl", "data.train_file=/out/rows.jsonl"],
         "bad_data",
-        ["exit code 65", "/out/rows.jsonl, line 2: there is no field 'output'"],
+        ["exit code 65", "/out/rows.jsonl, line 2: field 'output' is missing"],
         ["Set data.output_field", "--set FIELD=VALUE"],
     ),
     "nan": Expected(
