@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmtrain.distributed.command_crashes import count_crash
 from llmtrain.distributed.worker_exit import NO_RESTART_CODES
@@ -59,8 +59,8 @@ def run_in_child(is_own_command: bool = False) -> int | None:
     platform = platform_of(os.environ)
     if platform is None:
         return None
-    if platform == "statefulset" and (code := _read_marker()) is not None:
-        return _wait_for_deletion(code)
+    if platform == "statefulset" and (marker := _read_end(_marker())) is not None:
+        return _wait_for_deletion(marker["exit_code"])
     # Blocked signals stay pending until sigwait: none is lost, neither around the fork nor later.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED_SIGNALS, signal.SIGCHLD))
     started = time.monotonic()
@@ -127,20 +127,19 @@ def _marker() -> Path:
     return Path(os.environ.get("TMPDIR") or "/tmp") / "llmtrain-exit-code.json"
 
 
-def _read_marker() -> int | None:
-    marker = read_json(_marker())
-    if not isinstance(marker, dict) or marker.get("launch") != _launch():
-        return None
-    code = marker.get("exit_code")
-    return code if code in FINAL_CODES else None
-
-
 def _write_marker(code: int) -> bool:
     try:
         write_json(_marker(), {"launch": _launch(), "exit_code": code})
     except OSError:
         return False
     return True
+
+
+def _read_end(path: Path) -> dict[str, Any] | None:
+    """The recorded end of this launch, in the marker or in ended.json; None if there is none."""
+    record = read_json(path)
+    is_end = isinstance(record, dict) and record.get("launch") == _launch() and record.get("exit_code") in FINAL_CODES
+    return record if is_end else None
 
 
 def _wait_for_deletion(code: int) -> int:
@@ -185,8 +184,8 @@ def run_to_record(config: "Config") -> "RunDirectory | None":
 
 def ended_before(run: "RunDirectory") -> ExitReport | None:
     """The recorded end of this launch of the run; None if it has not ended."""
-    record = read_json(run.ended)
-    if not isinstance(record, dict) or record.get("launch") != _launch() or record.get("exit_code") not in FINAL_CODES:
+    record = _read_end(run.ended)
+    if record is None:
         return None
     return parse_report(record.get("report")) or ExitReport(record["exit_code"])
 

@@ -16,10 +16,11 @@ import re
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from llmtrain import errors
 from llmtrain.env import NODE_NAME, TERMINATION_LOG, WORKER
 from llmtrain.errors import LlmtrainError, Superseded
 from llmtrain.files import write_json
@@ -116,8 +117,6 @@ class ExitReport:
 
     def as_error(self) -> LlmtrainError:
         """The error of the process that wrote this report."""
-        from llmtrain import errors
-
         types = {k.__name__: k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, LlmtrainError)}
         kind: Any = types.get(self.error, LlmtrainError)
         kind = errors.UsageError if kind is errors.ConfigError else kind  # which is built from a list of problems
@@ -147,7 +146,7 @@ def parse_report(values: Any) -> ExitReport | None:
     )
     if not is_valid or not isinstance(values, dict):
         return None
-    return ExitReport(**{**_shallow(report), "error": _FIRST_VERSION.get(report.error, report.error)})
+    return replace(report, error=_FIRST_VERSION.get(report.error, report.error))
 
 
 def read_termination_message(text: str) -> ExitReport | None:
@@ -247,7 +246,3 @@ def _integer(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     return int(value) if isinstance(value, str) and value.isdecimal() else None
-
-
-def _shallow(report: ExitReport) -> dict[str, Any]:
-    return {item.name: getattr(report, item.name) for item in fields(ExitReport)}

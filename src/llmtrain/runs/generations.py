@@ -14,7 +14,6 @@ from llmtrain.env import LAUNCH
 from llmtrain.errors import TrainingFailed
 from llmtrain.files import is_full, read_json, write_json, write_json_in_place
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.exit_report import report_to_run
 from llmtrain.runs.metadata import cpu_architecture
 
 MAX_CRASHES = 3
@@ -60,7 +59,6 @@ def begin_generation(
             + (f"resume {run.run_id}" if launch else f"train --resume {run.path}"),
             reason="gave_up",
         )
-    report_to_run(run.exits)
     generation = last["generation"] + 1 if last else 1
     row = {
         "generation": generation,

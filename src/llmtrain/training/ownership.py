@@ -12,6 +12,7 @@ from llmtrain.env import NODE
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, UsageError
 from llmtrain.files import is_full
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.exit_report import report_to_run, set_position
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.lock import STALE_AFTER_SEC, Lock, NullLock, RunLock, is_held
 from llmtrain.training.resume import Resumption
@@ -62,6 +63,8 @@ class RunOwnership:
             self._generation = world.control.on_rank0(
                 lambda: begin_generation(run, step, world.world_size, is_again, threads=threads)
             )
+            set_position(generation=self._generation)
+            report_to_run(run.exits)
             if world.is_first:
                 self._stack.push(_end_generation_on_exit(run, lock, self._generation, step))
         return self._generation

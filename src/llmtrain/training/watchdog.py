@@ -12,7 +12,7 @@ from types import TracebackType
 
 from llmtrain.distributed.world import World
 from llmtrain.errors import PeerLost
-from llmtrain.runs.exit_report import exit_now, report_to_run, set_position
+from llmtrain.runs.exit_report import exit_now, set_position
 from llmtrain.runs.heartbeats import Beat, Heartbeat, read_heartbeats, started_again
 
 BEAT_SEC = 2.0
@@ -28,8 +28,6 @@ class Watchdog:
         self._folder, self._world, self._timeout_sec, self._starts = folder, world, timeout_sec, starts
         self._heartbeat = Heartbeat(folder, world.rank, generation)
         self._step = self._progress = 0
-        set_position(generation=generation)
-        report_to_run(folder.parent / "exits")
         self._ticked_at = time.monotonic()
         self._longest_gap = 0.0  # between two recent ticks
         self._replacement: tuple[int, str] | None = None  # (node_rank, start) of a pod that started again

@@ -5,7 +5,16 @@ from collections.abc import Iterator
 
 from llmtrain.lint.command import Container
 from llmtrain.lint.model import Pod
-from llmtrain.lint.rules.rule import Match, all_pods, complete_pods, multi_node_pods, rule, shorten, training_pods
+from llmtrain.lint.rules.rule import (
+    Match,
+    all_pods,
+    complete_pods,
+    matches_in_commands,
+    multi_node_pods,
+    rule,
+    shorten,
+    training_pods,
+)
 from llmtrain.lint.yaml_nodes import LineFinder, Node
 from llmtrain.redact import has_token, is_secret_setting
 
@@ -174,9 +183,7 @@ def shell_without_exec(pod: Pod) -> Iterator[Match]:
     over=all_pods,
 )
 def env_dump(pod: Pod) -> Iterator[Match]:
-    for container in pod.all_containers or pod.containers:
-        for entry, line, what in container.find(_DUMP):
-            yield Match(entry, shorten(what), line)
+    yield from matches_in_commands(pod, _DUMP)
 
 
 @rule(

@@ -7,7 +7,15 @@ from llmtrain.distributed.nested_launcher import launcher_name, process_command
 from llmtrain.distributed.shell_command import commands_in
 from llmtrain.lint.command import Setting, is_index
 from llmtrain.lint.model import OPERATOR_KINDS, Pod
-from llmtrain.lint.rules.rule import Match, all_pods, multi_node_pods, rule, shorten, training_pods
+from llmtrain.lint.rules.rule import (
+    Match,
+    all_pods,
+    matches_in_commands,
+    multi_node_pods,
+    rule,
+    shorten,
+    training_pods,
+)
 
 INDEX_SELECTORS = ("job-completion-index", "pod-index", "replica-index", "pod-name", "job-role")
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
@@ -231,9 +239,7 @@ def socket_interface_fixed(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def sleep_random(pod: Pod) -> Iterator[Match]:
-    for container in pod.all_containers or pod.containers:
-        for entry, line, what in container.find(_SLEEP_RANDOM):
-            yield Match(entry, shorten(what), line)
+    yield from matches_in_commands(pod, _SLEEP_RANDOM)
 
 
 @rule(
@@ -245,9 +251,7 @@ def sleep_random(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def api_lookup(pod: Pod) -> Iterator[Match]:
-    for container in pod.all_containers or pod.containers:
-        for entry, line, what in container.find(_API_LOOKUP):
-            yield Match(entry, shorten(what), line)
+    yield from matches_in_commands(pod, _API_LOOKUP)
 
 
 RULES = (

@@ -1,5 +1,6 @@
 """Rule: one mistake, with the reason and the fix; a small function finds its occurrences."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -79,6 +80,13 @@ def job_pods(manifests: Manifests) -> Iterable[Pod]:
 
 def workloads(*kinds: str) -> Callable[[Manifests], Iterable[Workload]]:
     return lambda manifests: (workload for workload in manifests.workloads if workload.kind in kinds)
+
+
+def matches_in_commands(pod: Pod, pattern: re.Pattern[str]) -> Iterator[Match]:
+    """Every place in the commands of the pod's containers where the pattern occurs."""
+    for container in pod.all_containers or pod.containers:
+        for entry, line, what in container.find(pattern):
+            yield Match(entry, shorten(what), line)
 
 
 def shorten(value: object) -> str:
