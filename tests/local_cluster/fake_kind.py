@@ -163,7 +163,10 @@ def containers() -> dict[str, Any]:
 
 
 def save(value: dict[str, Any]) -> None:
-    (HOME / "containers.json").write_text(json.dumps(value))
+    # Renamed into place: a test reads the file while the program runs.
+    written = HOME / f"containers.json.{os.getpid()}"
+    written.write_text(json.dumps(value))
+    written.rename(HOME / "containers.json")
 
 
 def images() -> list[str]:
