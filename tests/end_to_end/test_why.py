@@ -1,5 +1,7 @@
 """llmtrain why on a real cluster: each failure has one cause, with evidence and a remedy. (Lost nodes are in
-test_lost_node.py.)"""
+test_lost_node.py.)
+
+Every diagnosis is made by a user who may not read logs: exit reports, pod conditions, events and heartbeats suffice."""
 
 import json
 import os
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from breaking import processes_of
 from kube import Kube
+from users import rights_of_the_guide, user
 
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import find_record
@@ -126,10 +129,18 @@ def launch(kube: Kube, run: str, expected: Expected, kind: str = "indexed_job") 
     kube.llmtrain(*own.launch_words(kind, run, *words, nodes=expected.nodes), "--detach")
 
 
-def ask(kube: Kube, run: str, within: float = 60) -> Why:
+@pytest.fixture(scope="module")
+def no_logs(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> Kube:
+    rules = [rule for rule in rights_of_the_guide() if rule["resources"] != ["pods/log"]]
+    found = user(kube, "no-logs", rules, tmp_path_factory.mktemp("no-logs"))
+    assert found.kubectl("auth", "can-i", "get", "pods", "--subresource=log", expect=1).strip() == "no"
+    return found
+
+
+def ask(user: Kube, run: str, within: float = 60) -> Why:
     """The first cause other than starting: a wrong cause before the right one is an error too."""
     deadline = time.monotonic() + within
-    while is_starting(why := kube.llmtrain("why", run, "--json").json):
+    while is_starting(why := user.llmtrain("why", run, "--json").json):
         assert time.monotonic() < deadline, why
         time.sleep(1)
     return why
@@ -174,14 +185,14 @@ def waiting(kube: Kube) -> None:
 
 @pytest.mark.parametrize("run", NEVER_RUN)
 @pytest.mark.usefixtures("never_run")
-def test_pods_that_never_run(kube: Kube, run: str) -> None:
-    check(ask(kube, run), NEVER_RUN[run])
+def test_pods_that_never_run(no_logs: Kube, run: str) -> None:
+    check(ask(no_logs, run), NEVER_RUN[run])
 
 
 @pytest.mark.usefixtures("never_run")
-def test_text_output(kube: Kube) -> None:
-    ask(kube, "no-login")
-    first, *evidence, remedy = kube.llmtrain("why", "no-login").out.splitlines()
+def test_text_output(no_logs: Kube) -> None:
+    ask(no_logs, "no-login")
+    first, *evidence, remedy = no_logs.llmtrain("why", "no-login").out.splitlines()
     assert " no-login-0-" in first
     assert first.endswith('secret "s3-login" not found')
     assert evidence[0] == "Evidence:"
@@ -193,36 +204,36 @@ def test_text_output(kube: Kube) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("never_run", "ended")  # they start in the meantime
-def test_remedy_fixes_the_run(kube: Kube) -> None:
+def test_remedy_fixes_the_run(kube: Kube, no_logs: Kube) -> None:
     """Runs the command of the remedy, with an .env file."""
-    remedy = ask(kube, "no-token")["remedy"]
+    remedy = ask(no_logs, "no-token")["remedy"]
     words = remedy.removeprefix("Create it: llmtrain ").partition(". Or ")[0].split()
     (kube.folder / ".env").write_text("HF_TOKEN=hf_made_up\n")
     kube.local(*words)
     kube.wait("no-token", lambda status: status["state"] in ("starting", "running", "finished"))
-    assert kube.llmtrain("why", "no-token", "--json").json["cause"] in (*STARTING, "finished")
+    assert no_logs.llmtrain("why", "no-token", "--json").json["cause"] in (*STARTING, "finished")
 
 
-def test_missing_claim(kube: Kube) -> None:
+def test_missing_claim(kube: Kube, no_logs: Kube) -> None:
     """`llmtrain launch` refuses it, so the manifests are applied with kubectl."""
     words = kube.launch_words("indexed_job", "no-claim", "--set", "launch.data_volume.claim=corpus", nodes=1)
     kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim")
     kube.kubectl("apply", "-k", str(kube.folder / "no-claim"))
     named = ["The claim corpus does not exist.", 'persistentvolumeclaim "corpus" not found', "Claim runs: Bound."]
-    check(ask(kube, "no-claim"), Expected([], "claim", named, ["--set launch.data_volume.claim=NAME"]))
+    check(ask(no_logs, "no-claim"), Expected([], "claim", named, ["--set launch.data_volume.claim=NAME"]))
     kube.llmtrain("delete", "no-claim")
 
 
 @pytest.mark.parametrize("run", ENDED)
 @pytest.mark.usefixtures("ended")
-def test_runs_that_end_badly(kube: Kube, run: str) -> None:
-    check(ask(kube, run), ENDED[run])
+def test_runs_that_end_badly(no_logs: Kube, run: str) -> None:
+    check(ask(no_logs, run), ENDED[run])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("waiting")
-def test_unreachable_master(kube: Kube) -> None:
-    check(ask(kube, "no-master"), NO_MASTER)
+def test_unreachable_master(kube: Kube, no_logs: Kube) -> None:
+    check(ask(no_logs, "no-master"), NO_MASTER)
     kube.kubectl("delete", "job", "no-master", "--wait=false")  # frees its resources
 
 
@@ -246,11 +257,11 @@ def steps(number: int) -> Callable[[dict[str, Any]], bool]:
 
 
 @pytest.mark.usefixtures("waiting")
-def test_hanging_rank(kube: Kube) -> None:
+def test_hanging_rank(kube: Kube, no_logs: Kube) -> None:
     """The other rank reports it and exits; the hung one stays."""
     healthy = kube.wait("hung", steps(5))
     right = Expected([], "healthy", ["at step", "2 Running"], ["llmtrain status hung"])
-    check(kube.llmtrain("why", "hung", "--json").json, right)
+    check(no_logs.llmtrain("why", "hung", "--json").json, right)
     pod = next(pod["name"] for pod in healthy["pods"] if pod["index"] == 1)
     with frozen(kube, pod):
         facts = [
@@ -259,7 +270,7 @@ def test_hanging_rank(kube: Kube) -> None:
             f"{pod} is still running",
             "exit code 75",
         ]
-        check(ask(kube, "hung"), Expected([], "rank_hung", facts, ["llmtrain recover hung"]))
+        check(ask(no_logs, "hung"), Expected([], "rank_hung", facts, ["llmtrain recover hung"]))
         done = kube.llmtrain("recover", "hung", "--json").json
         assert [row["name"] for row in done["frozen"]] == [pod]
         kube.wait("hung", lambda status: all(row["name"] != pod for row in status["pods"]))
@@ -269,13 +280,13 @@ def test_hanging_rank(kube: Kube) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("waiting")
-def test_all_ranks_hang(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_hang(kube: Kube, no_logs: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank is left to report them: only their heartbeats, which another pod reads from the volume, show it."""
     monkeypatch.setattr(why_module, "STALL_AFTER_SEC", 2.0)
     [pod] = kube.wait("silent", steps(5))["pods"]
     with frozen(kube, pod["name"]):
         time.sleep(3)
-        cluster = Cluster.connect(str(kube.kubeconfig), None)  # in this process, with the shorter STALL_AFTER_SEC
+        cluster = Cluster.connect(str(no_logs.kubeconfig), None)  # in this process, with the shorter STALL_AFTER_SEC
         why = why_module.explain(cluster, find_record(cluster, "silent", kube.namespace)).as_dict()
     where = f"{pod['name']} on {pod['node']}"
     heartbeats = ["No rank ", f"Rank 0 ({where}): no heartbeat since step", f"Rank 1 ({where}): no heartbeat"]
@@ -288,12 +299,14 @@ def test_all_ranks_hang(kube: Kube, monkeypatch: pytest.MonkeyPatch) -> None:
 # Other kinds report the same failures differently.
 # The operator of a PyTorchJob deletes a killed pod, and OOMKilled with it.
 KILLED = replace(TOO_SMALL, cause="killed", evidence=["its pod was deleted", "exit code 137", "limit is 96Mi"])
-ON_EVERY_KIND = {"no-image": NO_IMAGE, "too-small": TOO_SMALL, "no-cuda": NO_CUDA, "too-late": TOO_LATE}
+# Another test creates the Secret of no-token.
+ON_EVERY_KIND = {name: case for name, case in {**NEVER_RUN, **ENDED}.items() if name != "no-token"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_every_kind(kube: Kube, kind: str) -> None:
+@pytest.mark.usefixtures("never_run", "ended")  # they make the quota and the data
+def test_on_every_kind(kube: Kube, no_logs: Kube, kind: str) -> None:
     runs = {f"{name}-{kind.replace('_', '-')}": expected for name, expected in ON_EVERY_KIND.items()}
     if kind == "stateful_set":  # it has no deadline
         del runs["too-late-stateful-set"]
@@ -302,7 +315,7 @@ def test_on_every_kind(kube: Kube, kind: str) -> None:
     for run, expected in runs.items():
         if kind == "pytorch_job" and expected is TOO_LATE:
             trigger_operator(kube, run)
-        why = ask(kube, run)
+        why = ask(no_logs, run)
         is_deleted = kind == "pytorch_job" and why["cause"] == KILLED.cause
         check(why, KILLED if is_deleted and expected is TOO_SMALL else expected)
         kube.llmtrain("delete", run)

@@ -1,8 +1,12 @@
 """llmtrain why: each situation has exactly one cause, with evidence."""
 
+import itertools
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
@@ -49,6 +53,7 @@ from llmtrain.launch.work import Work
 from llmtrain.operate.status.run_status import all_status, run_status
 from llmtrain.operate.why import causes, run_reports
 from llmtrain.operate.why import explain as why_module
+from llmtrain.operate.why import stall as stall_module
 from llmtrain.operate.why.explain import explain
 from llmtrain.operate.why.snapshot import Stall
 from llmtrain.runs.exit_report import ExitReport
@@ -557,11 +562,11 @@ def test_finished_run(kube: KubeServer, kind: str, condition: str) -> None:
     assert why(run).cause == "finished"
 
 
-def fake_heartbeats(monkeypatch: pytest.MonkeyPatch, stall: Stall) -> list[float]:
+def fake_heartbeats(monkeypatch: pytest.MonkeyPatch, stall: Stall) -> list[float | None]:
     """Replaces the pod that reads heartbeats; returns the log ages it was called with."""
-    log_ages: list[float] = []
+    log_ages: list[float | None] = []
 
-    def watch(cluster: object, snapshot: object, seconds: float) -> Stall:  # noqa: ARG001
+    def watch(cluster: object, snapshot: object, seconds: float | None, after: float) -> Stall:  # noqa: ARG001
         log_ages.append(seconds)
         return stall
 
@@ -583,12 +588,61 @@ def test_stalled_run(kube: KubeServer, monkeypatch: pytest.MonkeyPatch, stall: S
     say(run, 0, STEP.format(7), ago_sec=300)
     found = why(run)
     assert (found.cause, word in shown(found)) == (cause, True)
-    assert 295 < log_ages[0] < 310
+    assert 295 < (log_ages[0] or 0) < 310
     say(run, 0, STEP.format(8))
     assert (why(run).cause, len(log_ages)) == ("healthy", 1)
 
 
 # Without permissions.
+
+
+@pytest.mark.parametrize(("stall", "cause", "fact"), [
+    (Stall(None, [1], [], {0: 7, 1: 7}), "rank_hung", "Rank 1 "),
+    (Stall(None, [0, 1], [], {0: 7, 1: 7}), "rank_hung", "since step 7."),
+    (Stall(None, [], [0, 1], {0: 7, 1: 7}), "healthy", "at step 7"),
+    (Stall(None, [], [], {0: 7, 1: 7}), "healthy", "at step 7"),  # a long step
+    (Stall(None, error="Not allowed to create pods."), "healthy", "Not allowed to create pods."),
+])  # fmt: skip
+def test_heartbeats_replace_a_log_that_cannot_be_read(
+    kube: KubeServer, monkeypatch: pytest.MonkeyPatch, stall: Stall, cause: str, fact: str
+) -> None:
+    log_ages = fake_heartbeats(monkeypatch, stall)
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    kube.forbidden |= {"log"}
+    found = why(run)
+    assert (found.cause, fact in shown(found)) == (cause, True), found
+    assert log_ages == [None]
+
+
+@pytest.mark.parametrize(("log_age", "polls"), [(300.0, 3), (None, 15)])
+def test_heartbeats_are_watched_longer_without_a_log(
+    monkeypatch: pytest.MonkeyPatch, log_age: float | None, polls: int
+) -> None:
+    """Until a rank advances."""
+    now, reads = [0.0], [0]
+    heartbeats = {0: {"beat": 1, "progress": 1, "step": 7}}
+
+    def read(reader: object) -> stall_module.Heartbeats:  # noqa: ARG001
+        reads[0] += 1
+        return dict(heartbeats)
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(stall_module, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(stall_module, "reader_pod", lambda *_: nullcontext())
+    monkeypatch.setattr(stall_module, "read_heartbeats", read)
+    snapshot: Any = SimpleNamespace(record=None, status=SimpleNamespace(world_size=1))
+    cluster: Any = None
+    found = stall_module.watch_heartbeats(cluster, snapshot, log_age, 120)
+    assert (found.silent_ranks, found.advancing_ranks, reads[0]) == ([0], [], 1 + polls)
+    progress = itertools.count()
+    monkeypatch.setattr(stall_module, "read_heartbeats", lambda _: {0: {"beat": 1, "progress": next(progress)}})
+    now[0] = 0.0
+    assert stall_module.watch_heartbeats(cluster, snapshot, log_age, 120).advancing_ranks == [0]
+    assert now[0] == stall_module.POLL_SEC
 
 
 def test_without_access_to_events_and_logs(kube: KubeServer) -> None:

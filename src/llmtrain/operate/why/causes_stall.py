@@ -1,4 +1,4 @@
-"""Runs whose pods are running but whose log has stopped, diagnosed from their heartbeats."""
+"""Runs whose pods are running but whose log has stopped or cannot be read, diagnosed from their heartbeats."""
 
 from llmtrain.operate.status.view import age_text
 from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, resume_command
@@ -25,7 +25,7 @@ def rank_hung(snapshot: Snapshot) -> Diagnosis | None:
     replaced = f" It replaces {_names(hung)}." if hung else ""
     return Diagnosis(
         _summary(stall, snapshot.status.world_size),
-        [_log_age(stall), *lines],
+        [*_log_age(stall), *lines],
         f"A hung process does not exit. Run: {command}.{replaced} The run resumes from its newest checkpoint.",
         tuple(hung),
     )
@@ -38,7 +38,8 @@ def _names(names: list[str]) -> str:
 def _summary(stall: Stall, world_size: int) -> str:
     ranks = stall.silent_ranks or []
     if len(ranks) == world_size:
-        return f"No rank sends heartbeats, and the run has logged nothing for {age_text(stall.seconds)}."
+        logged = "" if stall.seconds is None else f", and the run has logged nothing for {age_text(stall.seconds)}"
+        return f"No rank sends heartbeats{logged}."
     if len(ranks) > 1:
         listed = f"{', '.join(map(str, ranks[:MAX_LISTED]))}{', ...' if len(ranks) > MAX_LISTED else ''}"
         return f"Ranks {listed} hang: they send no heartbeats, and the other ranks wait for them."
@@ -50,10 +51,12 @@ def no_progress(snapshot: Snapshot) -> Diagnosis | None:
     stall = snapshot.stall
     if stall is None or stall.advancing_ranks or stall.silent_ranks or not snapshot.is_running:
         return None
+    if stall.seconds is None:  # a step may take longer than the heartbeats were watched
+        return None
     evidence = f"Heartbeats cannot be read: {stall.error}" if stall.silent_ranks is None else _steps(stall.steps)
     return Diagnosis(
         f"The run has logged nothing for {age_text(stall.seconds)} and makes no progress.",
-        [_log_age(stall), evidence],
+        [*_log_age(stall), evidence],
         "A long step, evaluation or checkpoint can cause this. Wait and check again: llmtrain why "
         f"{snapshot.run}. If it persists: {resume_command(snapshot)}.",
     )
@@ -64,5 +67,5 @@ def _steps(steps: dict[int, int]) -> str:
     return f"All ranks send heartbeats, but none advances; they are at step {listed}."
 
 
-def _log_age(stall: Stall) -> str:
-    return f"The last line of rank 0's log is {age_text(stall.seconds)} old."
+def _log_age(stall: Stall) -> list[str]:
+    return [] if stall.seconds is None else [f"The last line of rank 0's log is {age_text(stall.seconds)} old."]

@@ -5,10 +5,10 @@ from typing import Any
 
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import Record
-from llmtrain.operate.status.run_status import objects_of
+from llmtrain.operate.status.run_status import RunStatus, objects_of
 from llmtrain.operate.why.causes import NO_PROBLEM, find_cause
 from llmtrain.operate.why.diagnosis import Diagnosis
-from llmtrain.operate.why.snapshot import Snapshot, take_snapshot
+from llmtrain.operate.why.snapshot import Snapshot, Stall, take_snapshot
 from llmtrain.operate.why.stall import log_age_sec, watch_heartbeats
 from llmtrain.terminal import printable_line
 
@@ -16,17 +16,29 @@ STALL_AFTER_SEC = 120.0
 
 
 def diagnose(cluster: Cluster, record: Record, stall_after_sec: float) -> tuple[Snapshot, str, Diagnosis]:
-    """(Snapshot, id of the cause, diagnosis). Heartbeats are checked if the run shows no other problem and has logged
-    nothing for `stall_after_sec`."""
+    """(Snapshot, id of the cause, diagnosis). Heartbeats are checked if the run shows no other problem, and has logged
+    nothing for `stall_after_sec` or its log cannot be read."""
     with objects_of(cluster, record):
         snapshot = take_snapshot(cluster, record)
         cause, diagnosis = find_cause(snapshot)
         if cause in NO_PROBLEM and record.work.mode == "train":
             log_age = log_age_sec(cluster, snapshot)
-            if log_age > stall_after_sec:
-                snapshot = replace(snapshot, stall=watch_heartbeats(cluster, snapshot, log_age))
+            if log_age is None or log_age > stall_after_sec:
+                stall = watch_heartbeats(cluster, snapshot, log_age, stall_after_sec)
+                unreadable = [f"Heartbeats cannot be read: {stall.error}"] if log_age is None and stall.error else []
+                snapshot = replace(
+                    snapshot,
+                    stall=stall,
+                    status=_with_step(snapshot.status, stall),
+                    unreadable=[*snapshot.unreadable, *unreadable],
+                )
                 cause, diagnosis = find_cause(snapshot)
         return snapshot, cause, diagnosis
+
+
+def _with_step(status: RunStatus, stall: Stall) -> RunStatus:
+    """The step of the heartbeats, if no log showed one."""
+    return status if status.step is not None or not stall.steps else replace(status, step=min(stall.steps.values()))
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ _IGNORE_EXITS = ("running", "finished", "stopped", "removed", "incomplete")
 class Stall:
     """A run that logs nothing, and its heartbeats."""
 
-    seconds: float
-    """Age of the last log line."""
+    seconds: float | None
+    """Age of the last log line; None if the log cannot be read."""
     silent_ranks: list[int] | None = None
     """Ranks that send no heartbeats; None if heartbeats cannot be read."""
     advancing_ranks: list[int] = field(default_factory=list)

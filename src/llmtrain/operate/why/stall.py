@@ -1,5 +1,5 @@
 """Detects stalled runs: the age of the log of rank 0, and the heartbeats of all ranks. Heartbeats are on the runs
-volume; reading them takes a pod and some seconds, so they are read only if nothing else explains the stall."""
+volume; reading them takes a pod and some seconds, so they are read only if the log is old or unreadable."""
 
 import json
 import time
@@ -14,38 +14,45 @@ from llmtrain.operate.logs.pod_log import split_time
 from llmtrain.operate.why.snapshot import Snapshot, Stall
 
 WATCH_SEC = 6.0  # three heartbeats
+POLL_SEC = 2.0
+MAX_WATCH_SEC = 30.0
 _DIRECTORY = "heartbeats/"
 Heartbeats = dict[int, dict[str, Any]]
 """Rank -> its last heartbeat."""
 
 
-def log_age_sec(cluster: Cluster, snapshot: Snapshot) -> float:
-    """Age of the last log line of rank 0; 0 if unknown."""
+def log_age_sec(cluster: Cluster, snapshot: Snapshot) -> float | None:
+    """Age of the last log line of rank 0; 0 if there is none yet, None if the log cannot be read."""
     pod0 = next((pod for pod, _ in snapshot.pods if pod.index == 0 and pod.is_running), None)
     if pod0 is None:
         return 0.0
     record = snapshot.record
     try:
         lines = list(cluster.log(pod0.name, record.namespace, record.workload.container, tail=1, timestamps=True))
-    except LlmtrainError:
-        return 0.0
+    except LlmtrainError:  # not allowed to read it, or the node does not respond
+        return None
     stamp = split_time(lines[-1])[0] if lines else ""
     return seconds_since(stamp) if stamp else 0.0
 
 
-def watch_heartbeats(cluster: Cluster, snapshot: Snapshot, seconds: float) -> Stall:
-    """Reads the heartbeats twice and compares them: clocks of nodes differ, so their time stamps are not used."""
+def watch_heartbeats(cluster: Cluster, snapshot: Snapshot, log_age: float | None, stall_after_sec: float) -> Stall:
+    """Reads the heartbeats until a rank advances, and compares them: clocks of nodes differ, so their time stamps are
+    not used. Without the age of the log as a second sign it waits longer before it reports a silent rank."""
+    watch_sec = WATCH_SEC if log_age is not None else min(max(stall_after_sec, WATCH_SEC), MAX_WATCH_SEC)
     try:
         with reader_pod(cluster, snapshot.record) as reader:
             before = read_heartbeats(reader)
-            time.sleep(WATCH_SEC)
-            after = read_heartbeats(reader)
+            deadline = time.monotonic() + watch_sec
+            while True:
+                time.sleep(POLL_SEC)
+                stall = compare_heartbeats(log_age, snapshot.status.world_size, before, read_heartbeats(reader))
+                if stall.error or stall.advancing_ranks or time.monotonic() >= deadline:
+                    return stall
     except LlmtrainError as error:  # not allowed to create pods, or the pod is unschedulable
-        return Stall(seconds, error=error.what)
-    return compare_heartbeats(seconds, snapshot.status.world_size, before, after)
+        return Stall(log_age, error=error.what)
 
 
-def compare_heartbeats(seconds: float, world_size: int, before: Heartbeats, after: Heartbeats) -> Stall:
+def compare_heartbeats(seconds: float | None, world_size: int, before: Heartbeats, after: Heartbeats) -> Stall:
     if not after:
         return Stall(seconds, error="the run has not written any yet.")
     silent = [rank for rank in range(world_size) if rank not in after or _is_same(before, after, rank, "beat")]
