@@ -1,6 +1,8 @@
 """Names in configs, and the class of each as "module:Class", imported on use.
 
-A new model, dataset, tracker or launch kind needs one module, one row here, one preset and one test.
+A new model or dataset needs one module, one row here, one config section, one preset and one test. A tracker needs a
+field in config/tracking.py. A launch kind implements launch.plan.Workload; its API group and plural name are in
+kubernetes/client.py, and what its controller reports is read in operate/status/ and operate/why/.
 """
 
 import importlib

@@ -1,4 +1,5 @@
-"""Exit codes for platforms with other conventions. LLMTRAIN_EXIT_CODES names the platform of `llmtrain node`:
+"""Exit codes for platforms with other conventions. (What the codes mean is in llmtrain/errors.py; which one a node
+takes when its processes end differently, in worker_exit.py.) LLMTRAIN_EXIT_CODES names the platform of `llmtrain node`:
 
     pytorchjob   retries only codes from 128: 128 is added to codes after which a restart may help.
     statefulset  restarts containers whatever their exit code. A node that ends with 0, 64 or 65 exits once, so that
