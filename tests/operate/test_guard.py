@@ -17,7 +17,7 @@ from llmtrain.distributed.exit_codes import IDLE_MARK
 from llmtrain.kubernetes.labels import NOTIFIED
 from llmtrain.logs import setup_logging
 from llmtrain.operate.guard import watch as guard_module
-from llmtrain.operate.guard.watch import NO_RETRY_AFTER_SEC, End, Guard, find_end, watch
+from llmtrain.operate.guard.watch import NO_RETRY_AFTER_SEC, Guard, RunOutcome, find_outcome, watch
 
 Object = dict[str, Any]
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC).timestamp()
@@ -53,84 +53,89 @@ def pod(
 
 
 LONG = NO_RETRY_AFTER_SEC + 1
-CASES: dict[str, tuple[list[Object], End | None]] = {
+CASES: dict[str, tuple[list[Object], RunOutcome | None]] = {
     "no pods": ([], None),
     "running": ([pod(0), pod(1)], None),
     "pending": ([pod(0, phase="Pending"), pod(1)], None),
-    "finished": ([pod(0, 0), pod(1, 0)], End("finished", 0)),
+    "finished": ([pod(0, 0), pod(1, 0)], RunOutcome("finished", 0)),
     "one finished, one running": ([pod(0, 0), pod(1)], None),
     "recent crash, will be retried": ([pod(0, 1), pod(1, 75)], None),
     "one crashed, one running": ([pod(0, 1, ago_sec=LONG), pod(1)], None),
-    "old crash": ([pod(0, 1, ago_sec=LONG), pod(1, 75, ago_sec=LONG)], End("failed", 1)),
+    "old crash": ([pod(0, 1, ago_sec=LONG), pod(1, 75, ago_sec=LONG)], RunOutcome("failed", 1)),
     "old crash, other pod ended recently": (
         [pod(0, 1, ago_sec=LONG), pod(1, 75, ago_sec=NO_RETRY_AFTER_SEC - 1)],
         None,
     ),
-    "killed": ([pod(0, 137, ago_sec=LONG)], End("failed", 137)),
-    "config error": ([pod(0, 64), pod(1)], End("failed", 64)),
-    "bad data": ([pod(0, 1), pod(1, 65)], End("failed", 65)),
-    "one finished, one crashed long ago": ([pod(0, 0, ago_sec=LONG), pod(1, 1, ago_sec=LONG)], End("failed", 1)),
+    "killed": ([pod(0, 137, ago_sec=LONG)], RunOutcome("failed", 137)),
+    "config error": ([pod(0, 64), pod(1)], RunOutcome("failed", 64)),
+    "bad data": ([pod(0, 1), pod(1, 65)], RunOutcome("failed", 65)),
+    "one finished, one crashed long ago": ([pod(0, 0, ago_sec=LONG), pod(1, 1, ago_sec=LONG)], RunOutcome("failed", 1)),
     "replacement running": ([pod(0, 1, ago_sec=LONG), pod(0, made=1), pod(1)], None),
-    "replacement finished": ([pod(0, 1, ago_sec=LONG), pod(0, 0, made=1), pod(1, 0)], End("finished", 0)),
-    "newest pod decides in any order": ([pod(0, 0, made=2), pod(0, 1, ago_sec=LONG, made=1)], End("finished", 0)),
+    "replacement finished": ([pod(0, 1, ago_sec=LONG), pod(0, 0, made=1), pod(1, 0)], RunOutcome("finished", 0)),
+    "newest pod decides in any order": (
+        [pod(0, 0, made=2), pod(0, 1, ago_sec=LONG, made=1)],
+        RunOutcome("finished", 0),
+    ),
     "being stopped": ([pod(0, is_terminating=True), pod(1, is_terminating=True)], None),
     "stopped": ([pod(0, 75, is_terminating=True), pod(1, 75, is_terminating=True)], None),
     "config error of a terminating pod": ([pod(0, 64, is_terminating=True), pod(1)], None),
     "PyTorchJob running": ([pod(0, role="master"), pod(0, role="worker")], None),
     "PyTorchJob master finished": ([pod(0, 0, role="master"), pod(0, role="worker")], None),
-    "PyTorchJob finished": ([pod(0, 0, role="master"), pod(0, 0, role="worker")], End("finished", 0)),
-    "PyTorchJob worker config error": ([pod(0, role="master"), pod(0, 64, role="worker")], End("failed", 64)),
+    "PyTorchJob finished": ([pod(0, 0, role="master"), pod(0, 0, role="worker")], RunOutcome("finished", 0)),
+    "PyTorchJob worker config error": ([pod(0, role="master"), pod(0, 64, role="worker")], RunOutcome("failed", 64)),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_find_end(case: str) -> None:
+def test_find_outcome(case: str) -> None:
     pods, end = CASES[case]
-    assert find_end(pods, NOW) == end
+    assert find_outcome(pods, NOW) == end
 
 
-def test_find_end_tells_pods_without_index_label_apart_by_name() -> None:
+def test_find_outcome_tells_pods_without_index_label_apart_by_name() -> None:
     """StatefulSets before Kubernetes 1.28 set no index label."""
     pods = [pod(0, 0), pod(1, 1, ago_sec=1)]
     for each in pods:
         each["metadata"]["labels"] = {}
-    assert find_end(pods, NOW) is None
-    assert find_end(pods[:1], NOW) == End("finished", 0)
+    assert find_outcome(pods, NOW) is None
+    assert find_outcome(pods[:1], NOW) == RunOutcome("finished", 0)
 
 
 @pytest.mark.parametrize("code", [75, 1])
-def test_find_end_of_elastic_run_depends_on_pod_0(code: int) -> None:
+def test_find_outcome_of_elastic_run_depends_on_pod_0(code: int) -> None:
     """The job is complete once pod 0 has succeeded (successPolicy); a lost pod is not replaced then."""
     pods = [pod(0, 0, ago_sec=LONG), pod(1, code, ago_sec=LONG)]
     for each in pods:
         each["spec"]["containers"] = [
             {"name": "trainer", "command": ["python", "-m", "llmtrain", "node", "--nodes", "1:2"]}
         ]
-    assert find_end(pods, NOW) == End("finished", 0)
+    assert find_outcome(pods, NOW) == RunOutcome("finished", 0)
 
 
-def test_find_end_translates_pytorchjob_exit_codes() -> None:
+def test_find_outcome_translates_pytorchjob_exit_codes() -> None:
     """Interrupted (75) and crashed (1): `llmtrain node` adds 128 to codes that should be retried."""
     pods = [pod(0, 203, ago_sec=LONG, role="master"), pod(0, 129, ago_sec=LONG, role="worker")]
     for each in pods:
         each["spec"]["containers"] = [
             {"name": "pytorch", "env": [{"name": "LLMTRAIN_EXIT_CODES", "value": "pytorchjob"}]}
         ]
-    assert find_end(pods, NOW) == End("failed", 1)
+    assert find_outcome(pods, NOW) == RunOutcome("failed", 1)
 
 
 @pytest.mark.parametrize(("code", "ago_sec"), [(65, 10.0), (1, LONG)])
-def test_find_end_reads_init_containers(code: int, ago_sec: float) -> None:
+def test_find_outcome_reads_init_containers(code: int, ago_sec: float) -> None:
     """If prefetching fails, the training container never starts."""
     pods = [pod(0, code, ago_sec=ago_sec, phase="Failed")]
     status = pods[0]["status"]
     status["initContainerStatuses"] = status["containerStatuses"]
     status["containerStatuses"] = [{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}]
-    assert find_end(pods, NOW) == End("failed", code)
+    assert find_outcome(pods, NOW) == RunOutcome("failed", code)
 
 
-@pytest.mark.parametrize(("changed_sec", "end"), [(LONG, End("failed", 137)), (10.0, None), (None, End("failed", 137))])
-def test_find_end_without_finish_time(changed_sec: float | None, end: End | None) -> None:
+@pytest.mark.parametrize(
+    ("changed_sec", "end"), [(LONG, RunOutcome("failed", 137)), (10.0, None), (None, RunOutcome("failed", 137))]
+)
+def test_find_outcome_without_finish_time(changed_sec: float | None, end: RunOutcome | None) -> None:
     """ContainerStatusUnknown (lost node): the time of the last condition change counts, else of creation."""
     pods = [pod(0, 137)]
     status = pods[0]["status"]
@@ -139,7 +144,7 @@ def test_find_end_without_finish_time(changed_sec: float | None, end: End | None
         pods[0]["metadata"]["creationTimestamp"] = stamp(LONG, NOW)
     else:
         status["conditions"] = [{"type": "Ready", "lastTransitionTime": stamp(changed_sec, NOW)}]
-    assert find_end(pods, NOW) == end
+    assert find_outcome(pods, NOW) == end
 
 
 class Hook:

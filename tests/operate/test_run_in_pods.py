@@ -17,7 +17,7 @@ from kube_runs import launch, waiting
 from kube_server import KubeServer
 from llmtrain.errors import ClusterError, UsageError
 from llmtrain.launch.work import HELD_COMMAND
-from llmtrain.operate.exec.run_in_pods import NodeEnd, bundle_files, kill_in_all, run_in_all, start_in_all
+from llmtrain.operate.exec.run_in_pods import CommandResult, bundle_files, kill_in_all, run_in_all, start_in_all
 
 Cli = Callable[..., Any]
 
@@ -450,7 +450,7 @@ def test_one_failed_pod_of_many(kube: KubeServer, tmp_path: Path) -> None:
         pods.names[3] = pods.run.pod(3)
         words = ["sh", "-c", 'echo "$NODE"; [ "$NODE" != 3 ]']
         exits = run_in_all(pods.run.cluster, pods.run.record, words, lambda *row: lines.append(row))
-    assert exits == [NodeEnd(index, pods.names[index], int(index == 3)) for index in range(8)]
+    assert exits == [CommandResult(index, pods.names[index], int(index == 3)) for index in range(8)]
     assert sorted(lines) == [(index, 1, str(index)) for index in range(8)]
 
 

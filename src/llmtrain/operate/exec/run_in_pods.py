@@ -47,7 +47,9 @@ class FileBundle:
 
 
 @dataclass(frozen=True)
-class NodeEnd:
+class CommandResult:
+    """Of a command that `exec` ran in one pod."""
+
     index: int
     pod: str
     exit_code: int | None
@@ -189,23 +191,23 @@ def push(cluster: Cluster, record: Record, bundle: FileBundle, selected: Sequenc
 
 def run_in_all(
     cluster: Cluster, record: Record, words: Sequence[str], on_line: OnLine, selected: Sequence[str] = ()
-) -> list[NodeEnd]:
+) -> list[CommandResult]:
     """Run a command in all pods (or the selected ones) concurrently until all exit. In held pods Ctrl-C stops it."""
     pods = running_pods(cluster, record, selected)
     processes: list[PodProcess] = []
     is_interrupted = threading.Event()
 
-    def run_one(pod: PodStatus) -> NodeEnd:
+    def run_one(pod: PodStatus) -> CommandResult:
         prefix = [*HELD_COMMAND, "run", _variables(record, pod)] if record.work.mode == "hold" else []
         try:
             with closing(_start(cluster, record, pod, [*prefix, *words])) as process:
                 processes.append(process)
                 if is_interrupted.is_set():
-                    return NodeEnd(pod.index, pod.name, None)
+                    return CommandResult(pod.index, pod.name, None)
                 _copy_lines(process, pod.index, on_line)
-            return NodeEnd(pod.index, pod.name, process.exit_code)
+            return CommandResult(pod.index, pod.name, process.exit_code)
         except LlmtrainError as problem:
-            return NodeEnd(pod.index, pod.name, None, problem.what)
+            return CommandResult(pod.index, pod.name, None, problem.what)
 
     with ThreadPoolExecutor(len(pods)) as threads:  # one thread per pod: the commands may wait for each other
         exits = [threads.submit(run_one, pod) for pod in pods]

@@ -36,10 +36,13 @@ MAX_PENDING = 1000  # notifications kept while the webhook is unavailable
 
 
 @dataclass(frozen=True)
-class End:
+class RunOutcome:
+    """How a whole run ended. How one of its processes ended is an ExitReport or a ContainerExit."""
+
     event: str
     """finished or failed"""
     exit_code: int | None
+    """Of the pod that decided it; None if no container ran."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,11 @@ class Guard:
 
     def _check_run(self, run: str, pods: list[Object]) -> None:
         self._recover(run, pods)
-        end = self._end(pods)
-        if end is not None and not any(self._is_notified(pod) for pod in pods) and not self._has_pending_end(run):
-            text = f"run {run} has {end.event}" + (f" with exit code {end.exit_code}" if end.exit_code else "")
-            self._notify(end.event, run, text, partial(self._mark_notified, pods, end), end.exit_code)
+        outcome = self._outcome(pods)
+        if outcome is not None and not any(self._is_notified(pod) for pod in pods) and not self._has_pending_end(run):
+            code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
+            text, on_sent = f"run {run} has {outcome.event}{code}", partial(self._mark_notified, pods, outcome)
+            self._notify(outcome.event, run, text, on_sent, outcome.exit_code)
 
     def _runs(self) -> dict[str, list[Object]]:
         pods: dict[str, list[Object]] = defaultdict(list)
@@ -95,11 +99,12 @@ class Guard:
             names = ", ".join(f"{pod.name} ({pod.text})" for pod in lost)
             self._notify("recovered", run, f"run {run} was recovered: removed {names}", lambda: None, None)
 
-    def _end(self, pods: list[Object]) -> End | None:
-        end = find_end(pods)
-        return self._end_of_stateful_set(pods) if end is None and self._with_logs and _is_stateful_set(pods) else end
+    def _outcome(self, pods: list[Object]) -> RunOutcome | None:
+        outcome = find_outcome(pods)
+        reads_log = outcome is None and self._with_logs and _is_stateful_set(pods)
+        return self._end_of_stateful_set(pods) if reads_log else outcome
 
-    def _end_of_stateful_set(self, pods: list[Object]) -> End | None:
+    def _end_of_stateful_set(self, pods: list[Object]) -> RunOutcome | None:
         """Pods of a StatefulSet do not exit: they log the exit code and wait to be deleted."""
         first = next((pod for pod in pods if _replica(pod)[1] == "0" and _phase(pod) == "Running"), None)
         if first is None:
@@ -108,7 +113,7 @@ class Guard:
             first["metadata"]["name"], self._namespace, first["spec"]["containers"][0]["name"], tail=5
         )
         code = read_progress(lines).idle_code
-        return None if code is None else End("failed" if code else "finished", code)
+        return None if code is None else RunOutcome("failed" if code else "finished", code)
 
     def _has_pending_end(self, run: str) -> bool:
         return any(each.event["run"] == run and each.event["event"] != "recovered" for each in self._pending)
@@ -144,12 +149,12 @@ class Guard:
         meta = pod["metadata"]
         return NOTIFIED in (meta.get("annotations") or {}) or meta.get("uid") in self._notified
 
-    def _mark_notified(self, pods: Iterable[Object], end: End) -> None:
+    def _mark_notified(self, pods: Iterable[Object], outcome: RunOutcome) -> None:
         for meta in (pod["metadata"] for pod in pods):
             uid = meta.get("uid", "")
             self._notified.add(uid)
             try:
-                self._cluster.annotate_pod(meta["name"], self._namespace, uid, {NOTIFIED: end.event})
+                self._cluster.annotate_pod(meta["name"], self._namespace, uid, {NOTIFIED: outcome.event})
             except LlmtrainError as problem:
                 if not self._has_warned_annotation:
                     warn(
@@ -175,24 +180,24 @@ def reason(problem: Exception) -> str:
     return f"HTTP {code}" if code else str(getattr(problem, "reason", None) or problem)
 
 
-def find_end(pods: Iterable[Object], now: float | None = None) -> End | None:
+def find_outcome(pods: Iterable[Object], now: float | None = None) -> RunOutcome | None:
     """How a run ended, derived from its pods. None while it runs or is being deleted."""
     staying = [pod for pod in _newest(pods) if "deletionTimestamp" not in pod["metadata"]]
     codes = {pod["metadata"]["name"]: _code(pod) for pod in staying}
     mistakes = [code for code in codes.values() if code in NO_RESTART_CODES]
     if mistakes:  # never retried, by any kind of job
-        return End("failed", worst_code(mistakes))
+        return RunOutcome("failed", worst_code(mistakes))
     if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_stateful_set([pod]) for pod in staying):
-        return End("finished", 0)
+        return RunOutcome("finished", 0)
     if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
         return None
     decisive = [pod for pod in staying if _replica(pod)[1] == "0"] if any(map(_is_elastic, staying)) else staying
     if decisive and all(_phase(pod) == "Succeeded" for pod in decisive):
-        return End("finished", 0)
+        return RunOutcome("finished", 0)
     last = max((_ended_at(pod) for pod in staying), default="")
     if not last or (now or server_now().timestamp()) - datetime.fromisoformat(last).timestamp() < NO_RETRY_AFTER_SEC:
         return None
-    return End("failed", worst_code(codes.values()))
+    return RunOutcome("failed", worst_code(codes.values()))
 
 
 def _newest(pods: Iterable[Object]) -> list[Object]:
