@@ -42,7 +42,7 @@ def by_view(kube: Kube, run: str) -> Iterator[None]:
 def by_guard(kube: Kube, run: str) -> Iterator[None]:
     """Nobody watches; the guard does, and says so."""
     with webhook(kube) as told:
-        kube.llmtrain("guard", "install", "--image", kube.image, "--after", AFTER, "--webhook", told.url, "--with-logs")
+        kube.llmtrain("guard", "install", "--image", kube.image, "--after", AFTER, "--webhook", told.url)
         try:
             yield
             wait_for(lambda: _events(told, run)[-1:] == ["finished"], 60, "the webhook to be told")

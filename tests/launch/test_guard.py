@@ -24,7 +24,7 @@ Cli = Callable[..., Any]
 Object = dict[str, Any]
 URL = "https://hooks.example.com/T000/secret-word"
 PLAN = GuardPlan("team", "me/llmtrain:1", "IfNotPresent", 60.0, "2026-01-01T00:00:00+00:00")
-EVERYTHING = replace(PLAN, webhook=URL, with_logs=True, image_pull_secrets=["registry"])
+EVERYTHING = replace(PLAN, webhook=URL, image_pull_secrets=["registry"])
 PLURALS = ("secrets", "serviceaccounts", "roles", "rolebindings", "deployments")
 
 
@@ -73,11 +73,9 @@ class TestManifests:
     def test_role_is_minimal(self) -> None:
         pods = {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]}
         state = {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]}
-        logs = {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}
-        assert found(render_guard(PLAN), "Role")["rules"] == [pods, state]
-        assert found(render_guard(EVERYTHING), "Role")["rules"] == [pods, state, logs]
         for plan in (PLAN, EVERYTHING):
             manifests = render_guard(plan)
+            assert found(manifests, "Role")["rules"] == [pods, state]
             assert {manifest["metadata"]["namespace"] for manifest in manifests} == {"team"}
             assert not [manifest for manifest in manifests if manifest["kind"].startswith("Cluster")]
             binding = found(manifests, "RoleBinding")
@@ -131,7 +129,7 @@ class TestManifests:
 
         base = ["python", "-m", "llmtrain", "guard", "watch", "--after"]
         assert command(PLAN) == [*base, "60"]
-        assert command(replace(EVERYTHING, after_sec=7.5)) == [*base, "7.5", "--with-logs"]
+        assert command(replace(EVERYTHING, after_sec=7.5)) == [*base, "7.5"]
 
     @pytest.mark.parametrize("plan", [PLAN, EVERYTHING], ids=["least", "all"])
     def test_lint_finds_no_error(self, cli: Cli, workdir: Path, plan: GuardPlan) -> None:
@@ -168,11 +166,18 @@ class TestInstall:
         assert deployment["spec"]["template"]["metadata"] == wanted["spec"]["template"]["metadata"]
         assert deployment["spec"]["template"]["spec"]["containers"] == wanted["spec"]["template"]["spec"]["containers"]
         assert deployment["metadata"]["annotations"] == wanted["metadata"]["annotations"]
-        assert len(kube.objects["roles", "team", NAME]["rules"]) == 2, "no more logs"
         assert not deployment["spec"]["template"]["spec"].get("imagePullSecrets")
         assert install(cluster, replace(EVERYTHING, webhook="http://other")) == "changed"
         assert there(kube) == sorted(PLURALS)
         assert kube.objects["secrets", "team", NAME]["data"] != found(render_guard(EVERYTHING), "Secret")["data"]
+
+    def test_install_over_the_first_version_withdraws_access_to_logs(self, kube: KubeServer) -> None:
+        install(kube.cluster(), PLAN)
+        role = kube.objects["roles", "team", NAME]
+        current = copy.deepcopy(role["rules"])
+        role["rules"].append({"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]})
+        install(kube.cluster(), PLAN)
+        assert kube.objects["roles", "team", NAME]["rules"] == current
 
     @pytest.mark.parametrize("plural", PLURALS)
     def test_incomplete_install_is_completed(self, kube: KubeServer, plural: str) -> None:
@@ -229,7 +234,6 @@ class TestStatus:
             "watching": True,
             "image": "me/llmtrain:1",
             "after_sec": 60.0,
-            "with_logs": True,
             "webhook": True,
             "image_pull_policy": "IfNotPresent",
             "image_pull_secrets": ["registry"],
@@ -301,11 +305,11 @@ class TestCommand:
         done = guard("install", "--image", "me/llmtrain:1", "--webhook", URL, "--json")
         assert done.code == 0, done.err
         value = {"namespace": "team", "done": "installed", "image": "me/llmtrain:1", "after_sec": 60.0, "webhook": True}
-        assert done.json == {**value, "with_logs": False}
+        assert done.json == value
         assert "secret-word" not in done.out + done.err
         first = kube.objects["deployments", "team", NAME]["spec"]["template"]["metadata"]["annotations"]
-        again = guard("install", "--after", "5", "--with-logs", "--json").json
-        assert again == {**value, "done": "changed", "after_sec": 5.0, "with_logs": True}, "the rest is as it was"
+        again = guard("install", "--after", "5", "--json").json
+        assert again == {**value, "done": "changed", "after_sec": 5.0}, "the rest is as it was"
         assert ("secrets", "team", NAME) in kube.objects
         env = kube.objects["deployments", "team", NAME]["spec"]["template"]["spec"]["containers"][0]["env"]
         assert "LLMTRAIN_WEBHOOK" in [row["name"] for row in env]

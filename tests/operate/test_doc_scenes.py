@@ -54,7 +54,7 @@ def test_guard_installer_role_is_sufficient_and_minimal(kube: KubeServer) -> Non
     """For install, change and remove, including the rights that it grants."""
     cluster = kube.cluster()
     for webhook in (None, "https://chat.example.com/hook", None):
-        install(cluster, GuardPlan("team", "llmtrain:1", "IfNotPresent", 60.0, now(), webhook, with_logs=True))
+        install(cluster, GuardPlan("team", "llmtrain:1", "IfNotPresent", 60.0, now(), webhook))
     granted = kube.objects["roles", "team", "llmtrain-guard"]["rules"]
     install(cluster, GuardPlan("team", "llmtrain:1", "IfNotPresent", 60.0, now(), "https://chat.example.com/hook"))
     install(cluster, GuardPlan("team", "llmtrain:1", "IfNotPresent", 60.0, now(), "https://chat.example.com/hook"))

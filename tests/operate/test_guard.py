@@ -200,8 +200,8 @@ def _lines() -> None:
     setup_logging(LoggingSection())
 
 
-def make_guard(kube: KubeServer, hook: Hook | None, after_sec: float = 60.0, with_logs: bool = False) -> Guard:
-    return Guard(kube.cluster(), "team", after_sec, hook.url if hook else None, with_logs)
+def make_guard(kube: KubeServer, hook: Hook | None, after_sec: float = 60.0) -> Guard:
+    return Guard(kube.cluster(), "team", after_sec, hook.url if hook else None)
 
 
 def end(run: FakeRun, index: int, code: int, ago_sec: float = 0.0) -> None:
@@ -422,36 +422,39 @@ class TestRecovery:
 
 
 class TestStatefulSet:
-    def idle(self, kube: KubeServer, code: int) -> FakeRun:
+    @pytest.fixture
+    def run(self, kube: KubeServer) -> FakeRun:
         run = two(kube, kind="stateful_set")
-        for index in (0, 1):
-            owner = [{"kind": "StatefulSet", "name": "demo"}]
-            kube.change("Pod", run.pods[index], {"metadata": {"ownerReferences": owner}})
-            kube.change("Pod", run.pods[index], {"spec": {"containers": [{"name": "trainer"}]}})
-            run.say(index, "[TRAIN] step 30/30", f"[DDP] {IDLE_MARK} {code}; a StatefulSet would start this again")
+        for name in run.pods.values():
+            kube.change("Pod", name, {"metadata": {"ownerReferences": [{"kind": "StatefulSet", "name": "demo"}]}})
         return run
 
     @pytest.mark.parametrize(("code", "event"), [(0, "finished"), (65, "failed")])
-    def test_end_is_read_from_the_log(self, kube: KubeServer, hook: Hook, code: int, event: str) -> None:
-        self.idle(kube, code)
-        make_guard(kube, hook).check()
-        assert hook.events == [], "not allowed to read logs"
-        guard = make_guard(kube, hook, with_logs=True)
+    def test_end_is_read_from_the_container_before_the_one_that_waits(
+        self, run: FakeRun, kube: KubeServer, hook: Hook, code: int, event: str
+    ) -> None:
+        guard = make_guard(kube, hook)
+        run.set(0, running(), restarts=1, last=ended(code))
+        guard.check()
+        assert hook.received == ([("failed", "demo", 65)] if code else [])
+        run.set(1, running(), restarts=1, last=ended(code))
         guard.check()
         guard.check()
         assert hook.received == [(event, "demo", code)]
 
-    def test_logs_of_other_kinds_are_not_read(self, kube: KubeServer, hook: Hook) -> None:
-        two(kube)
-        make_guard(kube, hook, with_logs=True).check()
-        assert kube.asked()["GET log"] == 0
-
-    def test_running_run_is_not_reported(self, kube: KubeServer, hook: Hook) -> None:
-        run = self.idle(kube, 0)
-        kube.restart_log(run.pods[0])
-        run.say(0, "[TRAIN] step 5/30")
-        make_guard(kube, hook, with_logs=True).check()
+    def test_restart_after_a_crash_is_not_the_end(self, run: FakeRun, kube: KubeServer, hook: Hook) -> None:
+        for index in (0, 1):
+            run.set(index, running(), restarts=1, last=ended(1))
+        make_guard(kube, hook).check()
         assert hook.events == []
+
+    def test_end_of_a_first_version_image_is_not_reported(self, run: FakeRun, kube: KubeServer, hook: Hook) -> None:
+        """Its pods log the exit code and do not exit. The guard is not allowed to read logs."""
+        for index in (0, 1):
+            run.say(index, "[TRAIN] step 30/30", f"[DDP] {IDLE_MARK} 0; a StatefulSet would start this again")
+        make_guard(kube, hook).check()
+        assert hook.events == []
+        assert kube.asked()["GET log"] == 0
 
 
 def check_twice(guard: Guard) -> None:
@@ -501,7 +504,7 @@ class TestWatch:
 
 
 def test_watch_command_runs_until_sigterm(kube: KubeServer, hook: Hook, tmp_path: Any) -> None:
-    """In its own process, as in the guard's pod."""
+    """In its own process, as in the pod of a guard, which the first version may have installed with --with-logs."""
     import os
     import signal
     import subprocess
@@ -509,7 +512,7 @@ def test_watch_command_runs_until_sigterm(kube: KubeServer, hook: Hook, tmp_path
 
     run = two(kube)
     end(run, 0, 64)
-    command = [sys.executable, "-m", "llmtrain", "guard", "watch", "--after", "5", "--kubeconfig"]
+    command = [sys.executable, "-m", "llmtrain", "guard", "watch", "--after", "5", "--with-logs", "--kubeconfig"]
     process = subprocess.Popen(
         [*command, str(kube.kubeconfig(tmp_path))],
         env={**os.environ, "LLMTRAIN_WEBHOOK": hook.url},

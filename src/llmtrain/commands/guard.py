@@ -39,14 +39,6 @@ def install_command(
             help="URL to post each event to as JSON; stored in a Secret. '' removes it.",
         ),
     ] = None,
-    with_logs: Annotated[
-        bool | None,
-        typer.Option(
-            "--with-logs/--without-logs",
-            help="Allow reading logs, which is needed to detect the end of a StatefulSet run.",
-            show_default=False,
-        ),
-    ] = None,
     pull_policy: Annotated[
         str | None,
         typer.Option("--image-pull-policy", help="IfNotPresent (initially), Always or Never."),
@@ -64,7 +56,7 @@ def install_command(
     from llmtrain.operate.guard.install import GuardOptions, install_guard
 
     cluster = connect(kubeconfig, context)
-    options = GuardOptions(image, after, webhook, with_logs, pull_policy, pull_secret)
+    options = GuardOptions(image, after, webhook, pull_policy, pull_secret)
     installed = install_guard(cluster, namespace or cluster.namespace, options)
     show(json_, asdict(installed), installed.text)
 
@@ -110,7 +102,9 @@ def status_command(
 @app.command("watch", hidden=True)
 def watch_command(
     after: Annotated[float, typer.Option(min=0)] = 60.0,
-    with_logs: Annotated[bool, typer.Option("--with-logs")] = False,
+    _with_logs: Annotated[
+        bool, typer.Option("--with-logs", help="Ignored: passed by a guard that the first version installed.")
+    ] = False,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -127,7 +121,7 @@ def watch_command(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    guard = Guard(cluster, namespace, after, os.environ.get(WEBHOOK), with_logs)
+    guard = Guard(cluster, namespace, after, os.environ.get(WEBHOOK))
     log("GUARD", f"watching namespace {namespace}: pods are replaced once their node has been NotReady for {after:g} s")
     is_in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     watch(guard, POLL_SEC, lambda: Path(WATCHING).touch() if is_in_pod else None, stop.wait)

@@ -23,8 +23,7 @@ ATTEMPT = "llmtrain/attempt"
 # Annotations of a run's volume claims.
 IMAGE_ANNOTATION, LAUNCH_ANNOTATION = "llmtrain/image", "llmtrain/launch"
 # Annotations of the guard's Deployment and of its pod.
-AFTER_ANNOTATION, LOGS_ANNOTATION = "llmtrain/after-sec", "llmtrain/with-logs"
-INSTALLED_ANNOTATION = "llmtrain/installed-at"
+AFTER_ANNOTATION, INSTALLED_ANNOTATION = "llmtrain/after-sec", "llmtrain/installed-at"
 # Annotation of a pod whose exit the guard has reported.
 NOTIFIED = "llmtrain/guard-told"
 

@@ -13,7 +13,6 @@ from llmtrain.kubernetes.labels import (
     COMMON_LABELS,
     GUARD_LABELS,
     INSTALLED_ANNOTATION,
-    LOGS_ANNOTATION,
     has_labels,
 )
 from llmtrain.launch.objects import find_object, undo_on_error
@@ -37,7 +36,6 @@ class GuardPlan:
     """None: no webhook, or the installed one (`keeps_webhook`)."""
     keeps_webhook: bool = False
     """Keep the installed webhook."""
-    with_logs: bool = False
     image_pull_secrets: list[str] = field(default_factory=list)
 
 
@@ -67,8 +65,6 @@ def _role(plan: GuardPlan) -> Manifest:
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "delete"]},
         {"apiGroups": [""], "resources": ["pods/status"], "verbs": ["patch"]},
     ]
-    if plan.with_logs:
-        rules.append({"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]})
     return _object(plan, "rbac.authorization.k8s.io/v1", "Role", rules=rules)
 
 
@@ -116,7 +112,7 @@ def _deployment(plan: GuardPlan) -> Manifest:
     deployment = _object(plan, "apps/v1", "Deployment", spec=spec)
     deployment["metadata"] = {
         **deployment["metadata"],
-        "annotations": {AFTER_ANNOTATION: f"{plan.after_sec:g}", LOGS_ANNOTATION: str(plan.with_logs).lower()},
+        "annotations": {AFTER_ANNOTATION: f"{plan.after_sec:g}"},
     }
     return deployment
 
@@ -129,10 +125,7 @@ def _container(plan: GuardPlan) -> Manifest:
         "name": "guard",
         "image": plan.image,
         "imagePullPolicy": plan.image_pull_policy,
-        "command": [
-            *("python", "-m", "llmtrain", "guard", "watch", "--after", f"{plan.after_sec:g}"),
-            *(["--with-logs"] if plan.with_logs else []),
-        ],
+        "command": ["python", "-m", "llmtrain", "guard", "watch", "--after", f"{plan.after_sec:g}"],
         "env": env,
         "resources": {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"cpu": "500m", "memory": "256Mi"}},
         "readinessProbe": {"exec": {"command": ["test", "-e", WATCHING]}, "periodSeconds": 2},

@@ -22,7 +22,6 @@ class GuardOptions:
     after_sec: float | None = None
     webhook: str | None = None
     """An empty string removes the webhook."""
-    with_logs: bool | None = None
     pull_policy: str | None = None
     pull_secrets: list[str] | None = None
 
@@ -34,7 +33,6 @@ class InstalledGuard:
     """installed or changed"""
     image: str
     after_sec: float
-    with_logs: bool
     webhook: bool
 
     @property
@@ -53,15 +51,15 @@ def install_guard(cluster: Cluster, namespace: str, options: GuardOptions) -> In
     done = install(cluster, plan)
     wait_until_watching(cluster, namespace)
     has_webhook = bool(plan.webhook) or plan.keeps_webhook
-    return InstalledGuard(namespace, done, plan.image, plan.after_sec, plan.with_logs, has_webhook)
+    return InstalledGuard(namespace, done, plan.image, plan.after_sec, has_webhook)
 
 
 def plan_guard(namespace: str, options: GuardOptions, installed: GuardStatus | None) -> GuardPlan:
-    image, policy, after_sec, with_logs = LaunchSection().image, PULL_POLICIES[0], DEFAULT_AFTER_SEC, False
+    image, policy, after_sec = LaunchSection().image, PULL_POLICIES[0], DEFAULT_AFTER_SEC
     pull_secrets: list[str] = []
     if installed is not None:
         image, policy, after_sec = installed.image, installed.image_pull_policy, installed.after_sec
-        with_logs, pull_secrets = installed.with_logs, installed.image_pull_secrets
+        pull_secrets = installed.image_pull_secrets
     return GuardPlan(
         namespace=namespace,
         image=options.image or image,
@@ -70,7 +68,6 @@ def plan_guard(namespace: str, options: GuardOptions, installed: GuardStatus | N
         installed_at=datetime.now(UTC).isoformat(),
         webhook=options.webhook or None,
         keeps_webhook=options.webhook is None and installed is not None and installed.webhook,
-        with_logs=with_logs if options.with_logs is None else options.with_logs,
         image_pull_secrets=pull_secrets if options.pull_secrets is None else options.pull_secrets,
     )
 

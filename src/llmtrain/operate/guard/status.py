@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from llmtrain.env import WEBHOOK
 from llmtrain.errors import ClusterError, LlmtrainError
 from llmtrain.kubernetes.client import Cluster, Object
-from llmtrain.kubernetes.labels import AFTER_ANNOTATION, GUARD_LABELS, INSTALLED_ANNOTATION, LOGS_ANNOTATION
+from llmtrain.kubernetes.labels import AFTER_ANNOTATION, GUARD_LABELS, INSTALLED_ANNOTATION
 from llmtrain.launch.guard import NAME
 from llmtrain.operate.status.startup_failures import IMAGE_REASONS
 
@@ -20,7 +20,6 @@ class GuardStatus:
     watching: bool
     image: str
     after_sec: float
-    with_logs: bool
     webhook: bool
     image_pull_policy: str
     image_pull_secrets: list[str]
@@ -36,7 +35,6 @@ class GuardStatus:
             f"image      {self.image}",
             f"after      {self.after_sec:g} s",
             f"webhook    {'yes' if self.webhook else 'no'}",
-            f"logs       {'allowed' if self.with_logs else 'not allowed'}",
         ]
         lines += [f"problem    {self.reason}: {self.message}".rstrip(": ")] if self.reason else []
         return "\n".join([*lines, *(f"  {line}" for line in self.log)])
@@ -58,7 +56,6 @@ def guard_status(cluster: Cluster, namespace: str) -> GuardStatus | None:
         watching=_is_watching(deployment),
         image=container["image"],
         after_sec=float(annotations.get(AFTER_ANNOTATION, 0)),
-        with_logs=annotations.get(LOGS_ANNOTATION) == "true",
         webhook=any(row["name"] == WEBHOOK for row in container["env"]),
         image_pull_policy=container.get("imagePullPolicy", ""),
         image_pull_secrets=[row["name"] for row in template["spec"].get("imagePullSecrets") or []],

@@ -1,8 +1,8 @@
 """The guard, which runs inside the cluster: it replaces pods on lost nodes and notifies a webhook when a run finishes,
 fails or is recovered.
 
-It may read pods only, not jobs, nodes or volumes, so that little is gained by compromising it. Sent notifications are
-recorded as annotations on the pods, so a restarted guard does not send them again.
+It may read pods only, not logs, jobs, nodes or volumes, so that little is gained by compromising it. Sent
+notifications are recorded as annotations on the pods, so a restarted guard does not send them again.
 """
 
 import json
@@ -27,7 +27,6 @@ from llmtrain.logs import log, warn
 from llmtrain.operate.guard.recover import find_lost, recover
 from llmtrain.operate.status.lost_nodes import node_not_ready_condition
 from llmtrain.operate.status.pods import INDEX_LABELS, ROLE_LABEL, worst_code
-from llmtrain.operate.status.progress import read_progress
 
 # A Job waits at most six minutes between retries: a run whose pods have all failed for longer is over.
 NO_RETRY_AFTER_SEC = 420.0
@@ -52,11 +51,8 @@ class Notification:
 
 
 class Guard:
-    def __init__(
-        self, cluster: Cluster, namespace: str, after_sec: float, webhook: str | None = None, with_logs: bool = False
-    ) -> None:
-        self._cluster, self._namespace, self._after_sec = cluster, namespace, after_sec
-        self._webhook, self._with_logs = webhook, with_logs
+    def __init__(self, cluster: Cluster, namespace: str, after_sec: float, webhook: str | None = None) -> None:
+        self._cluster, self._namespace, self._after_sec, self._webhook = cluster, namespace, after_sec, webhook
         self._pending: list[Notification] = []
         self._has_warned_webhook = self._has_warned_annotation = False
         self._notified: set[str] = set()
@@ -76,7 +72,7 @@ class Guard:
 
     def _check_run(self, run: str, pods: list[Object]) -> None:
         self._recover(run, pods)
-        outcome = self._outcome(pods)
+        outcome = find_outcome(pods)
         if outcome is not None and not any(self._is_notified(pod) for pod in pods) and not self._has_pending_end(run):
             code = f" with exit code {outcome.exit_code}" if outcome.exit_code else ""
             text, on_sent = f"run {run} has {outcome.event}{code}", partial(self._mark_notified, pods, outcome)
@@ -98,22 +94,6 @@ class Guard:
         elif lost:
             names = ", ".join(f"{pod.name} ({pod.text})" for pod in lost)
             self._notify("recovered", run, f"run {run} was recovered: removed {names}", lambda: None, None)
-
-    def _outcome(self, pods: list[Object]) -> RunOutcome | None:
-        outcome = find_outcome(pods)
-        reads_log = outcome is None and self._with_logs and _is_stateful_set(pods)
-        return self._end_of_stateful_set(pods) if reads_log else outcome
-
-    def _end_of_stateful_set(self, pods: list[Object]) -> RunOutcome | None:
-        """Pods of a StatefulSet do not exit: they log the exit code and wait to be deleted."""
-        first = next((pod for pod in pods if _replica(pod)[1] == "0" and _phase(pod) == "Running"), None)
-        if first is None:
-            return None
-        lines = self._cluster.log(
-            first["metadata"]["name"], self._namespace, first["spec"]["containers"][0]["name"], tail=5
-        )
-        code = read_progress(lines).idle_code
-        return None if code is None else RunOutcome("failed" if code else "finished", code)
 
     def _has_pending_end(self, run: str) -> bool:
         return any(each.event["run"] == run and each.event["event"] != "recovered" for each in self._pending)
@@ -187,7 +167,7 @@ def find_outcome(pods: Iterable[Object], now: float | None = None) -> RunOutcome
     mistakes = [code for code in codes.values() if code in NO_RESTART_CODES]
     if mistakes:  # never retried, by any kind of job
         return RunOutcome("failed", worst_code(mistakes))
-    if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_stateful_set([pod]) for pod in staying):
+    if staying and all(codes[pod["metadata"]["name"]] == 0 and _is_stateful_set(pod) for pod in staying):
         return RunOutcome("finished", 0)
     if not staying or any(_phase(pod) not in ("Succeeded", "Failed") for pod in staying):
         return None
@@ -224,7 +204,7 @@ def _terminated(pod: Object) -> list[Object]:
     status = pod.get("status") or {}
     rows = [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
     ended = [row["state"]["terminated"] for row in rows if "terminated" in (row.get("state") or {})]
-    if _is_stateful_set([pod]):  # its container exits once, and waits after a restart
+    if _is_stateful_set(pod):  # its container exits once, and waits after a restart
         last = [(row.get("lastState") or {}).get("terminated") or {} for row in rows]
         ended += [each for each in last if each.get("exitCode") in FINAL_CODES]
     return ended
@@ -260,10 +240,8 @@ def _ended_at(pod: Object) -> str:
     return ended or max(changes, default="") or str(pod["metadata"]["creationTimestamp"])
 
 
-def _is_stateful_set(pods: Iterable[Object]) -> bool:
-    return any(
-        owner.get("kind") == "StatefulSet" for pod in pods for owner in pod["metadata"].get("ownerReferences") or []
-    )
+def _is_stateful_set(pod: Object) -> bool:
+    return any(owner.get("kind") == "StatefulSet" for owner in pod["metadata"].get("ownerReferences") or [])
 
 
 def watch(guard: Guard, poll_sec: float, on_alive: Callable[[], None], wait_for_stop: Callable[[float], bool]) -> None:
