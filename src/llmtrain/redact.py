@@ -233,7 +233,7 @@ def _redact(text: str, names: list[str]) -> str:
     return hide_values(_OPTION, hide_values(_ASSIGNED, text))
 
 
-def redacted_line(value: object, limit: int) -> str:
+def redacted_line(value: object, limit: int = 500) -> str:
     """The text of a value without secrets, on one line; secrets are removed before it is cut."""
     return redact(one_line(value))[:limit]
 

@@ -5,15 +5,8 @@ import json
 import pytest
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import (
-    AlreadyExists,
-    Forbidden,
-    KindNotFound,
-    Request,
-    one_line,
-    quota,
-    refusal_error,
-)
+from llmtrain.kubernetes.api_errors import AlreadyExists, Forbidden, KindNotFound, Request, quota, refusal_error
+from llmtrain.redact import redacted_line
 
 JOB = Request("create", "batch/v1", "Job", "team", "demo")
 LIST = Request("list", "v1", "Pod", None)
@@ -298,7 +291,7 @@ def test_secrets_in_the_environment_are_redacted(monkeypatch: pytest.MonkeyPatch
         error = refused(JOB, code, body)
         assert "canary" not in json.dumps(error.as_dict())
         assert ":word@" not in str(error)
-    assert "canary" not in one_line("token hf_canaryCanaryCanary1")
+    assert "canary" not in redacted_line("token hf_canaryCanaryCanary1")
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def admission_error(
         return UsageError(f"A quota of namespace {namespace} refuses {target}: {quota(message)}", remedy=QUOTA_REMEDY)
     if "violates PodSecurity" in message:
         return UsageError(
-            f"Pod Security of namespace {namespace} refuses {target}: {one_line(message)}",
+            f"Pod Security of namespace {namespace} refuses {target}: {redacted_line(message)}",
             remedy=_security_remedy(launch),
         )
     return None
@@ -180,16 +180,12 @@ def _security_remedy(launch: LaunchSection | None) -> str:
 def quota(message: str) -> str:
     """The part of `exceeded quota: q, requested: pods=2, used: pods=1, limited: pods=2` after the colon."""
     found = re.search(r"exceeded quota: (.*)", message)
-    return one_line(found[1] if found else message)
-
-
-def one_line(problem: object) -> str:
-    return redacted_line(problem, 500)
+    return redacted_line(found[1] if found else message)
 
 
 def _message(body: str) -> str:
     try:
         value = json.loads(body)
     except ValueError:
-        return one_line(body)
-    return one_line(value.get("message", "") if isinstance(value, dict) else body)
+        return redacted_line(body)
+    return redacted_line(value.get("message", "") if isinstance(value, dict) else body)

@@ -11,10 +11,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import Forbidden, KindNotFound, Request, one_line, refusal_error
+from llmtrain.kubernetes.api_errors import Forbidden, KindNotFound, Request, refusal_error
 from llmtrain.kubernetes.exec import MESSAGE_BYTES, STDOUT, PodProcess, connect_within
 from llmtrain.kubernetes.kubeconfig import load_connection
 from llmtrain.kubernetes.server_clock import note_date
+from llmtrain.redact import redacted_line
 
 Object = dict[str, Any]
 Labels = dict[str, str | None]
@@ -309,7 +310,7 @@ class Cluster:
     def _unreachable(self, problem: Exception) -> ClusterError:
         reason = getattr(problem, "reason", None) or problem
         return ClusterError(
-            f"Unable to connect to the cluster of context {self.name} ({self._settings.host}): {one_line(reason)}",
+            f"Unable to connect to the cluster of context {self.name} ({self._settings.host}): {redacted_line(reason)}",
             remedy=f"Check `kubectl get nodes{self.options}`, or select another --context.",
         )
 
@@ -348,6 +349,6 @@ def _lines(response: Any, request: Request, cluster: str) -> Iterator[str]:
     except GeneratorExit:
         raise
     except Exception as problem:
-        raise ClusterError(f"Reading the log of {request.name} failed ({cluster}): {one_line(problem)}") from None
+        raise ClusterError(f"Reading the log of {request.name} failed ({cluster}): {redacted_line(problem)}") from None
     if rest:
         yield rest.decode("utf-8", "replace")

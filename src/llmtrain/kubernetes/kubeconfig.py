@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.errors import UsageError
-from llmtrain.kubernetes.api_errors import one_line
+from llmtrain.redact import redacted_line
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -43,11 +43,11 @@ def load_connection(kubeconfig: str | None = None, context: str | None = None) -
             namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
             return Connection(settings, "the cluster of this pod", namespace)
         raise UsageError(
-            f"No usable kubeconfig: {one_line(problem)}",
+            f"No usable kubeconfig: {redacted_line(problem)}",
             remedy="Set KUBECONFIG, or name a kubeconfig with --kubeconfig.",
         ) from None
     except Exception as problem:  # YAML errors of many types
-        raise UsageError(f"The kubeconfig is not readable: {one_line(problem)}") from None
+        raise UsageError(f"The kubeconfig is not readable: {redacted_line(problem)}") from None
     name = context or current
     if name not in contexts:
         what = f"The kubeconfig has no context '{name}'." if name else "The kubeconfig has no current context."
@@ -55,7 +55,7 @@ def load_connection(kubeconfig: str | None = None, context: str | None = None) -
     try:
         config.load_kube_config(kubeconfig, name, settings)
     except Exception as problem:  # missing certificate files, failing credential plugins
-        raise UsageError(f"The context {name} is not usable: {one_line(problem)}") from None
+        raise UsageError(f"The context {name} is not usable: {redacted_line(problem)}") from None
     selected = {"--kubeconfig": kubeconfig, "--context": context}
     options = "".join(f" {option} {shlex.quote(value)}" for option, value in selected.items() if value)
     return Connection(settings, name, contexts[name].get("namespace") or "default", options)

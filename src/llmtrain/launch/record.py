@@ -14,7 +14,6 @@ from llmtrain.config.schema import SECTIONS, Config, section_class, subsection
 from llmtrain.config.section import Section
 from llmtrain.config.upgrade import Upgrade, is_old, upgrade
 from llmtrain.errors import LlmtrainError, UsageError, nearest
-from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import PLURALS, Cluster, Object
 from llmtrain.kubernetes.labels import (
     APP_LABEL,
@@ -31,6 +30,7 @@ from llmtrain.kubernetes.labels import (
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, Workload, config_map_name, find_workload, plan_job
 from llmtrain.launch.work import CONFIG_FILE, Work
+from llmtrain.redact import redacted_line
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def all_records(cluster: Cluster, namespace: str | None) -> list[Record | Unread
             records.append(read_record(config_map))
         except LlmtrainError as problem:
             launched_at = meta.get("creationTimestamp", "")
-            records.append(UnreadableRecord(run_id, meta["namespace"], one_line(problem.what), launched_at))
+            records.append(UnreadableRecord(run_id, meta["namespace"], redacted_line(problem.what), launched_at))
     return sorted(records, key=lambda record: (record.launched_at, record.run_id))
 
 

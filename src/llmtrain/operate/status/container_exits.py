@@ -7,13 +7,13 @@ from datetime import datetime
 from functools import cached_property
 
 from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
-from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import event_time
 from llmtrain.operate.status.lost_nodes import find_condition
 from llmtrain.operate.status.pods import container_state, current_container, final_code, our_code
 from llmtrain.operate.why.log_patterns import error_in, without_rank
+from llmtrain.redact import redacted_line
 from llmtrain.runs.exit_report import ExitReport, read_termination_message
 
 _EXITED = re.compile(r"Pod: \S+?\.(\S+-(worker|master)-(\d+)) exited with code (\d+)")
@@ -67,8 +67,8 @@ class ContainerExit:
         report = read_termination_message(self.message) or self.run_report or error_in(self.lines)
         if report is None:
             return None
-        remedy = one_line(report.remedy) if report.remedy else None
-        return replace(report, message=without_rank(one_line(report.message)), remedy=remedy)
+        remedy = redacted_line(report.remedy) if report.remedy else None
+        return replace(report, message=without_rank(redacted_line(report.message)), remedy=remedy)
 
     @property
     def text(self) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 from llmtrain.distributed.exit_codes import FINAL_CODES, from_pytorchjob_code
 from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
-from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.objects import is_overdue
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.lost_nodes import lost_pod
+from llmtrain.redact import redacted_line
 
 INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
@@ -126,7 +126,7 @@ def _pod_status(
         ranks=str(first) if count == 1 else f"{first}-{first + count - 1}",
         phase="Terminating" if "deletionTimestamp" in pod["metadata"] else pod["status"].get("phase", "Unknown"),
         reason=reason,
-        message=one_line(message) if message else None,
+        message=redacted_line(message) if message else None,
         node=pod["spec"].get("nodeName"),
         restarts=restarts + len(own) - 1 - (final is not None and "terminated" not in state),
         exit_code=_exit_code(record, pod),

@@ -5,9 +5,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import KindNotFound, one_line
+from llmtrain.kubernetes.api_errors import KindNotFound
 from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.launch.record import Record
+from llmtrain.redact import redacted_line
 
 API_VERSIONS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1")
 GATED = "SchedulingGated"
@@ -58,10 +59,11 @@ def queue_state(workload: Object | None) -> QueueState:
     rows = [row for row in rows if row["type"] in ("QuotaReserved", "Admitted") or row["status"] == "True"]
     refused = next((row for row in rows if (row["type"], row["status"]) == ("QuotaReserved", "False")), None)
     lines = (
-        f"Condition {row['type']}={row['status']} of the Workload: {row.get('reason', '')}: {one_line(row['message'])}"
+        f"Condition {row['type']}={row['status']} of the Workload: {row.get('reason', '')}: "
+        f"{redacted_line(row['message'])}"
         for row in rows
     )
-    return QueueState(one_line(refused["message"]) if refused else None, tuple(lines))
+    return QueueState(redacted_line(refused["message"]) if refused else None, tuple(lines))
 
 
 def _workloads(cluster: Cluster, namespace: str) -> tuple[str, list[Object]]:

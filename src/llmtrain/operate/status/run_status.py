@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmtrain.errors import LlmtrainError, UsageError
-from llmtrain.kubernetes.api_errors import KindNotFound, one_line
+from llmtrain.kubernetes.api_errors import KindNotFound
 from llmtrain.kubernetes.client import PLURALS, Cluster, Labels, Object
 from llmtrain.kubernetes.labels import APP_LABEL, belongs_to_run, run_id_of
 from llmtrain.launch.record import Record, UnreadableRecord, all_records
@@ -25,6 +25,7 @@ from llmtrain.operate.status.state import (
     find_state,
     is_queued,
 )
+from llmtrain.redact import redacted_line
 
 TAIL_LINES = 400  # of the log of rank 0: enough to contain a step line
 IDLE_LINES = 5  # the exit code of a waiting pod is in its last line
@@ -83,7 +84,7 @@ def objects_of(cluster: Cluster, record: Record) -> Iterator[None]:
     try:
         yield
     except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as problem:
-        cause = one_line(f"{type(problem).__name__}: {problem}")
+        cause = redacted_line(f"{type(problem).__name__}: {problem}")
         raise UsageError(
             f"The objects of run '{record.run_id}' in namespace {record.namespace} are malformed ({cause}).",
             remedy=f"Inspect them: kubectl get all,{PLURALS[record.workload.kind]} -o yaml "
@@ -184,7 +185,7 @@ def _unreadable(record: UnreadableRecord) -> RunStatus:
 
 def _malformed(record: Record, problem: UsageError) -> RunStatus:
     """The status of a run whose record can be read but whose objects are malformed."""
-    unknown = UnreadableRecord(record.run_id, record.namespace, one_line(problem.what), record.launched_at)
+    unknown = UnreadableRecord(record.run_id, record.namespace, redacted_line(problem.what), record.launched_at)
     return replace(_unreadable(unknown), kind=record.config.launch.kind, mode=record.work.mode, state="unknown")
 
 

@@ -1,13 +1,14 @@
 """Launches that cannot start: the error with its remedy."""
 
 from llmtrain.errors import UsageError
-from llmtrain.kubernetes.api_errors import admission_error, one_line
+from llmtrain.kubernetes.api_errors import admission_error
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import find_events, refusal
 from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.run_status import RunStatus, find_job
 from llmtrain.operate.status.state import message_text
+from llmtrain.redact import redacted_line
 
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
@@ -52,7 +53,7 @@ def config_error(record: Record, pod: PodStatus, place: str) -> UsageError:
     secret = record.config.launch.hf_token_secret.name
     if "secret" in message and secret and secret in message:
         remedy = f"Create it: llmtrain secret hf-token --from-env-file .env{place}. Or correct launch.hf_token_secret."
-    error = UsageError(f"Cannot create the container of {pod.name}: {one_line(message)}", remedy=remedy)
+    error = UsageError(f"Cannot create the container of {pod.name}: {redacted_line(message)}", remedy=remedy)
     error.details["reason"] = pod.reason
     return error
 
@@ -69,7 +70,7 @@ def refusal_error(record: Record, message: str) -> UsageError:
     """The error for pods that the API server refuses to create; `message` is that of the FailedCreate event."""
     pods = f"pods of run {record.run_id}"
     error = admission_error(pods, record.namespace, message, record.config.launch) or UsageError(
-        f"The cluster refuses to create {pods}: {one_line(message)}",
+        f"The cluster refuses to create {pods}: {redacted_line(message)}",
         remedy="Correct the launch section, then launch again.",
     )
     error.details["reason"] = "FailedCreate"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from llmtrain.kubernetes.api_errors import one_line, quota
+from llmtrain.kubernetes.api_errors import quota
 from llmtrain.kubernetes.client import Object
 from llmtrain.kubernetes.server_clock import seconds_since
 from llmtrain.launch.record import Record, UnreadableRecord
@@ -11,6 +11,7 @@ from llmtrain.operate.status.events import had_job, refusal
 from llmtrain.operate.status.pods import PodStatus, worst_code
 from llmtrain.operate.status.progress import RunProgress
 from llmtrain.operate.status.queue import GATED, NOT_QUEUED, QueueState
+from llmtrain.redact import redacted_line
 
 ENDED = ("finished", "failed", "stopped", "removed", "incomplete")
 """Final states."""
@@ -170,7 +171,7 @@ def _explain_waiting(record: Record, observed: Observation) -> str | None:
     if len(observed.pods) < record.config.launch.node_range[1] and observed.job is not None:
         message = refusal(record, observed.job, observed.events)
         if message:
-            return f"pods are refused: {quota(message) if 'exceeded quota' in message else one_line(message)}"
+            return f"pods are refused: {quota(message) if 'exceeded quota' in message else redacted_line(message)}"
     terminating = next((pod for pod in observed.pods if pod.phase == "Terminating"), None)
     if terminating:
         return f"{terminating.name} is being deleted" + (f" on {terminating.node}" if terminating.node else "")
@@ -204,7 +205,7 @@ def _explain_failure(record: Record, observed: Observation) -> str | None:
     parts = [
         f"exit {code_text(code)}" if code else None,
         f"{out_of_memory} ran out of memory (launch.resources.memory)" if out_of_memory else None,
-        limit or (one_line(failed.get("message") or "") if not code else None),
+        limit or (redacted_line(failed.get("message") or "") if not code else None),
     ]
     return "; ".join(part for part in parts if part) or None
 

@@ -1,6 +1,5 @@
 """Causes of container exits: exit codes, disruptions by the cluster, and error messages."""
 
-from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.server_clock import seconds_since
 from llmtrain.operate.status.container_exits import ContainerExit, pod_label
 from llmtrain.operate.status.events import event_time
@@ -19,6 +18,7 @@ from llmtrain.operate.why.diagnosis import (
 )
 from llmtrain.operate.why.log_patterns import last_line, traceback_end
 from llmtrain.operate.why.snapshot import UNREACHABLE, Snapshot
+from llmtrain.redact import redacted_line
 
 MAX_EVENT_AGE_SEC = 900.0  # older events are not related to the current state
 MAX_NAMED = 4  # pods, exits or ranks with an evidence line of their own
@@ -111,8 +111,8 @@ def _disruption(snapshot: Snapshot, pod: str, node: str, reason: str, message: s
     else:
         field = "launch.pod_disruption_budget"
     return Diagnosis(
-        f"{pod}{f' on {node}' if node else ''} was {text}{f': {one_line(message)}' if message else '.'}",
-        [f"{pod}: {reason}: {one_line(message)}", *evidence],
+        f"{pod}{f' on {node}' if node else ''} was {text}{f': {redacted_line(message)}' if message else '.'}",
+        [f"{pod}: {reason}: {redacted_line(message)}", *evidence],
         f"{remedy}. Set {field} to make this less likely.",
     )
 
@@ -149,7 +149,9 @@ def crash(snapshot: Snapshot) -> Diagnosis | None:
     exit_ = next((each for each in snapshot.exits if each.code not in _CODES_OF_OTHER_CAUSES), None)
     if exit_ is None:
         return None
-    message = traceback_end(exit_.lines) or report_message(exit_) or one_line(exit_.message) or last_line(exit_.lines)
+    message = (
+        traceback_end(exit_.lines) or report_message(exit_) or redacted_line(exit_.message) or last_line(exit_.lines)
+    )
     rank = exit_.index * snapshot.status.processes_per_node
     return Diagnosis(
         f"{exit_.label} crashed with exit code {exit_.code}{f': {message}' if message else '.'}",

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 
-from llmtrain.kubernetes.api_errors import QUOTA_REMEDY, one_line
+from llmtrain.kubernetes.api_errors import QUOTA_REMEDY
 from llmtrain.kubernetes.client import Object
 from llmtrain.operate.status.container_exits import pod_label
 from llmtrain.operate.status.events import event_time, refusal
@@ -19,6 +19,7 @@ from llmtrain.operate.status.startup_failures import (
 )
 from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, resume_command
 from llmtrain.operate.why.snapshot import Snapshot, claim_names
+from llmtrain.redact import redacted_line
 from llmtrain.text import plural
 
 _MISSING_CLAIM = re.compile(r'persistentvolumeclaim "([^"]+)" not found')
@@ -63,10 +64,10 @@ def _lost_node_sign(snapshot: Snapshot, pod: PodStatus, raw: Object) -> str | No
     if pod.is_overdue:
         return None if snapshot.is_running else "its deletion is overdue, and its node has not confirmed it."
     if pod.phase == "Unknown" or pod.reason == "NodeLost":
-        return f"its state is unknown{f' ({one_line(pod.message)})' if pod.message else ''}."
+        return f"its state is unknown{f' ({redacted_line(pod.message)})' if pod.message else ''}."
     disruption = find_condition(raw, "DisruptionTarget") or {}
     if pod.phase == "Terminating" and disruption.get("reason") == _TAINT_MANAGER and node_not_ready_condition(raw):
-        return f"its node is NotReady, and it is being deleted ({one_line(disruption.get('message'))})."
+        return f"its node is NotReady, and it is being deleted ({redacted_line(disruption.get('message'))})."
     if pod.phase == "Running" and node_not_ready_condition(raw):
         return "its container was running when its node became NotReady."
     return None
@@ -160,7 +161,8 @@ def _claim_evidence(snapshot: Snapshot, affected: list[PodStatus], failures: lis
         *(_pod_line(pod, pod.message) for pod in affected[:4]),
         *(f"Event FailedMount of {pod.name}: {message}" for pod, message in failures[:4]),
         *(
-            f"Event {event['reason']} of claim {event['involvedObject']['name']}: {one_line(event.get('message', ''))}"
+            f"Event {event['reason']} of claim {event['involvedObject']['name']}: "
+            f"{redacted_line(event.get('message', ''))}"
             for event in snapshot.events_with_reason("ProvisioningFailed", "FailedBinding")[:2]
         ),
     ]
@@ -203,7 +205,7 @@ def _mount_failures(snapshot: Snapshot) -> list[tuple[PodStatus, str]]:
     mounted_at = {_involved_name(event): event_time(event) for event in later}
     failures = []
     for event in snapshot.events_with_reason("FailedMount", "FailedAttachVolume"):
-        name, message = _involved_name(event), one_line(event.get("message", ""))
+        name, message = _involved_name(event), redacted_line(event.get("message", ""))
         if name in pods and event_time(event) > mounted_at.get(name, "") and "failed to sync" not in message:
             failures.append((pods[name], message))
     return failures
@@ -219,7 +221,7 @@ def quota_exceeded(snapshot: Snapshot) -> Diagnosis | None:
         return None
     return Diagnosis(
         refusal_error(snapshot.record, message).what,
-        [_pod_count(snapshot), one_line(message)],
+        [_pod_count(snapshot), redacted_line(message)],
         f"{QUOTA_REMEDY} Pods are created as soon as the quota allows it. To change the run: "
         f"{resume_command(snapshot, 'FIELD=VALUE')}.",
     )
@@ -236,7 +238,7 @@ def admission_refused(snapshot: Snapshot) -> Diagnosis | None:
         remedy = "Create that service account."
     elif "violates PodSecurity" in message and error.remedy:
         remedy = error.remedy
-    evidence = [_pod_count(snapshot), one_line(message)]
+    evidence = [_pod_count(snapshot), redacted_line(message)]
     return Diagnosis(error.what, evidence, f"{remedy} Then: {resume_command(snapshot)}.")
 
 

@@ -1,6 +1,5 @@
 """Causes that follow from the state of a run: ended, waiting, or healthy."""
 
-from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.kubernetes.client import Object
 from llmtrain.kubernetes.server_clock import seconds_since
 from llmtrain.operate.status.container_exits import PREFETCH, pod_label
@@ -10,6 +9,7 @@ from llmtrain.operate.status.state import code_text, scaled_text, scaled_to
 from llmtrain.operate.status.view import age_text, phase_counts, progress_texts
 from llmtrain.operate.why.diagnosis import MAX_LISTED, Diagnosis, resume_command
 from llmtrain.operate.why.snapshot import Snapshot
+from llmtrain.redact import redacted_line
 from llmtrain.text import plural
 
 NO_PODS_SEC = 60.0  # a controller creates the first pod within this time
@@ -87,7 +87,7 @@ def queued(snapshot: Snapshot) -> Diagnosis | None:
     if not queue or snapshot.status.state != "suspended":
         return None
     events = snapshot.events_with_reason(*_KUEUE_REASONS)[:2]
-    event_lines = [f"Event {event['reason']}: {one_line(event.get('message', ''))}" for event in events]
+    event_lines = [f"Event {event['reason']}: {redacted_line(event.get('message', ''))}" for event in events]
     waits_for = f": {snapshot.queue.waits_for}" if snapshot.queue.waits_for else ""
     return Diagnosis(
         f"The run waits in queue {queue} of Kueue (launch.queue){waits_for}.",
@@ -184,13 +184,13 @@ def _failure_condition(snapshot: Snapshot, reason: str, message_part: str) -> st
         kind, message = condition["type"], str(condition.get("message") or "")
         is_match = condition.get("reason") == reason or message_part in message
         if kind in ("Failed", "FailureTarget") and is_match:
-            return f"Condition {kind} of the job: {condition.get('reason') or ''}: {one_line(message)}"
+            return f"Condition {kind} of the job: {condition.get('reason') or ''}: {redacted_line(message)}"
     return None
 
 
 def _condition_lines(snapshot: Snapshot) -> list[str]:
     return [
-        f"Condition {each['type']}: {each.get('reason', '')}: {one_line(each.get('message') or '')}"
+        f"Condition {each['type']}: {each.get('reason', '')}: {redacted_line(each.get('message') or '')}"
         for each in snapshot.conditions
         if each.get("message") or each.get("reason")
     ]
@@ -236,7 +236,7 @@ def pulling_image(snapshot: Snapshot) -> Diagnosis | None:
             pod, age = pending[name], age_text(seconds_since(event_time(event)))
             return Diagnosis(
                 f"Image {snapshot.record.config.launch.image} is being pulled ({age} so far).",
-                [f"{name} on {pod.node}: {one_line(event.get('message', ''))}"],
+                [f"{name} on {pod.node}: {redacted_line(event.get('message', ''))}"],
                 "Wait until it is pulled. The first pull on a node can take minutes for a large image.",
             )
     return None

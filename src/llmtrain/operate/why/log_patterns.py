@@ -7,8 +7,8 @@ of the log) and Python. Tests compare these patterns with what is written.
 import re
 from collections.abc import Sequence
 
-from llmtrain.kubernetes.api_errors import one_line
 from llmtrain.operate.status.progress import split_line
+from llmtrain.redact import redacted_line
 from llmtrain.runs.exit_report import ExitReport
 
 _ERROR = re.compile(r"(?:error|stopped): (.*)")
@@ -54,7 +54,7 @@ def error_in(lines: Sequence[str]) -> ExitReport | None:
             return _with_remedy(match[1], lines[number + 1 :])
         text = _RANK.sub("", split_line(lines[number])[1])
         if match := _WATCHDOG.search(text):
-            return report_from_text(one_line(match[1]), (match[2] or "").strip() or None)
+            return report_from_text(redacted_line(match[1]), (match[2] or "").strip() or None)
     return None
 
 
@@ -67,7 +67,7 @@ def _with_remedy(what: str, after: Sequence[str]) -> ExitReport:
             break
         (problems if line.startswith("  - ") else remedy).append(line.strip().removeprefix("- "))
     whole = f"{what}: {'; '.join(problems)}" if problems else what
-    return report_from_text(one_line(_RANK.sub("", whole)), one_line(" ".join(remedy)) or None)
+    return report_from_text(redacted_line(_RANK.sub("", whole)), redacted_line(" ".join(remedy)) or None)
 
 
 def traceback_end(lines: Sequence[str]) -> str | None:
@@ -77,8 +77,8 @@ def traceback_end(lines: Sequence[str]) -> str | None:
         return None
     prefix = lines[starts[-1]].removesuffix(_TRACEBACK)  # torchrun prefixes lines with `[rank0]: `
     rest = (line.removeprefix(prefix) for line in lines[starts[-1] + 1 :])
-    return next((one_line(line) for line in rest if line.strip() and not line.startswith(" ")), None)
+    return next((redacted_line(line) for line in rest if line.strip() and not line.startswith(" ")), None)
 
 
 def last_line(lines: Sequence[str]) -> str | None:
-    return next((one_line(line) for line in reversed(lines) if line.strip()), None)
+    return next((redacted_line(line) for line in reversed(lines) if line.strip()), None)
