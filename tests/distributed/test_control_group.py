@@ -151,6 +151,18 @@ def test_error_on_rank0_is_raised_on_all(failures: list[list[tuple[str, str, int
             assert "of rank 0." in text
 
 
+def test_error_of_another_rank_keeps_its_reason() -> None:
+    """`llmtrain why` tells causes of one error type apart by it, whichever rank's report it reads."""
+
+    def fail(world: World) -> str | None:
+        problem = TrainingFailed("The disk is full.", reason="disk_full")
+        with pytest.raises(TrainingFailed) as caught:
+            world.control.on_rank0(lambda: _raise(problem))
+        return caught.value.reason
+
+    assert ranks.values(ranks.run_ranks(2, fail)) == ["disk_full", "disk_full"]
+
+
 def test_oserror_on_one_rank_is_raised_on_all(failures: list[list[tuple[str, str, int]]]) -> None:
     for rank in (0, 1):
         kind, text, _ = failures[rank][-1]

@@ -89,27 +89,27 @@ class ControlGroup:
         return values
 
 
-_Packed = tuple[str, str, str | None, int | None]
-"""Error type, message, remedy, and the errno of an OSError."""
+_Packed = tuple[str, str, str | None, errors.Reason | None, int | None]
+"""Error type, message, remedy, reason, and the errno of an OSError."""
 
 
 def _pack(problem: Exception | None) -> _Packed | None:
     if problem is None:
         return None
     if isinstance(problem, LlmtrainError):
-        return type(problem).__name__, problem.what_and_known, problem.remedy, None
-    return "OSError", f"{getattr(problem, 'strerror', None) or problem}", None, getattr(problem, "errno", None)
+        return type(problem).__name__, problem.what_and_known, problem.remedy, problem.reason, None
+    return "OSError", f"{getattr(problem, 'strerror', None) or problem}", None, None, getattr(problem, "errno", None)
 
 
 def _unpack(packed: _Packed, rank: int) -> Exception:
-    name, what, remedy, number = packed
+    name, what, remedy, reason, number = packed
     if name == "OSError":
         text = f"rank {rank}: {what}"
         return OSError(text) if number is None else OSError(number, text)
     type_: Any = getattr(errors, name, LlmtrainError)
     if type_ is errors.ConfigError:  # which takes a list of problems
         type_ = errors.UsageError
-    error: LlmtrainError = type_(f"rank {rank}: {what}", remedy=remedy)
+    error: LlmtrainError = type_(f"rank {rank}: {what}", remedy=remedy, reason=reason)
     return error
 
 
