@@ -15,7 +15,7 @@ import llmtrain
 from llmtrain.env import WORKER
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
-from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report
+from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report, write_success_report
 from llmtrain.terminal import discard, print_in_any_encoding, say
 
 # The parser does not support options with an optional value.
@@ -158,6 +158,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_exit_report(_crash(problem))
         raise
     code = _flush_output() or code
+    if not code:
+        write_success_report()
     # A SIGTERM from now on, from a launcher that stops all processes, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)

@@ -1,17 +1,21 @@
-"""Exit reports: what a process that ends leaves for Kubernetes in the container's termination message."""
+"""Exit reports: what a process that ends writes to the container's termination message and to the run directory."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from llmtrain.errors import LlmtrainError, PeerLost, TrainingFailed
-from llmtrain.runs.exit_report import MAX_BYTES, ExitReport, read_termination_message
+from llmtrain.runs.exit_report import MAX_BYTES, ExitReport, parse_report, read_termination_message
 
 
 def node(folder: Path, *words: str, **env: str) -> "subprocess.Popen[str]":
@@ -146,3 +150,65 @@ def test_crash_is_reported_with_its_exception(tmp_path: Path) -> None:
     assert report is not None
     assert (done.returncode, report.exit_code, report.message) == (1, 1, "ZeroDivisionError: by zero")
     assert json.loads((tmp_path / "termination-log").read_text())["llmtrain"]["error"] == "LlmtrainError"
+
+
+FIELDS = ("exit_code", "error", "message", "remedy", "step", "generation", "rank", "pod", "node", "time")
+
+
+def newest_report(run: Path) -> ExitReport:
+    """Of the reports in the run directory."""
+    values = [json.loads(path.read_text()) for path in (run / "exits").glob("*.json")]
+    newest = max(values, key=lambda report: report["generation"])
+    assert set(FIELDS) <= set(newest)
+    report = parse_report(newest)
+    assert report is not None
+    assert (report.pod, report.node) == (socket.gethostname(), "")
+    assert datetime.fromisoformat(report.time).tzinfo is not None
+    return report
+
+
+def test_train_reports_to_the_run_directory(
+    train: Callable[..., Any], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupted, then failed, then finished."""
+    run = workdir / "runs" / "mine"
+    monkeypatch.setenv("LLMTRAIN_FAULT", "after_optimizer:2:0:term")
+    assert train("output.run_id=mine").code == 75
+    report = newest_report(run)
+    assert (report.exit_code, report.error, report.step, report.generation) == (75, "Interrupted", 2, 1)
+    assert report.message
+    assert report.remedy
+
+    monkeypatch.setenv("LLMTRAIN_FAULT", "loss:4:0:nan")
+    assert train("output.run_id=mine", more=["--resume", "mine"]).code == 65
+    report = newest_report(run)
+    assert (report.exit_code, report.error, report.reason) == (65, "TrainingFailed", "not_finite")
+    assert (report.step, report.generation) == (3, 2)
+
+    monkeypatch.delenv("LLMTRAIN_FAULT")
+    assert train("output.run_id=mine", more=["--resume", "mine"]).code == 0
+    report = newest_report(run)
+    assert (report.exit_code, report.error, report.message, report.step, report.generation) == (0, "", "", 4, 3)
+
+
+def test_bad_data_of_a_new_run_leaves_no_directory(train: Callable[..., Any], workdir: Path) -> None:
+    """The run has not started: there is nothing to report about."""
+    (workdir / "empty.txt").touch()
+    assert train("output.run_id=mine", "data.name=text_files", "data.files=[empty.txt]").code == 65
+    assert not (workdir / "runs" / "mine").exists()
+
+
+def test_bad_data_of_a_restartable_run_is_reported(
+    train: Callable[..., Any], workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that exists and whose data has become unusable, under an agent that restarts it."""
+    text = workdir / "some.txt"
+    text.write_text("the pod counts its steps. " * 400)
+    options = ("output.run_id=mine", "data.name=text_files", "data.files=[some.txt]", "data.cache_dir=cache")
+    monkeypatch.setenv("LLMTRAIN_FAULT", "after_optimizer:2:0:term")
+    assert train(*options).code == 75
+    text.write_text("")
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "1")
+    assert train(*options, more=["--resume", "mine"]).code == 65
+    report = newest_report(workdir / "runs" / "mine")
+    assert (report.exit_code, report.error, report.generation) == (65, "DataError", 2)

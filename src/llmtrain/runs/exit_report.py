@@ -43,7 +43,7 @@ class ExitReport:
     exit_code: int | None
     """Negative: minus the number of the signal that killed the process. None: not known."""
     error: str = ""
-    """Error type, as in errors.py. Empty: the process wrote no report of its own."""
+    """Error type, as in errors.py. Empty: the process finished, or wrote no report of its own."""
     reason: str | None = None
     message: str = ""
     remedy: str | None = None
@@ -65,23 +65,33 @@ class ExitReport:
     @classmethod
     def of(cls, error: LlmtrainError) -> "ExitReport":
         values = {**_position, **error.details}
-        rank = values.get("rank", os.environ.get("RANK", ""))
         silent = values.get("silent_ranks")
-        return cls(
-            exit_code=error.exit_code,
+        return replace(
+            cls._here(error.exit_code, values),
             error=type(error).__name__,
             reason=error.reason,
             message=redact(error.what_and_known),
             remedy=redact(error.remedy) if error.remedy else None,
+            silent_ranks=tuple(silent) if isinstance(silent, list) else (),
+            details={**_position, **error.as_dict()},
+        )
+
+    @classmethod
+    def of_success(cls) -> "ExitReport":
+        return cls._here(0, _position)
+
+    @classmethod
+    def _here(cls, exit_code: int, values: Mapping[str, Any]) -> "ExitReport":
+        """A report of this process, with its position in the run and in the cluster."""
+        return cls(
+            exit_code=exit_code,
             step=_integer(values.get("step")),
             generation=_integer(values.get("generation")),
-            rank=_integer(rank),
+            rank=_integer(values.get("rank", os.environ.get("RANK", ""))),
             node_rank=_integer(values.get("node_rank")),
-            silent_ranks=tuple(silent) if isinstance(silent, list) else (),
             pod=socket.gethostname(),
             node=os.environ.get(NODE_NAME, ""),
             time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            details={**_position, **error.as_dict()},
         )
 
     @classmethod
@@ -199,6 +209,12 @@ def write_exit_report(error: LlmtrainError) -> None:
         publish(report)
     if _exits and os.environ.get(WORKER) != "1" and not isinstance(error, Superseded):  # then another owns the run
         _write_to_run(_exits, report)
+
+
+def write_success_report() -> None:
+    """Into the run directory only: Kubernetes keeps the exit code 0, and there is nothing to explain."""
+    if _exits and os.environ.get(WORKER) != "1":
+        _write_to_run(_exits, ExitReport.of_success())
 
 
 def publish(report: ExitReport) -> None:
