@@ -189,3 +189,23 @@ def make_config(tmp_path: Path, cache: Path) -> Iterator[Callable[..., Any]]:
 
     yield make
     harness.end_all()
+
+
+@pytest.fixture(scope="session")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A model directory and examples to fine-tune it on."""
+    from test_fine_tune_faults import make_material
+
+    return make_material(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def make_fine_tune(
+    tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Any
+) -> Iterator[Callable[..., Any]]:
+    """Configs of fine-tuning runs for the harness, each in a directory of its own."""
+    import fault_harness as harness
+    from test_fine_tune_faults import fine_tune_config
+
+    yield lambda **changes: fine_tune_config(tmp_path_factory.mktemp("tune") / "runs", cache, material, **changes)
+    harness.end_all()

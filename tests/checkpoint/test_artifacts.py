@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,6 @@ import pytest
 from fault_harness import RUN_ID
 from test_fine_tune_faults import (
     EVAL_STEPS,
-    Material,
-    fine_tune_config,
-    make_material,
     run_dir,
     train,
     trained,
@@ -43,23 +40,9 @@ FILES = {"README.md", "adapter_config.json", "adapter_model.safetensors", "llmtr
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return make_material(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> Iterator[MakeConfig]:
-    def config(**changes: Any) -> Config:
-        return fine_tune_config(tmp_path_factory.mktemp("outputs") / "runs", cache, material, **changes)
-
-    yield config
-    harness.end_all()
-
-
-@pytest.fixture(scope="module")
-def epoch_run(make: MakeConfig) -> tuple[Config, dict[str, Any]]:
+def epoch_run(make_fine_tune: MakeConfig) -> tuple[Config, dict[str, Any]]:
     """An uninterrupted run with epoch directories and all its checkpoints."""
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     return config, trained(config)
 
 
@@ -89,9 +72,9 @@ def leftovers(config: Config) -> list[str]:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_epoch_directories_have_the_files_of_their_ranks(
-    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
+    make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
 ) -> None:
-    config = epoch_run[0] if size == 1 else make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = epoch_run[0] if size == 1 else make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     if size == 2:
         trained(config, 2)
     for epoch, step in ((1, 4), (2, 8)):
@@ -123,7 +106,7 @@ def test_epochs_and_best_are_hard_links_and_adapter_is_a_copy(epoch_run: tuple[C
 
 
 @pytest.mark.slow
-def test_storage_without_hard_links(make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
+def test_storage_without_hard_links(make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
     """Some network storage does not support them."""
 
     def no_links() -> None:
@@ -132,7 +115,7 @@ def test_storage_without_hard_links(make: MakeConfig, epoch_run: tuple[Config, d
 
         artifacts.os.link = link  # type: ignore[assignment]
 
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_links)
     assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     copied = run_dir(config) / "epoch-1" / "rank-0"
@@ -140,9 +123,11 @@ def test_storage_without_hard_links(make: MakeConfig, epoch_run: tuple[Config, d
     assert not (copied / "model.safetensors").samefile(step_dir(config, 4) / "model.safetensors")
 
 
-def test_epoch_directories_survive_pruned_checkpoints(make: MakeConfig, tmp_path: Path) -> None:
+def test_epoch_directories_survive_pruned_checkpoints(make_fine_tune: MakeConfig, tmp_path: Path) -> None:
     """The checkpoint of the first epoch is pruned, and so is a best one that was replaced."""
-    config = make(**EPOCHS, trainer__keep_checkpoints=2, trainer__save_every_steps=1, trainer__eval_every_steps=1)
+    config = make_fine_tune(
+        **EPOCHS, trainer__keep_checkpoints=2, trainer__save_every_steps=1, trainer__eval_every_steps=1
+    )
     result = trained(config)
     assert not step_dir(config, 4).exists()
     together = join_ranks(run_dir(config) / "epoch-1", tmp_path, 4)
@@ -154,16 +139,16 @@ def test_epoch_directories_survive_pruned_checkpoints(make: MakeConfig, tmp_path
     assert Checkpoint(best).state()["progress"]["best_val_loss"] == result["best_val_loss"]
 
 
-def test_layout_steps_creates_no_epoch_directories(make: MakeConfig) -> None:
-    config = make(trainer__eval_prompts=[], trainer__max_epochs=1)
+def test_layout_steps_creates_no_epoch_directories(make_fine_tune: MakeConfig) -> None:
+    config = make_fine_tune(trainer__eval_prompts=[], trainer__max_epochs=1)
     trained(config)
     names = {path.name for path in run_dir(config).iterdir()}
     assert names & {"epoch-1", "best", "samples"} == set()
     assert "adapter" in names
 
 
-def test_adapter_is_the_best_not_the_last(make: MakeConfig) -> None:
-    config = make(**EPOCHS, trainer__eval_every_steps=1, trainer__keep_checkpoints=20)
+def test_adapter_is_the_best_not_the_last(make_fine_tune: MakeConfig) -> None:
+    config = make_fine_tune(**EPOCHS, trainer__eval_every_steps=1, trainer__keep_checkpoints=20)
     assert trained(config, before=val_losses(5.0, 4.0, 3.0, 3.5))["best_step"] == 3
     best, last = step_dir(config, 3), step_dir(config, 8)
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best / "adapter")
@@ -171,9 +156,9 @@ def test_adapter_is_the_best_not_the_last(make: MakeConfig) -> None:
     assert harness.tree(last / "adapter") != harness.tree(best / "adapter")
 
 
-def test_resume_from_an_older_checkpoint_updates_the_adapter(make: MakeConfig) -> None:
+def test_resume_from_an_older_checkpoint_updates_the_adapter(make_fine_tune: MakeConfig) -> None:
     """Resumed from an earlier checkpoint with a bad learning rate: later, better checkpoints are set aside."""
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     trained(config)
     worse = config.with_values("trainer", lr=3.0, schedule="constant")
     result = trained(worse, resume=str(step_dir(config, 3)), allow_config_change=True)
@@ -211,9 +196,9 @@ def late_saves(killed_after: int | None = None) -> Callable[[], None]:
     return before
 
 
-def test_background_save_publishes_the_saved_step(make: MakeConfig) -> None:
+def test_background_save_publishes_the_saved_step(make_fine_tune: MakeConfig) -> None:
     """Training continues meanwhile: the saved step is published, not the current one."""
-    config = make(**EPOCHS, **ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, **ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__keep_checkpoints=9)
     assert trained(config, before=late_saves())["epochs"] == 2
     for epoch, step in ((1, 4), (2, 8)):
         found = harness.tree(run_dir(config) / f"epoch-{epoch}" / "rank-0")
@@ -221,9 +206,9 @@ def test_background_save_publishes_the_saved_step(make: MakeConfig) -> None:
         assert found == harness.tree(step_dir(config, step))
 
 
-def test_background_save_publishes_the_best_adapter_immediately(make: MakeConfig) -> None:
+def test_background_save_publishes_the_best_adapter_immediately(make_fine_tune: MakeConfig) -> None:
     """Not only at the end of the run, which may be killed before."""
-    config = make(**ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__eval_prompts=[])
+    config = make_fine_tune(**ONLY_AT_EPOCH_ENDS, trainer__async_save=True, trainer__eval_prompts=[])
     (ended,) = train(config, before=late_saves(killed_after=6))
     assert ended.code == -signal.SIGKILL, ended.output
     step_4 = step_dir(config, 4)
@@ -237,10 +222,10 @@ def test_background_save_publishes_the_best_adapter_immediately(make: MakeConfig
 @pytest.mark.parametrize("point", ["save_after_rename", pytest.param("save_before_prune", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("step", [4, 8])
 def test_sigkill_between_checkpoint_and_artifacts(
-    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], point: str, step: int
+    make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], point: str, step: int
 ) -> None:
     """The checkpoint is complete and is not saved again: the resumed run creates its directories."""
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault=f"{point}:{step}:0:kill")[0].code == -signal.SIGKILL
     result = trained(config, resume=RUN_ID)
     assert result["resumed_from"] == step
@@ -272,9 +257,9 @@ def killed_between_renames(name: str) -> Callable[[], None]:
 
 @pytest.mark.parametrize("name", ["adapter", "best", "epoch-1"])
 def test_sigkill_while_a_directory_is_replaced(
-    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], name: str
+    make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], name: str
 ) -> None:
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     (ended,) = train(config, before=killed_between_renames(name))
     assert ended.code == -signal.SIGKILL, ended.output
     assert not (run_dir(config) / name).exists()
@@ -291,10 +276,10 @@ def test_sigkill_while_a_directory_is_replaced(
 
 
 def test_directories_of_the_user_are_not_replaced(
-    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path
+    make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path
 ) -> None:
     """Whatever their names: those that the run would create, later epochs, and names that are not epochs."""
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="forward:6:0:kill")[0].code == -signal.SIGKILL
     run = run_dir(config)
     own = ("epoch-2", "epoch-7", "epoch-final", "epoch-03", "epoch-", ".old-stuff", ".new-stuff", "epoch-8")
@@ -317,8 +302,8 @@ def test_directories_of_the_user_are_not_replaced(
     assert leftovers(config) == []
 
 
-def test_resume_from_an_older_checkpoint_removes_only_own_directories(make: MakeConfig) -> None:
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+def test_resume_from_an_older_checkpoint_removes_only_own_directories(make_fine_tune: MakeConfig) -> None:
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     trained(config)
     run = run_dir(config)
     shutil.copytree(run / "epoch-1", run / "epoch-3")
@@ -330,9 +315,9 @@ def test_resume_from_an_older_checkpoint_removes_only_own_directories(make: Make
 
 
 @pytest.mark.parametrize("record", ["{}", "[1, null]", "not JSON"])
-def test_damaged_artifacts_json(make: MakeConfig, record: str) -> None:
+def test_damaged_artifacts_json(make_fine_tune: MakeConfig, record: str) -> None:
     """Then all directories belong to the user."""
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="forward:6:0:kill")[0].code == -signal.SIGKILL
     (run_dir(config) / "artifacts.json").write_text(record)
     before = harness.tree(run_dir(config) / "epoch-1")
@@ -362,9 +347,9 @@ def fails_with(number: int, what: str) -> Callable[[], None]:
 @pytest.mark.parametrize("number", [errno.ENOSPC, pytest.param(errno.EROFS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("what", ["folders", "answers"])
 def test_failing_artifacts_do_not_end_training(
-    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], what: str, number: int
+    make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], what: str, number: int
 ) -> None:
-    config = make(**{**EPOCHS, "trainer__eval_prompts": ["say red"], "trainer__save_every_steps": 1})
+    config = make_fine_tune(**{**EPOCHS, "trainer__eval_prompts": ["say red"], "trainer__save_every_steps": 1})
     (ended,) = train(config, before=fails_with(number, what))
     assert ended.code == 0, ended.output
     assert ended.result is not None
@@ -373,10 +358,10 @@ def test_failing_artifacts_do_not_end_training(
     harness.verify_all(run_dir(config).parent)
 
 
-def test_checkpoints_are_pruned_even_if_artifacts_fail(make: MakeConfig) -> None:
+def test_checkpoints_are_pruned_even_if_artifacts_fail(make_fine_tune: MakeConfig) -> None:
     """Otherwise a full disk would stay full. Every save here is a new best."""
     every = {"trainer__eval_every_steps": 1, "trainer__save_every_steps": 1, "trainer__lr": 1e-2}
-    config = make(**{**EPOCHS, **every, "trainer__keep_checkpoints": 2})
+    config = make_fine_tune(**{**EPOCHS, **every, "trainer__keep_checkpoints": 2})
     (ended,) = train(config, before=fails_with(errno.ENOSPC, "folders"))
     assert ended.code == 0, ended.output
     assert ended.result is not None
@@ -384,7 +369,7 @@ def test_checkpoints_are_pruned_even_if_artifacts_fail(make: MakeConfig) -> None
     assert harness.steps_saved(run_dir(config).parent) == [7, 8]
 
 
-def test_later_save_publishes_what_failed(make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
+def test_later_save_publishes_what_failed(make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]) -> None:
     """No space at the end of the first epoch, space again afterwards."""
 
     def no_space_for_a_while() -> None:
@@ -397,7 +382,7 @@ def test_later_save_publishes_what_failed(make: MakeConfig, epoch_run: tuple[Con
 
         artifacts.write_directory = replace
 
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     result = trained(config, before=no_space_for_a_while)
     assert result["state_sha256"] == epoch_run[1]["state_sha256"]
     assert harness.tree(run_dir(config) / "adapter") == harness.tree(best_dir(config) / "adapter")
@@ -437,9 +422,9 @@ def test_damaged_adapter_file_is_detected(copied: Checkpoint, tmp_path: Path, na
 
 
 def test_resume_skips_a_checkpoint_with_a_damaged_adapter(
-    make: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]
+    make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]]
 ) -> None:
-    config = make(**EPOCHS, trainer__keep_checkpoints=9)
+    config = make_fine_tune(**EPOCHS, trainer__keep_checkpoints=9)
     assert train(config, fault="after_optimizer:7:0:kill")[0].code == -signal.SIGKILL
     path = step_dir(config, 6) / "adapter" / "adapter_model.safetensors"
     data = bytearray(path.read_bytes())
@@ -495,11 +480,11 @@ def test_manifest_with_a_valid_name_is_accepted(copied: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_mlflow_gets_parameters_answers_and_epochs(make: MakeConfig, is_stopped: bool) -> None:
+def test_mlflow_gets_parameters_answers_and_epochs(make_fine_tune: MakeConfig, is_stopped: bool) -> None:
     pytest.importorskip("mlflow", reason="needs the mlflow extra")
     from mlflow.tracking import MlflowClient
 
-    config = make(tracking__mlflow__enabled=True)
+    config = make_fine_tune(tracking__mlflow__enabled=True)
     if is_stopped:
         assert train(config, fault="after_optimizer:4:0:term", env={"MLFLOW_TRACKING_URI": ""})[0].code == 75
     result = trained(config, resume="auto", env={"MLFLOW_TRACKING_URI": ""})
@@ -520,8 +505,8 @@ def test_mlflow_gets_parameters_answers_and_epochs(make: MakeConfig, is_stopped:
     assert {m.step for m in client.get_metric_history(run.info.run_id, "epoch/train_loss")} == {4, 8}
 
 
-def test_answers_are_saved_in_the_order_of_the_prompts(make: MakeConfig) -> None:
-    config = make(trainer__max_epochs=1, trainer__eval_every_steps=None, trainer__eval_prompt_tokens=3)
+def test_answers_are_saved_in_the_order_of_the_prompts(make_fine_tune: MakeConfig) -> None:
+    config = make_fine_tune(trainer__max_epochs=1, trainer__eval_every_steps=None, trainer__eval_prompt_tokens=3)
     trained(config)
     (path,) = (run_dir(config) / "samples").iterdir()
     assert path.name == "step_4.json"

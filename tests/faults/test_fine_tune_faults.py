@@ -217,11 +217,6 @@ def some(values: Iterable[Any], *quick: Any) -> list[Any]:
 # One process
 
 
-@pytest.fixture(scope="session")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return make_material(tmp_path_factory.getbasetemp())
-
-
 @pytest.fixture
 def make(root: Path, cache: Path, material: Material) -> MakeConfig:
     return lambda **changes: fine_tune_config(root, cache, material, **changes)

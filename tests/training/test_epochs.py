@@ -6,7 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,8 @@ from test_fine_tune_faults import (
     STEPS,
     STEPS_IN_EPOCH,
     FineTuned,
-    Material,
     epoch_lines,
-    fine_tune_config,
     fine_tuned,
-    make_material,
     resume_and_check,
     rows,
     run_dir,
@@ -52,20 +49,9 @@ LINE = re.compile(
 
 
 @pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return make_material(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> Iterator[MakeConfig]:
-    """Configs of runs without prompts, each in a directory of its own."""
-
-    def config(**changes: Any) -> Config:
-        root = tmp_path_factory.mktemp("epochs") / "runs"
-        return fine_tune_config(root, cache, material, **{"trainer__eval_prompts": [], **changes})
-
-    yield config
-    harness.end_all()
+def make(make_fine_tune: MakeConfig) -> MakeConfig:
+    """Configs of runs without prompts."""
+    return lambda **changes: make_fine_tune(**{"trainer__eval_prompts": [], **changes})
 
 
 def train_losses(config: Config) -> dict[int, float]:

@@ -1,8 +1,7 @@
 """Fine-tuning on any world size: bit-exact with reproducible_reduce, equal up to rounding with fsdp, and an adapter
 that peft loads in each case."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import fault_harness as harness
@@ -15,9 +14,7 @@ from test_fine_tune_faults import (
     STEPS,
     FineTuned,
     Material,
-    fine_tune_config,
     fine_tuned,
-    make_material,
     resume_and_check,
     run_dir,
     some,
@@ -36,55 +33,41 @@ FSDP = {"distributed__strategy": "fsdp"}
 PLAIN_DDP = {"distributed__strategy": "ddp", "distributed__reproducible_reduce": False}
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Material:
-    return make_material(tmp_path_factory.getbasetemp())
-
-
-@pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory, cache: Path, material: Material) -> Iterator[MakeConfig]:
-    def config(**changes: Any) -> Config:
-        return fine_tune_config(tmp_path_factory.mktemp("many") / "runs", cache, material, **changes)
-
-    yield config
-    harness.end_all()
-
-
 def finished(config: Config, size: int = 1) -> Trained:
     return config, fine_tuned(config, trained(config, size))
 
 
 @pytest.fixture(scope="module")
-def alone(make: MakeConfig) -> Trained:
-    return finished(make())
+def alone(make_fine_tune: MakeConfig) -> Trained:
+    return finished(make_fine_tune())
 
 
 @pytest.fixture(scope="module")
-def sharded(make: MakeConfig) -> Trained:
-    return finished(make(**FSDP), 2)
+def sharded(make_fine_tune: MakeConfig) -> Trained:
+    return finished(make_fine_tune(**FSDP), 2)
 
 
 @pytest.mark.parametrize("size", some([2, 4], 4))
-def test_bit_exact_on_any_world_size(make: MakeConfig, alone: Trained, size: int) -> None:
+def test_bit_exact_on_any_world_size(make_fine_tune: MakeConfig, alone: Trained, size: int) -> None:
     """Hash, loss and norm of every step, validation, epochs, answers, the adapter's files."""
-    config, other = finished(make(), size)
+    config, other = finished(make_fine_tune(), size)
     assert other == alone[1]
     newest = run_dir(config) / "checkpoints" / f"step_{STEPS}"
     assert len(list(newest.glob("model-*.safetensors"))) == size
 
 
 @pytest.mark.parametrize("size", some([2, 3], 3))
-def test_plain_ddp_differs_only_by_rounding(make: MakeConfig, alone: Trained, size: int) -> None:
+def test_plain_ddp_differs_only_by_rounding(make_fine_tune: MakeConfig, alone: Trained, size: int) -> None:
     """3 processes share 4 micro-batches as 2, 1 and 1."""
-    config, other = finished(make(**PLAIN_DDP), size)
+    config, other = finished(make_fine_tune(**PLAIN_DDP), size)
     assert_same_course(other, alone[1])
     assert_same_adapter(config, alone[0])
 
 
 @pytest.mark.slow
-def test_plain_ddp_on_four_ranks_is_not_bit_exact(make: MakeConfig, alone: Trained) -> None:
+def test_plain_ddp_on_four_ranks_is_not_bit_exact(make_fine_tune: MakeConfig, alone: Trained) -> None:
     """Otherwise the test of the world sizes would show nothing."""
-    other = finished(make(**PLAIN_DDP), 4)[1]
+    other = finished(make_fine_tune(**PLAIN_DDP), 4)[1]
     assert other.plain.state_sha256 != alone[1].plain.state_sha256
     assert_same_course(other, alone[1])
 
@@ -92,17 +75,17 @@ def test_plain_ddp_on_four_ranks_is_not_bit_exact(make: MakeConfig, alone: Train
 @pytest.mark.parametrize("size", some([1, 4], 1))
 @pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(6, marks=pytest.mark.slow)])
 def test_interrupted_on_two_and_resumed_on_another_world_size(
-    make: MakeConfig, alone: Trained, size: int, k: int
+    make_fine_tune: MakeConfig, alone: Trained, size: int, k: int
 ) -> None:
-    config = make()
+    config = make_fine_tune()
     ends = train(config, 2, fault=f"after_optimizer:{k}:1:term")
     assert [ended.code for ended in ends] == [75, 75], ends[0].output
     assert resume_and_check(config, alone[1], size) == k
 
 
 @pytest.mark.slow
-def test_world_size_may_change_on_every_resume(make: MakeConfig, alone: Trained) -> None:
-    config = make()
+def test_world_size_may_change_on_every_resume(make_fine_tune: MakeConfig, alone: Trained) -> None:
+    config = make_fine_tune()
     for k, size in ((2, 2), (4, 1), (6, 4)):
         ends = train(config, size, resume="auto", fault=f"after_optimizer:{k}:0:term")
         assert {ended.code for ended in ends} == {75}, ends[0].output
@@ -120,10 +103,10 @@ def test_world_size_may_change_on_every_resume(make: MakeConfig, alone: Trained)
     ],
     ids=["full", "unpacked", "checkpointing", "async"],
 )
-def test_other_kinds_of_fine_tuning_on_1_2_and_4_processes(make: MakeConfig, change: dict[str, Any]) -> None:
-    expected = finished(make(**change))[1]
-    assert finished(make(**change), 2)[1] == expected
-    assert finished(make(**change), 4)[1] == expected
+def test_other_kinds_of_fine_tuning_on_1_2_and_4_processes(make_fine_tune: MakeConfig, change: dict[str, Any]) -> None:
+    expected = finished(make_fine_tune(**change))[1]
+    assert finished(make_fine_tune(**change), 2)[1] == expected
+    assert finished(make_fine_tune(**change), 4)[1] == expected
 
 
 @pytest.mark.parametrize(
@@ -136,22 +119,24 @@ def test_other_kinds_of_fine_tuning_on_1_2_and_4_processes(make: MakeConfig, cha
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_fields_that_do_not_affect_the_result(make: MakeConfig, alone: Trained, change: dict[str, Any]) -> None:
+def test_fields_that_do_not_affect_the_result(
+    make_fine_tune: MakeConfig, alone: Trained, change: dict[str, Any]
+) -> None:
     """Dropout is drawn again when activations are recomputed: it must be the same."""
-    assert finished(make(**change))[1] == alone[1]
+    assert finished(make_fine_tune(**change))[1] == alone[1]
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_does_not_affect_full_fine_tuning(make: MakeConfig) -> None:
+def test_gradient_checkpointing_does_not_affect_full_fine_tuning(make_fine_tune: MakeConfig) -> None:
     changes = ({"model__lora": None}, {"model__lora": None, "model__gradient_checkpointing": True})
-    first, second = (finished(make(**change))[1] for change in changes)
+    first, second = (finished(make_fine_tune(**change))[1] for change in changes)
     assert first == second
 
 
-def test_evaluation_and_saving_do_not_affect_training(make: MakeConfig, alone: Trained) -> None:
+def test_evaluation_and_saving_do_not_affect_training(make_fine_tune: MakeConfig, alone: Trained) -> None:
     """Answering prompts does not either."""
     rarely = {"trainer__eval_every_steps": None, "trainer__save_every_steps": None, "trainer__eval_prompts": []}
-    other = finished(make(**rarely))[1]
+    other = finished(make_fine_tune(**rarely))[1]
     assert other.plain.state_sha256 == alone[1].plain.state_sha256
     assert other.train == alone[1].train
     assert other.samples == {}
@@ -183,8 +168,8 @@ def test_fsdp_differs_only_by_rounding(alone: Trained, sharded: Trained) -> None
 
 
 @pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow)])
-def test_fsdp_resumes_exactly(make: MakeConfig, sharded: Trained, k: int) -> None:
-    config = make(**FSDP)
+def test_fsdp_resumes_exactly(make_fine_tune: MakeConfig, sharded: Trained, k: int) -> None:
+    config = make_fine_tune(**FSDP)
     ends = train(config, 2, fault=f"after_optimizer:{k}:0:term")
     assert [ended.code for ended in ends] == [75, 75], ends[0].output
     assert resume_and_check(config, sharded[1], 2) == k
@@ -192,13 +177,13 @@ def test_fsdp_resumes_exactly(make: MakeConfig, sharded: Trained, k: int) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("change", [{"model__lora": None}, {"data__packing": False, "trainer__micro_batch_size": 2}])
-def test_other_kinds_of_fine_tuning_with_fsdp(make: MakeConfig, change: dict[str, Any]) -> None:
-    assert_same_course(finished(make(**FSDP, **change), 2)[1], finished(make(**change))[1], 5e-5)
+def test_other_kinds_of_fine_tuning_with_fsdp(make_fine_tune: MakeConfig, change: dict[str, Any]) -> None:
+    assert_same_course(finished(make_fine_tune(**FSDP, **change), 2)[1], finished(make_fine_tune(**change))[1], 5e-5)
 
 
 @pytest.mark.slow
-def test_fsdp_run_resumes_in_one_process(make: MakeConfig, alone: Trained) -> None:
-    config = make(**FSDP)
+def test_fsdp_run_resumes_in_one_process(make_fine_tune: MakeConfig, alone: Trained) -> None:
+    config = make_fine_tune(**FSDP)
     assert {ended.code for ended in train(config, 2, fault="after_optimizer:5:0:term")} == {75}
     result = trained(config, 1, RUN_ID)
     assert result["resumed_from"] == 5
@@ -238,9 +223,9 @@ def test_peft_loads_the_adapter_and_reproduces_the_loss(
     assert loss_in_peft(config, material) == pytest.approx(best, abs=1e-5)
 
 
-def test_tied_weights_are_saved_once(make: MakeConfig) -> None:
+def test_tied_weights_are_saved_once(make_fine_tune: MakeConfig) -> None:
     """Full fine-tuning of a model whose output layer is its embedding: one tensor, one optimizer state."""
-    config = make(model__lora=None, trainer__max_epochs=1)
+    config = make_fine_tune(model__lora=None, trainer__max_epochs=1)
     result = trained(config)
     (checkpoint,) = [each for each in harness.checkpoints(run_dir(config).parent) if each.step == result["steps"]]
     tensors = checkpoint.tensors("model")
