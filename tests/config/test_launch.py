@@ -3,7 +3,7 @@
 import pytest
 
 from llmtrain.config.document import parse_document
-from llmtrain.config.launch import amount
+from llmtrain.config.kubernetes_types import amount
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config, may_change
 from llmtrain.errors import ConfigError

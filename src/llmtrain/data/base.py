@@ -11,10 +11,10 @@ used in a config.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from llmtrain.config.data import DataSection
+from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
@@ -42,7 +42,7 @@ class DataModule(ABC):
         self.config = config
         self.seed = seed
         self.tokenizer_spec = config.tokenizer or "byte"
-        self.cache_dir = Path(config.cache_dir).expanduser()
+        self.cache_dir = token_cache_dir(config)
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""The pod template of all workloads. It passes Pod Security `restricted` unless launch.security is lowered."""
+"""The pod template of all workloads. It passes Pod Security `restricted` unless the config says otherwise."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
+from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR, TOKEN_CACHE
 from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod_patch import patched
 from llmtrain.launch.pod_scripts import script_text
 from llmtrain.launch.work import CONFIG_DIR, CONFIG_FILE, WORK_DIR
 
@@ -51,12 +53,17 @@ BASELINE_POD_SECURITY: Manifest = {
 
 
 def pod_security(launch: LaunchSection) -> Manifest:
-    return {"restricted": POD_SECURITY, "baseline": BASELINE_POD_SECURITY, "none": {}}[launch.security]
+    level = {"restricted": POD_SECURITY, "baseline": BASELINE_POD_SECURITY, "none": {}}[launch.security]
+    ids = {"runAsUser": launch.run_as_user, "runAsGroup": launch.run_as_group, "fsGroup": launch.fs_group}
+    return {**level, **without_empty(ids)}
 
 
-def container_security(launch: LaunchSection) -> Manifest:
+def container_security(launch: LaunchSection, capabilities: Sequence[str] = ()) -> Manifest:
     """The securityContext field of a container, if any."""
-    return {"securityContext": CONTAINER_SECURITY} if launch.security == "restricted" else {}
+    context = CONTAINER_SECURITY if launch.security == "restricted" else {}
+    if capabilities:
+        context = {**context, "capabilities": {**context.get("capabilities", {}), "add": list(capabilities)}}
+    return {"securityContext": context} if context else {}
 
 
 def pod_template(
@@ -72,8 +79,12 @@ def pod_template(
         "restartPolicy": restart_policy,
         "subdomain": subdomain,
         "terminationGracePeriodSeconds": launch.grace_period_sec + GRACE_MARGIN_SEC,
+        "serviceAccountName": launch.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if launch.host_network else {}),
+        "runtimeClassName": launch.runtime_class,
+        "schedulerName": launch.scheduler_name,
         "securityContext": pod_security(launch),
         "imagePullSecrets": [{"name": name} for name in launch.image_pull_secrets],
         "priorityClassName": launch.priority_class,
@@ -85,10 +96,11 @@ def pod_template(
         "containers": [_container(plan, env or [], port_name)],
         "volumes": _volumes(plan),
     }
-    return {
-        "metadata": {"labels": {**plan.labels, **NO_SIDECAR}, "annotations": NO_SIDECAR},
-        "spec": without_empty(spec),
+    meta = {
+        "labels": {**plan.labels, **NO_SIDECAR, **launch.labels},
+        "annotations": {**NO_SIDECAR, **launch.annotations},
     }
+    return patched({"metadata": meta, "spec": without_empty(spec)}, plan)
 
 
 def without_empty(values: Manifest) -> Manifest:
@@ -117,7 +129,7 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         **_env_from(plan),
         "ports": [{"name": port_name, "containerPort": plan.master_port}],
         "resources": _resources(plan),
-        **container_security(launch),
+        **container_security(launch, launch.capabilities),
         "volumeMounts": _mounts(plan),
     }
 
@@ -152,6 +164,8 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
+    if plan.work.mode in ("train", "hold"):  # tokens outlive the pod, and the next run finds them
+        plain[TOKEN_CACHE] = f"{plan.mounts['runs']}/.cache/llmtrain"
     plain |= {} if uses_hub else {"HF_HUB_OFFLINE": "1"}
     plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
     if is_held and not is_prefetch:
@@ -162,7 +176,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     token = launch.hf_token_secret
-    if token.name and uses_hub:
+    if token.name and (is_prefetch or plan.work.mode in ("hold", "command")):  # only where downloads happen
         rows.append(
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}},
         )
@@ -173,8 +187,11 @@ def _resources(plan: JobPlan) -> Manifest:
     """Requests equal limits (QoS class Guaranteed): the pod is evicted last."""
     resources = plan.launch.resources
     amounts: dict[str, Any] = {"cpu": resources.cpu, "memory": resources.memory}
+    if resources.ephemeral_storage:
+        amounts["ephemeral-storage"] = resources.ephemeral_storage
     if resources.gpus:
         amounts[resources.gpu_resource] = str(resources.gpus)
+    amounts |= resources.extra
     return {"requests": amounts, "limits": amounts}
 
 
@@ -189,7 +206,7 @@ def _mounts(plan: JobPlan) -> list[Manifest]:
     for name, volume in plan.launch.volumes.items():
         is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
         mounts.append({"name": name, "mountPath": plan.mounts[name]} | ({"readOnly": True} if is_read_only else {}))
-    return mounts
+    return [*mounts, *plan.launch.extra_mounts]
 
 
 def _volumes(plan: JobPlan) -> list[Manifest]:
@@ -200,17 +217,13 @@ def _volumes(plan: JobPlan) -> list[Manifest]:
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": plan.launch.resources.shm_size}},
         *([{"name": "work", "emptyDir": {}}] if plan.work.mode == "hold" else []),
         *({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}} for name in plan.launch.volumes),
+        *plan.launch.extra_volumes,
     ]
 
 
 def _spread(plan: JobPlan) -> list[Manifest]:
-    if not plan.launch.topology_spread or plan.nodes == 1:
-        return []
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": plan.selector},
-        }
-    ]
+    spread = plan.launch.topology_spread
+    if isinstance(spread, bool):
+        prefer = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        spread = [prefer] if spread and plan.nodes > 1 else []
+    return [{**row, "labelSelector": row.get("labelSelector", {"matchLabels": plan.selector})} for row in spread]
