@@ -126,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code, see errors.py. `node` translates it for its platform."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)  # the user's own command follows
+    dry_run = next((word for word in arguments[:end] if word.startswith("--dry-run=") and word not in _SPELLING), None)
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     forget_earlier_run()
     print_in_any_encoding()
@@ -136,6 +137,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
         if os.environ.get(WORKER) == "1":
             _terminate_with_parent()
+        if dry_run:
+            raise UsageError(
+                f"{dry_run}: use --dry-run=client (no cluster) or --dry-run=server (the API server checks)."
+            )
         if code is None:
             code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
     except LlmtrainError as error:

@@ -12,6 +12,7 @@ from llmtrain.config.schema import SCHEMA_VERSION, Config
 from llmtrain.config.upgrade import downgrade
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
+from llmtrain.kubernetes.kubeconfig import DEFAULT_NAMESPACE
 from llmtrain.kubernetes.labels import COMMON_LABELS, RUN_LABEL, run_selector
 from llmtrain.launch.checks import check_config, check_launch
 from llmtrain.launch.endpoints import egress_ports
@@ -23,7 +24,6 @@ from llmtrain.runs.directory import new_run_id
 Manifest = dict[str, Any]
 
 JOB_FILE = "job.json"
-DEFAULT_NAMESPACE = "default"
 # Fields of the config that describe one process; in a cluster each pod reads them from its environment.
 PROCESS_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "init_method")
 
