@@ -217,7 +217,7 @@ def test_remedy_fixes_the_run(kube: Kube, no_logs: Kube) -> None:
 def test_missing_claim(kube: Kube, no_logs: Kube) -> None:
     """`llmtrain launch` refuses it, so the manifests are applied with kubectl."""
     words = kube.launch_words("indexed_job", "no-claim", "--set", "launch.data_volume.claim=corpus", nodes=1)
-    kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim")
+    kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim/")
     kube.kubectl("apply", "-k", str(kube.folder / "no-claim"))
     named = ["The claim corpus does not exist.", 'persistentvolumeclaim "corpus" not found', "Claim runs: Bound."]
     check(ask(no_logs, "no-claim"), Expected([], "claim", named, ["--set launch.data_volume.claim=NAME"]))

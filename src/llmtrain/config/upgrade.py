@@ -123,7 +123,7 @@ def downgrade(values: dict[str, Any]) -> dict[str, Any]:
 
 def lost_in_v2(values: dict[str, Any]) -> list[str]:
     """Fields of a resolved config with values that a version-2 document cannot hold."""
-    paths = [path for path in _ONLY_IN_V3[1:] if not _is_default(path, _get(values, path))]
+    paths = [path for path in _ONLY_IN_V3[1:] if _get(values, path) not in (None, False, {}, [])]  # their defaults
     if isinstance(_get(values, ("launch", "topology_spread")), list):
         paths.append(("launch", "topology_spread"))
     return [".".join(path) for path in paths]
