@@ -197,7 +197,9 @@ def test_security_fields_apply_to_every_level() -> None:
         assert "IPC_LOCK" not in json.dumps(spec["initContainers"])
 
 
-@pytest.mark.parametrize("field", ["labels={team: x}", "pod_patch={spec: {affinity: null}}", "resources.ephemeral_storage=1Gi"])
+@pytest.mark.parametrize(
+    "field", ["labels={team: x}", "pod_patch={spec: {affinity: null}}", "resources.ephemeral_storage=1Gi"]
+)
 def test_older_image_schema_refuses_fields_that_it_cannot_record(field: str) -> None:
     with pytest.raises(UsageError, match="image_schema"):
         make("launch.image_schema=2", f"launch.{field}")
@@ -205,13 +207,10 @@ def test_older_image_schema_refuses_fields_that_it_cannot_record(field: str) -> 
 
 
 def test_tokens_are_kept_on_the_runs_volume() -> None:
-    def variables(work: Work = Work(), *sets: str) -> dict[str, Any]:  # noqa: B008
-        spec = pod_template(make(*sets, work=work), "Never")["spec"]
-        return {row["name"]: row.get("value") for row in spec["containers"][0]["env"]}
-
-    assert variables()["LLMTRAIN_TOKEN_CACHE"] == "/out/.cache/llmtrain"
-    assert variables(Work("train"), "output.root_dir=/mnt/runs")["LLMTRAIN_TOKEN_CACHE"] == "/mnt/runs/.cache/llmtrain"
-    assert "LLMTRAIN_TOKEN_CACHE" not in variables(Work("command", ("true",)))
+    for root, expected in (("runs", "/out/.cache/llmtrain"), ("/mnt/runs", "/mnt/runs/.cache/llmtrain")):
+        spec = pod_template(make(*HUB, f"output.root_dir={root}"), "Never")["spec"]
+        for each in [*spec["initContainers"], *spec["containers"]]:
+            assert {"name": "LLMTRAIN_TOKEN_CACHE", "value": expected} in each["env"]
 
 
 class TestWarnings:

@@ -159,13 +159,12 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     launch, is_held = plan.launch, plan.work.mode == "hold"
     # Training does not need the hub after the prefetch. In held pods users may want other models than the config's.
     uses_hub = is_prefetch or is_held or not plan.is_fetching
-    plain = {**WRITABLE, LAUNCH: plan.launch_id}
+    # On the volume, tokens outlive the pod, and the next run finds them.
+    plain = {**WRITABLE, LAUNCH: plan.launch_id, TOKEN_CACHE: f"{plan.mounts['runs']}/.cache/llmtrain"}
     plain |= {"MLFLOW_TRACKING_URI": plan.tracking_uri} if plan.tracking_uri else {}
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods
         plain["HF_HOME"] = f"{models.mount_path}/huggingface"
-    if plan.work.mode in ("train", "hold"):  # tokens outlive the pod, and the next run finds them
-        plain[TOKEN_CACHE] = f"{plan.mounts['runs']}/.cache/llmtrain"
     plain |= {} if uses_hub else {"HF_HUB_OFFLINE": "1"}
     plain |= {PREFETCHED: PREFETCH_REPORT} if plan.is_fetching and not is_prefetch else {}
     if is_held and not is_prefetch:
