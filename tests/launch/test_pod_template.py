@@ -163,6 +163,8 @@ def container(**fields: object) -> dict[str, Any]:
         (container(args=["x"]), "args of container trainer"),
         (container(image="x"), "launch.image"),
         (container(env=[{"name": "RANK", "value": "0"}]), "variable RANK"),
+        (container(env=[{"name": "LLMTRAIN_TOKEN_CACHE", "value": "/x"}]), "variable LLMTRAIN_TOKEN_CACHE"),
+        ({"spec": {"volumes": [{"name": "code", "emptyDir": {}}]}}, "volume code"),
         (container(env=[{"name": "LLMTRAIN_LAUNCH", "$patch": "delete"}]), "variable LLMTRAIN_LAUNCH"),
         (container(volumeMounts=[{"name": "tmp", "mountPath": "/out"}]), "mount /out"),
         (container(volumeMounts=[{"$patch": "replace"}]), "mount /config"),
@@ -204,6 +206,14 @@ def test_older_image_schema_refuses_fields_that_it_cannot_record(field: str) -> 
     with pytest.raises(UsageError, match="image_schema"):
         make("launch.image_schema=2", f"launch.{field}")
     assert "pod_patch" not in make("launch.image_schema=2").config_text
+
+
+@pytest.mark.parametrize("path", ["/out", "/out/", "/data", "/work"])
+def test_extra_mount_on_a_volume_of_the_run_is_refused(path: str) -> None:
+    sets = ("launch.data_volume.claim=d", "launch.extra_volumes=[{name: a, emptyDir: {}}]")
+    with pytest.raises(UsageError, match="extra_mounts"):
+        make(*sets, f"launch.extra_mounts=[{{name: a, mountPath: {path}}}]")
+    make(*sets, "launch.extra_mounts=[{name: a, mountPath: /out/below}]")
 
 
 def test_tokens_are_kept_on_the_runs_volume() -> None:

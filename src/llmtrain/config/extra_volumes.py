@@ -6,7 +6,7 @@ from typing import Any
 
 from llmtrain.config.section import Problem
 
-OWN_VOLUMES = ("config", "tmp", "cache", "shm", "work", "runs", "data", "models")
+OWN_VOLUMES = ("config", "tmp", "cache", "shm", "work", "code", "runs", "data", "models")
 """Names of the volumes of every pod, and of those that have a section of their own."""
 OWN_MOUNTS = ("/config", "/tmp", "/cache", "/dev/shm")
 VOLUME_NAME_PATTERN = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"

@@ -57,6 +57,12 @@ def check_launch(config: Config, work: Work) -> None:
             f"{', '.join(lost)} cannot be recorded with launch.image_schema 2, so `resume` would lose the value.",
             remedy="Use an image of this version of llmtrain and leave image_schema out, or remove the fields.",
         )
+    mounts = [*launch.mounts(config.output.mount_path).values(), WORK_DIR]
+    taken = [path for each in launch.extra_mounts if (path := each["mountPath"].rstrip("/")) in mounts]
+    if taken:
+        raise UsageError(
+            f"launch.extra_mounts: {', '.join(taken)} is already used in pods.", remedy="Choose another mountPath."
+        )
     may_have_gpus = launch.resources.gpus or launch.resources.extra or launch.pod_patch  # such as a resource claim
     if work.mode == "train" and config.run.device == "cuda" and not may_have_gpus:
         raise UsageError(

@@ -58,7 +58,7 @@ class JobPlan:
     run_label: str = RUN_LABEL
     """Key of the label that carries the run id: that of the run's first launch (see kubernetes/labels.py)."""
     warnings: list[str] = field(default_factory=list)
-    is_launched: bool = False
+    is_launched: bool = field(default=False, compare=False)
     """The plan of a run that is on the cluster already."""
 
     @property

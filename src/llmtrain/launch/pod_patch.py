@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.distributed.env import NAMES
-from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
+from llmtrain.env import VARIABLES
 from llmtrain.errors import UsageError
 from llmtrain.launch.plan import JobPlan, Manifest
 
@@ -36,10 +36,9 @@ MERGE_KEYS |= {
     for name, key in _CONTAINER_LISTS.items()
 }
 _VOLUMES = ("spec", "volumes")
-_OWN_VARIABLES = {LAUNCH, RUN_DIR, EXIT_CODES, PREFETCHED, NODE_NAME, HOLD_SCRIPT, "POD_INDEX"} | {
-    name for names in NAMES.values() for name in names
-}
-_OWN_VOLUMES = {"config": "it holds the config", "runs": "set launch.runs_volume"}
+_OWN_VARIABLES = {"POD_INDEX", *VARIABLES["Set in pods and worker processes"]}
+_OWN_VARIABLES |= {name for names in NAMES.values() for name in names}
+_OWN_VOLUMES = {"config": "it holds the config", "runs": "set launch.runs_volume", "code": "it holds your own code"}
 _POD_FIELDS = {
     "restartPolicy": "the workload kind decides it",
     "subdomain": "pods find each other by it",
