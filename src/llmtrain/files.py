@@ -46,6 +46,12 @@ def is_there(path: Path) -> bool:
     return True
 
 
+def use_default_mode(path: Path) -> None:
+    """Give a file the mode that the umask gives, which its directory has; libraries that write a temporary file first
+    leave it readable only for its owner. (The umask itself cannot be read without changing it for all threads.)"""
+    path.chmod(path.parent.stat().st_mode & 0o666)
+
+
 def write_synced(path: Path, data: bytes) -> None:
     with path.open("wb") as file:
         file.write(data)

@@ -22,6 +22,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.logs import warn
+from llmtrain.models.hf.lora import has_adapter
 from llmtrain.training.build import base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.model import ModelHandle
@@ -76,7 +77,7 @@ def evaluate_files(
 @contextmanager
 def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
     """The model before fine-tuning: with its adapters disabled, or read again; None if it was not fine-tuned."""
-    from llmtrain.models.hf.causal_lm import enable_adapters, has_adapter
+    from llmtrain.models.hf.causal_lm import enable_adapters
 
     if has_adapter(loaded.module):
         enable_adapters(loaded.module, False)
