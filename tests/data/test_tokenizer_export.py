@@ -23,24 +23,8 @@ from llmtrain.data.tokenizers.hf import HFTokenizer
 pytestmark = pytest.mark.hf
 TRAINING_TEXT = "the pod waits for the master, it's 12:30. Été, 東京, 😀!\n\n  the node resumes  the loss\r\n" * 30
 SPACES = " \t\n\r\x0b\x0c\x1c\x85\xa0\u1680\u2003\u2028\u200b\u3000\ufeff"
-PIECES = [
-    "'s",
-    "n't",
-    "'LL",
-    " the",
-    "  ",
-    "\r\n",
-    " 123",
-    "Ā",
-    "Ġ",
-    "<unk>",
-    "<0x41>",
-    "👩‍👩‍👧",
-    "🏽",
-    "🇩🇪",
-    "e\u0301",
-    "\x00",
-]
+EMOJI = ["👩‍👩‍👧", "🏽", "🇩🇪", "e\u0301"]
+PIECES = [*EMOJI, "Ā", "Ġ", "\x00", "'s", "n't", "'LL", "<unk>", "<0x41>", " the", "  ", "\r\n", " 123"]
 
 
 def random_texts(seed: int = 0, count: int = 1000) -> list[str]:
@@ -115,7 +99,7 @@ def check(tokenizer: Tokenizer, directory: Path, texts: list[str]) -> Any:
     assert len(loaded) == tokenizer.vocab_size
     assert loaded.eos_token_id == loaded.bos_token_id == tokenizer.end_of_text
     expected = [tokenizer.encode(text).tolist() for text in texts]
-    assert [ids for ids in loaded(texts)["input_ids"]] == expected
+    assert loaded(texts)["input_ids"] == expected
     assert loaded.batch_decode(expected) == [tokenizer.decode(ids) for ids in expected]
     return loaded
 

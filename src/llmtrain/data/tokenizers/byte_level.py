@@ -1,6 +1,7 @@
 """Byte-level BPE of the tokenizers library, which writes every byte as a printable character."""
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 # Bytes that stand for themselves, in Latin-1. The others are written as the characters from U+0100 on, in order.
@@ -42,7 +43,7 @@ def _last_merge(token: bytes, rank: int, ranks: Mapping[bytes, int]) -> tuple[by
         return token[: cuts[0]], token[cuts[0] :]
     parts = [bytes([byte]) for byte in token]
     while len(parts) > 2:
-        pairs = [ranks.get(left + right, rank) for left, right in zip(parts, parts[1:], strict=False)]
+        pairs = [ranks.get(left + right, rank) for left, right in pairwise(parts)]
         first = pairs.index(min(pairs))
         parts[first : first + 2] = [parts[first] + parts[first + 1]]
     return parts[0], parts[1]
