@@ -23,31 +23,35 @@ from llmtrain.errors import UsageError
 if TYPE_CHECKING:
     from llmtrain.inference.load import LoadedModel
 
+ToOption = Annotated[
+    str | None, typer.Option("--to", help="Directory to create; an existing one must be empty.", show_default=False)
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Data type of the weights: float32, bfloat16 or float16. Default: that of the base model; float32 for "
+        "weights that the run has trained.",
+        show_default=False,
+    ),
+]
+PushOption = Annotated[
+    str | None,
+    typer.Option(
+        "--push-to-hub",
+        help="Upload the result to this name on the Hugging Face hub: owner/name. Requires HF_TOKEN.",
+        show_default=False,
+    ),
+]
+
 
 def command(
-    to: Annotated[
-        str | None, typer.Option("--to", help="Directory to create; an existing one must be empty.", show_default=False)
-    ] = None,
+    to: ToOption = None,
     run: RunOption = None,
     adapter: AdapterOption = None,
     model: ModelOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="LoRA runs: merge the adapter into the base model.")] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Data type of the weights: float32, bfloat16 or float16. Default: that of the base model, else "
-            "float32.",
-            show_default=False,
-        ),
-    ] = None,
-    push_to_hub: Annotated[
-        str | None,
-        typer.Option(
-            "--push-to-hub",
-            help="Upload the result to this name on the Hugging Face hub: owner/name. Needs HF_TOKEN.",
-            show_default=False,
-        ),
-    ] = None,
+    dtype: DtypeOption = None,
+    push_to_hub: PushOption = None,
     private: Annotated[
         bool, typer.Option("--private/--public", help="Visibility of a repository that --push-to-hub creates.")
     ] = True,
@@ -56,11 +60,11 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Export a model to a directory that transformers loads, or peft for a LoRA run without --merge."""
+    from llmtrain.hub.upload import check_upload, upload_model
+
     if to is None and push_to_hub is None:
         raise UsageError("No destination was given.", remedy="Pass --to DIR, --push-to-hub NAME, or both.")
     if push_to_hub is not None:
-        from llmtrain.hub.upload import check_upload
-
         check_upload(push_to_hub)
     destination = tempfile.TemporaryDirectory() if to is None else nullcontext(to)
     with progress("Loading the model") as show_progress, destination as folder:
@@ -77,8 +81,6 @@ def command(
         files = export_model(loaded, path, merge, dtype, card_source=Path(source).expanduser() if source else None)
         url = None
         if push_to_hub is not None:
-            from llmtrain.hub.upload import upload_model
-
             show_progress(f"Uploading {push_to_hub}")
             url = upload_model(path, push_to_hub, private, f"{describe(loaded)}, exported by llmtrain")
     value = {

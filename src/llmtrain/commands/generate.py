@@ -1,6 +1,8 @@
 """llmtrain generate: generate text with a trained model."""
 
 import sys
+from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +25,7 @@ from llmtrain.terminal import say
 
 SEPARATOR = "---"
 """Line between two samples."""
+OnText = Callable[[str], None]
 
 
 def command(
@@ -63,31 +66,32 @@ def command(
             loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
         is_question = bool(prompt) and not raw and answers_questions(loaded)
         before = "" if is_question else prompt  # of a text that continues it
-        samples: list[str] = []
-        stop.enter_loop(saves=False)
-        for number in range(num_samples):
+        question = [{"role": "user", "content": prompt}] if is_question else prompt
+
+        def sample(number: int, on_text: OnText | None) -> str:
             sampling = Sampling(max_new_tokens, temperature, top_k, seed + number, top_p)
-            stream = TextStream(before) if is_streaming(json_) else None
-            if stream and number:
-                say(SEPARATOR)
-            text = generate_text(
-                loaded,
-                [{"role": "user", "content": prompt}] if is_question else prompt,
-                sampling,
-                stop=lambda: stop.requested,
-                on_text=stream.show if stream else None,
-            )
-            samples.append(text)
-            if stream:
-                stream.end(text)
-            if stop.requested:
-                break
-    if not is_streaming(json_):
+            return generate_text(loaded, question, sampling, stop=lambda: stop.requested, on_text=on_text)
+
+        stop.enter_loop(saves=False)
+        numbers = takewhile(lambda number: not number or not stop.requested, range(num_samples))
+        is_streamed = is_streaming(json_)
+        samples = [stream_sample(sample, number, before) if is_streamed else sample(number, None) for number in numbers]
+    if not is_streamed:
         value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": samples[0], "samples": samples}
         show(json_, value, f"\n{SEPARATOR}\n".join(before + text for text in samples))
     if stop.requested:
         say("interrupted: the output is incomplete.", sys.stderr)
         raise typer.Exit(Interrupted.exit_code)
+
+
+def stream_sample(sample: Callable[[int, OnText], str], number: int, before: str) -> str:
+    """Print a sample while it is generated, after the text that it continues."""
+    if number:
+        say(SEPARATOR)
+    stream = TextStream(before)
+    text = sample(number, stream.show)
+    stream.end(text)
+    return text
 
 
 def read_prompt(prompt: str, file: str | None) -> str:
