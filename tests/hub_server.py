@@ -152,12 +152,11 @@ class _Handler(BaseHTTPRequestHandler):
         if match["name"].partition("/")[0] != account:
             return self._refuse(403, None, f"Forbidden for {token}")  # a proxy might echo the token
         if match.re is LFS_BATCH:
-            return self._json(
-                {"transfer": "basic", "objects": [self._lfs_action(o) for o in json.loads(body)["objects"]]}
-            )
+            actions = [self._lfs_action(wanted) for wanted in json.loads(body)["objects"]]
+            return self._json({"transfer": "basic", "objects": actions})
         if match["verb"] == "preupload":
             return self._json({"files": [_upload_mode(file["path"]) for file in json.loads(body)["files"]]})
-        self._commit(match["name"], repo, [json.loads(line) for line in body.splitlines()])
+        return self._commit(match["name"], repo, [json.loads(line) for line in body.splitlines()])
 
     def _create(self, request: dict[str, Any], account: str | None) -> None:
         owner = request.get("organization") or account
@@ -168,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(409, json.dumps({"error": "exists", "url": f"{self.hub.url}/{name}"}).encode(), {})
         self.hub.repos[name] = Repo({})
         self.hub.visibility[name] = request.get("visibility", "public")
-        self._json({"url": f"{self.hub.url}/{name}"})
+        return self._json({"url": f"{self.hub.url}/{name}"})
 
     def _lfs_action(self, wanted: dict[str, Any]) -> dict[str, Any]:
         return {**wanted, "actions": {"upload": {"href": f"{self.hub.url}{LFS_OBJECT}{wanted['oid']}"}}}

@@ -84,7 +84,7 @@ def another_account(hub: FakeHub) -> str:
     return "them/theirs"
 
 
-def missing_repository_of_another_account(hub: FakeHub) -> str:
+def missing_repository_of_another_account(hub: FakeHub) -> str:  # noqa: ARG001
     return "them/new"
 
 

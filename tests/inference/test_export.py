@@ -84,10 +84,8 @@ def test_every_file_follows_the_umask(cli: Cli, cache: Path, workdir: Path, umas
     assert cli("export", "--run", "mine", "--merge", "--to", "merged").code == 0
     files = [path for name in ("runs", "adapter", "merged") for path in (workdir / name).rglob("*") if path.is_file()]
     assert sum(path.suffix == ".safetensors" for path in files) >= 5
-    expected = 0o666 & ~mask
-    assert {
-        str(path): oct(path.stat().st_mode & 0o777) for path in files if path.stat().st_mode & 0o777 != expected
-    } == {}
+    modes = {str(path): oct(path.stat().st_mode & 0o777) for path in files}
+    assert {path: mode for path, mode in modes.items() if mode != oct(0o666 & ~mask)} == {}
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027])
