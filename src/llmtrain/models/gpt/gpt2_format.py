@@ -52,6 +52,7 @@ def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
         "model_type": "gpt2",
         "vocab_size": vocab_size,
         "n_positions": config.block_size,
+        "n_ctx": config.block_size,  # the same, for llama.cpp
         "n_embd": config.d_model,
         "n_layer": config.n_layers,
         "n_head": config.n_heads,
