@@ -123,7 +123,7 @@ def test_model_card_describes_the_gpt(root: Path, cli: Cli, workdir: Path) -> No
     assert cli("export", "--run", "char", "--root", root, "--to", "exported").code == 0
     card = (workdir / "exported" / "README.md").read_text()
     for line in ("d_model: 16", "n_layers: 1", "n_heads: 2", "block_size: 16", "tokenizer: char", "| steps | 4 |"):
-        assert line in card
+        assert line in card, line
     for word in ("lora", "packing", "prompt_format"):
         assert word not in card
 

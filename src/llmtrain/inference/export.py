@@ -73,6 +73,8 @@ def _write_model(loaded: LoadedModel, folder: Path, merge: bool, dtype: str, car
         config = loaded.config
         if isinstance(config.model, HfCausalLmSection):
             config = config.with_values("model", path=loaded.base_path)
+        elif config.data.tokenizer is None:
+            config = config.with_values("data", tokenizer=loaded.tokenizer.kind)
         write_card(folder, config, loaded.progress, loaded.base_sha256, is_adapter=write_adapter is not None)
     elif card_source is not None and (card_source / CARD).is_file():
         shutil.copyfile(card_source / CARD, folder / CARD)
