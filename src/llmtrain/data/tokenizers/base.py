@@ -68,9 +68,9 @@ class Tokenizer(ABC):
         }
         write_json(directory / TOKENIZER_CONFIG, {key: values[key] for key in values if key not in _ADDS_TOKENS})
 
+    @abstractmethod
     def _to_tokenizers(self) -> Any:
         """The same tokenizer as a tokenizers.Tokenizer, for `export`."""
-        raise NotImplementedError
 
     def sha256(self) -> str:
         """Hash of what the ids mean: equal hashes decode equal ids to equal text."""
