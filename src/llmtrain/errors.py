@@ -8,6 +8,7 @@
     ├── TrainingFailed    65  the run cannot continue: NaN, out of memory, disk full
     ├── JoinError         69  the processes did not find each other in time
     ├── ClusterError      69  the cluster is unreachable or refuses a request
+    ├── HubError          69  the Hugging Face hub is unreachable or refuses an upload
     └── Interrupted       75  SIGTERM or SIGINT; the run can be resumed
         ├── PeerLost      75  another process of the run ended or hangs: counts as a crash
         └── Superseded    75  another process has taken over the run
@@ -107,6 +108,10 @@ class JoinError(LlmtrainError):
 
 
 class ClusterError(LlmtrainError):
+    exit_code = 69
+
+
+class HubError(LlmtrainError):
     exit_code = 69
 
 

@@ -46,6 +46,16 @@ class CharTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters[i] for i in ids)
 
+    def _to_tokenizers(self) -> Any:
+        """Refuses unknown characters, as `encode` does: `<unk>`, more than one character, is not in the vocabulary."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+        names = {character: index for index, character in enumerate(self._characters)}
+        tokenizer = Tokenizer(models.WordLevel(names, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        return tokenizer
+
     def _description(self) -> dict[str, Any]:
         return {"characters": self._characters}
 

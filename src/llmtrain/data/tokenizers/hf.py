@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import TOKENIZER_CONFIG, TOKENIZER_FILE, Ids, Tokenizer
 from llmtrain.data.tokenizers.split import split_words
 from llmtrain.errors import DataError
 from llmtrain.files import read_json, write_json
@@ -37,7 +37,7 @@ class HFTokenizer(Tokenizer):
         self._can_split_words = _can_split_words(json.loads(self._tokenizer.to_str()))
 
     def _find_end_of_text(self) -> int | None:
-        eos_token = (read_json(self._directory / "tokenizer_config.json") or {}).get("eos_token")
+        eos_token = (read_json(self._directory / TOKENIZER_CONFIG) or {}).get("eos_token")
         if isinstance(eos_token, dict):
             eos_token = eos_token.get("content")
         names = ([eos_token] if eos_token else []) + list(_END_OF_TEXT_NAMES)
@@ -75,13 +75,18 @@ class HFTokenizer(Tokenizer):
 
     def save(self, directory: Path) -> None:
         super().save(directory)
-        self._tokenizer.save(str(directory / "tokenizer.json"))
-        tokenizer_config = read_json(self._directory / "tokenizer_config.json")
+        self._tokenizer.save(str(directory / TOKENIZER_FILE))
+        tokenizer_config = read_json(self._directory / TOKENIZER_CONFIG)
         if tokenizer_config:
-            write_json(directory / "tokenizer_config.json", tokenizer_config)
+            write_json(directory / TOKENIZER_CONFIG, tokenizer_config)
         for name in _EXTRA_FILES:
             if (self._directory / name).is_file() and directory.resolve() != self._directory.resolve():
                 shutil.copyfile(self._directory / name, directory / name)
+
+    def _to_tokenizers(self) -> Any:
+        """Without what it adds around a text (BOS): `encode` does not add it, so the model has not seen it."""
+        layout = json.loads(self._tokenizer.to_str())
+        return type(self._tokenizer).from_str(json.dumps({**layout, "post_processor": None}))
 
     def _vocabulary(self) -> dict[str, int]:
         # Not a hash of tokenizer.json: its formatting depends on the version of the library.
@@ -92,8 +97,8 @@ def _read(directory: Path) -> Any:
     import tokenizers
 
     try:
-        if (directory / "tokenizer.json").is_file():
-            return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        if (directory / TOKENIZER_FILE).is_file():
+            return tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
         if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
             bpe = tokenizers.ByteLevelBPETokenizer(str(directory / "vocab.json"), str(directory / "merges.txt"))
             return tokenizers.Tokenizer.from_str(bpe.to_str())
