@@ -22,7 +22,7 @@ LAYERS = (
     ("runs",),
     ("config",),
     ("registry",),
-    ("content_hash", "findings"),
+    ("content_hash", "findings", "progress"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
     ("env", "text"),

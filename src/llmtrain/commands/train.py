@@ -27,8 +27,10 @@ from llmtrain.commands.processes import (
 )
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
-from llmtrain.logs import is_debugging
+from llmtrain.logs import is_debugging, log, setup_logging
+from llmtrain.progress import phases
 from llmtrain.terminal import discard, printable
+from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -63,13 +65,14 @@ def command(
         raise UsageError("--dry-run cannot be combined with --resume or --processes.")
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     loaded = _load(config, overrides, resume)
+    setup_logging(loaded.logging)
     if processes:
         _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
         return
     from llmtrain.training.shutdown import StopFlag
 
     # Importing torch takes seconds, in which a pod may receive SIGTERM.
-    with StopFlag() as stop:
+    with phases("loading torch"), StopFlag() as stop:
         if dry_run:
             from llmtrain.training.dry_run import dry_run as report_sizes
 
@@ -98,10 +101,8 @@ def _train_in_processes(
 ) -> None:
     """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
     from llmtrain.distributed.batch_split import micro_batches_in_step
-    from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import new_run
 
-    setup_logging(loaded.logging)
     micro_batches_in_step(loaded, processes)
     arguments = ["train", *forwarded_options(config, overrides, json_)]
     if resume is None:
@@ -110,6 +111,7 @@ def _train_in_processes(
     else:
         arguments += ["--resume", resume]
     arguments += ["--allow-config-change"] if allow_config_change else []
+    log("SETUP", f"starting {plural(processes, 'process')}")
     run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
 
 

@@ -22,6 +22,7 @@ from llmtrain.errors import Interrupted, PeerLost, Superseded
 from llmtrain.fault_injection import inject_fault
 from llmtrain.logs import log, log_on_every_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.progress import ProgressMode, phase, progress_mode
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
@@ -72,11 +73,16 @@ from llmtrain.training.watchdog import Watchdog
 
 
 def run_training(
-    config: Config, resume: str | None = None, allow_config_change: bool = False, stop: StopFlag | None = None
+    config: Config,
+    resume: str | None = None,
+    allow_config_change: bool = False,
+    stop: StopFlag | None = None,
+    progress: ProgressMode = "auto",
 ) -> TrainResult | None:
     """Start or resume a run and train it to its end. Returns the result on rank 0, None on other ranks."""
     setup_logging(config.logging)
     with ExitStack() as stack:
+        stack.enter_context(progress_mode(progress))
         stack.enter_context(explain_storage_errors(config))
         stop = stop or stack.enter_context(StopFlag())
 
@@ -106,6 +112,7 @@ def run_training(
             ownership.begin_generation(config, resumption)  # already now, to count crashes while data is prepared
 
         # Data and model
+        phase("reading data")
         inject_fault("prepare", 0)
         set_up_torch(config)
         components = world.control.all_or_none(lambda: build_components(config, world))
@@ -124,7 +131,10 @@ def run_training(
         generation = ownership.begin_generation(config, resumption)
         rank0(lambda: note_generation(run, generation, to_step=resolved.trainer.steps))
         _log_to_run(config, run, world)
-        log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
+        if world.is_joined:
+            log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
+        else:
+            log("SETUP", f"device {world.device}, {threads}")
         context = RunContext(resolved, config, world, run, lock, generation, resumption, stop)
         result = _train(context, components)
         if result and config.output.sync_uri:
@@ -211,7 +221,7 @@ def _open_tracker(context: RunContext, components: Components, model: ModelHandl
     of_them = f" ({trainable:,} of them trained, {trainable / parameters:.2%})" if trainable < parameters else ""
     log(
         "TRAIN",
-        f"run {context.run.run_id}: {parameters:,} parameters{of_them}, {len(components.prepared.train):,} training "
+        f"run {context.run.run_id}: {parameters:,} parameters{of_them}, {components.train_batches.tokens:,} training "
         f"tokens, {tokens_per_step:,} tokens per step, from step {progress.step} to {config.trainer.steps}",
     )
     facts = {
@@ -300,7 +310,7 @@ def _end_run(
     if status == "finished" and result:
         log(
             "DONE",
-            f"{progress.step} steps, train loss {progress.last_train_loss:.4f}, "
-            f"val loss {progress.last_val_loss:.4f}, best {result['best_val_loss']:.4f}",
+            f"{progress.step} steps, train loss {result['final_train_loss']:.4f}, "
+            f"val loss {result['final_val_loss']:.4f}, best {result['best_val_loss']:.4f}",
         )
     setup_logging(context.config.logging)  # closes the run's log file

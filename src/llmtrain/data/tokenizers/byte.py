@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmtrain.config.schema import VOCABULARIES
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
 
 
 class ByteTokenizer(Tokenizer):
@@ -20,3 +20,8 @@ class ByteTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="replace")
+
+    def token_bytes(self) -> TokenBytes:
+        lengths = np.ones(self.vocab_size, np.int64)
+        lengths[self.end_of_text] = 0
+        return lengths

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from llmtrain.config.schema import VOCABULARIES
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
 from llmtrain.errors import DataError
 
 
@@ -37,3 +37,7 @@ class GPT2Tokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._encoding.decode(list(ids)))
+
+    def token_bytes(self) -> TokenBytes:
+        lengths = [len(self._encoding.decode_single_token_bytes(token)) for token in range(self.end_of_text)]
+        return np.array([*lengths, 0], np.int64)  # the last one is end of text
