@@ -22,7 +22,7 @@ from llmtrain.errors import Interrupted, PeerLost, Superseded
 from llmtrain.fault_injection import inject_fault
 from llmtrain.logs import log, log_on_every_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
-from llmtrain.progress import ProgressMode, phase, progress_mode
+from llmtrain.progress import ProgressMode, is_live, phase, progress_mode
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
@@ -183,6 +183,7 @@ def _train(context: RunContext, components: Components) -> TrainResult | None:
     progress = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
     world.control.on_rank0(lambda: _record_start(context, components, progress.step))
     tracker = _open_tracker(context, components, model, progress)
+    _prepare_interrupt(context, tracker, progress)
     trainer = _build_trainer(context, components, store, model, optimizer, progress, tracker)
     if context.resumption and world.is_first:
         with suppress(OSError):
@@ -284,12 +285,27 @@ def _interrupted_status(error: Interrupted) -> Status:
     return "superseded" if isinstance(error, Superseded) else "stopped"
 
 
+def _prepare_interrupt(context: RunContext, tracker: Tracker, progress: TrainState) -> None:
+    """What a signal shows and, if it is a second Ctrl-C, leaves behind."""
+    stop, world = context.stop, context.world
+    stop.remedy = _resume_hint(context)
+    if is_live():
+        stop.show = tracker.activity
+    if world.is_first:
+        stop.before_leaving = lambda: end_generation(context.run, context.generation, "stopped", progress.step)
+
+
+def _resume_hint(context: RunContext) -> str:
+    run = context.run
+    is_default_root = context.config.output.root_dir == OutputSection().root_dir
+    command = f"train --resume {run.run_id if is_default_root else run.path}"
+    return f"Resume with: llmtrain {f'resume {run.run_id}' if LAUNCH in os.environ else command}"
+
+
 def _add_resume_hint(context: RunContext, error: Interrupted, step: int) -> None:
     run = context.run
     if _interrupted_status(error) == "stopped":
-        is_default_root = context.config.output.root_dir == OutputSection().root_dir
-        command = f"train --resume {run.run_id if is_default_root else run.path}"
-        error.remedy = f"Resume with: llmtrain {f'resume {run.run_id}' if LAUNCH in os.environ else command}"
+        error.remedy = _resume_hint(context)
     error.details = {**error.details, "run_id": run.run_id, "run_dir": str(run.path), "steps": step}
 
 
