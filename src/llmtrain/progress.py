@@ -102,9 +102,15 @@ class _Phases:
         self._end_current(now)
         self._current, self._detail, self._began = what, "", now
         if is_live():
-            self._line = self._line or LiveLine(self._render, is_transient=True)
+            self._line = self._line or self._show_line()
         elif _is_rank0():
             log("SETUP", f"{now - self._started:.1f} s: {what}" if self._ended else what)
+
+    def _show_line(self) -> LiveLine:
+        if sys.stderr.isatty():
+            # Shown before rich is imported; the live line starts at the same column.
+            print(self._current, end="\r", file=sys.stderr, flush=True)
+        return LiveLine(self._render, is_transient=True)
 
     def detail(self, text: str) -> bool:
         self._detail = text

@@ -14,7 +14,7 @@ from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
 if TYPE_CHECKING:
     from rich.text import Text
 
-MIN_BAR, ROOMY_BAR, MAX_BAR = 8, 20, 60
+MIN_BAR, ROOMY_BAR, MAX_BAR = 8, 16, 60
 KEPT_FIRST = (
     "train/loss",
     "state",
@@ -32,10 +32,10 @@ class ConsoleTracker(Tracker):
     def __init__(self, run: TrackedRun, may_show_bar: bool = True) -> None:
         self._max_steps = run.config.trainer.steps
         self._max_epochs = run.config.trainer.max_epochs
+        end_phases(is_ready=True)
         self._line: LiveLine | None = None
         self._bar = Bar(self._max_steps, run.resumed_from)
         self._lines_shown = 0
-        end_phases(is_ready=True)
         if may_show_bar and is_live():
             self._lines_shown = self._tenth(run.resumed_from)
             self._line = LiveLine(self._bar.render, is_transient=False)
@@ -107,6 +107,7 @@ class Bar:
         """What takes longer than a step, such as `evaluating`."""
         self.active_since = time.monotonic()
         self._ends_at: float | None = None
+        self._characters = "━─" if "utf" in (sys.stderr.encoding or "").lower() else "=-"
 
     def set_time_left(self, seconds: float | None) -> None:
         self._ends_at = None if seconds is None else time.monotonic() + seconds
@@ -125,7 +126,7 @@ class Bar:
         length = max(0, min(room, MAX_BAR))
         done = length * self.step // max(1, self.max_steps)
         text = Text(no_wrap=True)
-        full, rest = "━─" if "utf" in (sys.stderr.encoding or "").lower() else "=-"
+        full, rest = self._characters[0], self._characters[1]
         text.append(head, "bold").append(full * done, "cyan").append(rest * (length - done), "dim")
         text.append("".join(f"  {part}" for name, part in parts.items() if name in shown))
         text.truncate(width)

@@ -329,8 +329,8 @@ class Trainer:
         ended_at = self._epoch_ended_at if self.config.max_epochs else lambda _: None
         self.artifacts.repair(self.progress.epoch, ended_at)
 
-    def sample(self) -> str:
-        """A text that the model generates, for the result of the run."""
+    def sample(self) -> tuple[str, str]:
+        """A prompt, which may be empty, and what the model generates from it, for the result of the run."""
 
         def is_interrupted() -> bool:
             self.watchdog.tick()

@@ -10,6 +10,7 @@ and an exception would pass through C++ that aborts on it (exit code 134).
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
@@ -71,7 +72,7 @@ class StopFlag:
         action = "saving and stopping" if self._in_loop and self._saves else "stopping"
         if self._in_loop and self.show is not None:
             self.show(action)
-        elif self._in_loop or self._is_joining:
+        elif (self._in_loop or self._is_joining) and not _is_below_bar():
             warn("TRAIN", f"{signal.Signals(number).name}: {action}")
         if self._in_loop:
             return
@@ -91,6 +92,11 @@ class StopFlag:
             self.before_leaving()
             write_exit_report(error)
         leave_at_once(f"{error.what} {error.remedy}", error.exit_code, keeps_line=True)
+
+
+def _is_below_bar() -> bool:
+    """Whether this process shares a terminal with rank 0, which shows what happens."""
+    return sys.stderr.isatty() and os.environ.get("RANK", "0") not in ("", "0")
 
 
 def _interrupted_in_setup() -> Interrupted:
