@@ -16,6 +16,7 @@ from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.distributed.batch_split import MicroBatchRange, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
+from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.distributed.world import World, current_process_info, join_world
 from llmtrain.env import LAUNCH, START
 from llmtrain.errors import Interrupted, PeerLost, Superseded
@@ -86,11 +87,7 @@ def run_training(
         stack.enter_context(explain_storage_errors(config))
         stop = stop or stack.enter_context(StopFlag())
 
-        # Before joining the other processes: what can be checked without waiting
-        process = current_process_info(config.distributed)
-        micro_batches_in_step(config, process.world_size)
-        if config.output.sync_uri:
-            check_sync_installed("output.sync_uri is set")
+        process = _check_before_joining(config)
         if finished := find_finished_run(config, resume, process):
             return complete_finished(config, *finished) if process.rank == 0 else None
 
@@ -130,16 +127,21 @@ def run_training(
         check_shared_directory(world, run, lock)
         generation = ownership.begin_generation(config, resumption)
         rank0(lambda: note_generation(run, generation, to_step=resolved.trainer.steps))
-        _log_to_run(config, run, world)
-        if world.is_joined:
-            log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
-        else:
-            log("SETUP", f"device {world.device}, {threads}")
+        _log_to_run(config, run, world, threads)
         context = RunContext(resolved, config, world, run, lock, generation, resumption, stop)
         result = _train(context, components)
         if result and config.output.sync_uri:
             sync_finished(run, config.output.sync_uri)
         return result
+
+
+def _check_before_joining(config: Config) -> ProcessInfo:
+    """Check what needs no other process, so that nothing waits for them in vain."""
+    process = current_process_info(config.distributed)
+    micro_batches_in_step(config, process.world_size)
+    if config.output.sync_uri:
+        check_sync_installed("output.sync_uri is set")
+    return process
 
 
 def _open_run(
@@ -165,7 +167,7 @@ def _resume_reference(run: RunDirectory, resume: str | None) -> str:
     return resume or "auto"
 
 
-def _log_to_run(config: Config, run: RunDirectory, world: World) -> None:
+def _log_to_run(config: Config, run: RunDirectory, world: World, threads: str) -> None:
     path = run.logs / (config.logging.file_name if world.is_first else f"rank-{world.rank}.log")
     setup_logging(config.logging, path if config.logging.log_to_file else None)
     if not world.is_first and world.local_rank == 0 and not config.logging.all_ranks:  # else a pod's log is empty
@@ -173,6 +175,10 @@ def _log_to_run(config: Config, run: RunDirectory, world: World) -> None:
         log_on_every_rank(
             "DDP", f"the log of rank {world.rank} is {place}; set logging.all_ranks to show it here as well"
         )
+    if world.is_joined:
+        log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
+    else:
+        log("SETUP", f"device {world.device}, {threads}")
 
 
 def _train(context: RunContext, components: Components) -> TrainResult | None:
