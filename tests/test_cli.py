@@ -313,7 +313,8 @@ class TestTrain:
     def test_log_lines_have_tags_and_go_to_standard_error(self, train) -> None:
         done = train("output.run_id=mine")
         tags = set(re.findall(r"^\[([A-Z]+)\] ", done.err, re.MULTILINE))
-        assert tags >= {"DDP", "TRAIN", "EVAL", "SAVE", "DONE"}
+        assert tags >= {"SETUP", "TRAIN", "EVAL", "SAVE", "DONE"}
+        assert "DDP" not in tags, "only in distributed runs"
         assert not re.search(r"^\[[A-Z]+\] ", done.out, re.MULTILINE)
 
     def test_log_lines_as_json(self, train) -> None:

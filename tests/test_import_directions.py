@@ -22,10 +22,10 @@ LAYERS = (
     ("runs",),
     ("config",),
     ("registry",),
-    ("content_hash", "findings"),
+    ("content_hash", "findings", "progress"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
-    ("env", "text"),
+    ("env", "interrupts", "text"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 TORCH_PACKAGES = {"models", "data", "distributed", "checkpoint", "training", "inference"}

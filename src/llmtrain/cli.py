@@ -15,8 +15,9 @@ import llmtrain
 from llmtrain.env import WORKER
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
+from llmtrain.interrupts import command_ended, command_starts
 from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report, write_success_report
-from llmtrain.terminal import discard, print_in_any_encoding, say
+from llmtrain.terminal import discard, print_in_any_encoding, say, stream_width
 
 # The parser does not support options with an optional value.
 _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
@@ -142,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"{dry_run}: use --dry-run=client (no cluster) or --dry-run=server (the API server checks)."
             )
         if code is None:
-            code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
+            code = _run_command(arguments)
     except LlmtrainError as error:
         code = _report(error, arguments[:end])
     except _ParserError as error:
@@ -168,6 +169,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A SIGTERM from now on, from a launcher that stops all processes, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run_command(arguments: list[str]) -> Any:
+    command_starts()
+    try:
+        return app(args=arguments, standalone_mode=False, prog_name="llmtrain")
+    finally:
+        command_ended()
 
 
 def _run_in_child(is_own_command: bool) -> int | None:
@@ -243,5 +252,11 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
         with suppress(OSError):
             print(json.dumps(error.as_dict()))  # on one line, as `logs --json` prints one object per line
     with suppress(OSError):  # a log on a full disk must not change the exit code
-        say(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {error}", sys.stderr)
+        say(_interrupted_line(error) if isinstance(error, Interrupted) else f"error: {error}", sys.stderr)
     return error.exit_code
+
+
+def _interrupted_line(error: Interrupted) -> str:
+    """On one line, unless that would break the command to resume with in a narrow terminal."""
+    line, width = f"{error.what} {error.remedy or ''}".rstrip(), stream_width(sys.stderr)
+    return line if width is None or len(line) <= width else f"{error.what}\n{error.remedy}"

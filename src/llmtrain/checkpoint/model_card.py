@@ -30,8 +30,8 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         ("steps", progress.get("step")),
         ("epochs", progress.get("epoch")),
         ("target tokens seen", progress.get("tokens")),
-        ("training loss, first step", progress.get("first_train_loss")),
-        ("training loss, last step", progress.get("last_train_loss")),
+        ("training loss, first logged", progress.get("first_train_loss")),
+        ("training loss, last logged", progress.get("last_train_loss")),
         (f"validation loss{_at(progress, 'evaluated_step')}", progress.get("last_val_loss")),
         (f"best validation loss{_at(progress, 'best_step')}", progress.get("best_val_loss")),
     ]

@@ -1,6 +1,7 @@
 """llmtrain train: start or resume a training run."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,8 +28,10 @@ from llmtrain.commands.processes import (
 )
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
-from llmtrain.logs import is_debugging
+from llmtrain.logs import is_debugging, log, setup_logging
+from llmtrain.progress import phases
 from llmtrain.terminal import discard, printable
+from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -63,13 +66,14 @@ def command(
         raise UsageError("--dry-run cannot be combined with --resume or --processes.")
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     loaded = _load(config, overrides, resume)
+    setup_logging(loaded.logging)
     if processes:
         _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
         return
     from llmtrain.training.shutdown import StopFlag
 
     # Importing torch takes seconds, in which a pod may receive SIGTERM.
-    with StopFlag() as stop:
+    with phases("loading torch"), StopFlag() as stop:
         if dry_run:
             from llmtrain.training.dry_run import dry_run as report_sizes
 
@@ -98,10 +102,8 @@ def _train_in_processes(
 ) -> None:
     """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
     from llmtrain.distributed.batch_split import micro_batches_in_step
-    from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import new_run
 
-    setup_logging(loaded.logging)
     micro_batches_in_step(loaded, processes)
     arguments = ["train", *forwarded_options(config, overrides, json_)]
     if resume is None:
@@ -110,6 +112,7 @@ def _train_in_processes(
     else:
         arguments += ["--resume", resume]
     arguments += ["--allow-config-change"] if allow_config_change else []
+    log("SETUP", f"starting {plural(processes, 'process')}")
     run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
 
 
@@ -163,23 +166,52 @@ def _show(as_json: bool, result: dict[str, Any]) -> None:
 
 
 def _result_text(result: dict[str, Any]) -> str:
-    sample = printable(result["sample"]).rstrip()
-    return "\n".join(
-        [
-            *(
-                ["", "A sample the model wrote:", "", *(f"  | {line}" for line in sample.splitlines()), ""]
-                if sample
-                else []
-            ),
-            f"train loss  {result['first_train_loss']:.4f} -> {result['final_train_loss']:.4f}",
-            f"val loss    {result['final_val_loss']:.4f}, "
-            f"best {result['best_val_loss']:.4f} at step {result['best_step']}",
-            f"speed       {result['tokens_per_second']:,.0f} tokens/s, {result['steps']} steps",
-            f"state       sha256 {result['state_sha256'][:16]}...",
-            f"run         {result['run_dir']}",
-            *([f"mlflow      {result['tracking_uri']}"] if result.get("tracking_uri") else []),
-        ]
-    )
+    lines = _sample_lines(result)
+    first_val, bits = result.get("first_val_loss"), result.get("final_bits_per_byte")
+    val_loss = f"{result['final_val_loss']:.4f}" if first_val is None else _from_to(first_val, result["final_val_loss"])
+    lines += [
+        f"train loss  {_from_to(result['first_train_loss'], result['final_train_loss'])}",
+        f"val loss    {val_loss}, best {result['best_val_loss']:.4f} at step {result['best_step']}",
+        *([f"bits/byte   {bits:.4f} on the validation text"] if bits is not None else []),
+        f"speed       {result['tokens_per_second']:,.0f} tokens/s, {plural(result['steps'], 'step')}",
+        f"state       sha256 {result['state_sha256'][:16]}...",
+        f"run         {result['run_dir']}",
+    ]
+    return "\n".join([*lines, *_next_steps(result)])
+
+
+def _from_to(first: float, last: float) -> str:
+    return f"{first:.4f} -> {last:.4f}"
+
+
+def _sample_lines(result: dict[str, Any]) -> list[str]:
+    prompt, sample = (printable(result.get(name) or "").strip() for name in ("sample_prompt", "sample"))
+    if not sample:
+        return []
+    title = ["The model's answer to:", "", *(f"  > {line}" for line in prompt.splitlines())]
+    lines = title if prompt else ["A sample the model wrote:"]
+    return ["", *lines, "", *(f"  | {line}" for line in sample.splitlines()), ""]
+
+
+def _next_steps(result: dict[str, Any]) -> list[str]:
+    """What to do with a finished run: use it, train it longer, see its curve."""
+    is_default_root = Path(result["run_dir"]).parent == Path(DEFAULT_ROOT)
+    run = shlex.quote(result["run_id"] if is_default_root else result["run_dir"])
+    epochs = result.get("wanted", {}).get("max_epochs")
+    length = f"trainer.max_epochs={2 * epochs}" if epochs else f"trainer.max_steps={2 * result['steps']}"
+    uri = result.get("tracking_uri")
+    if uri:
+        curve = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    elif (Path(result["run_dir"]) / "tensorboard").is_dir():
+        curve = f"tensorboard --logdir {shlex.quote(result['run_dir'])}"
+    else:
+        curve = f"{Path(result['run_dir']) / 'metrics.jsonl'} has the curves"
+    return [
+        "",
+        f"use it      llmtrain generate --run {run}",
+        f"train more  llmtrain train --resume {run} --set {length}",
+        f"curves      {curve}",
+    ]
 
 
 def _dry_run_text(report: dict[str, Any]) -> str:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 from llmtrain.files import read_json, write_json
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
+TokenBytes = npt.NDArray[np.int64]
+"""(vocab_size,): length of the UTF-8 text of each token; 0 for special tokens."""
 DESCRIPTION = "llmtrain_tokenizer.json"
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -44,6 +46,10 @@ class Tokenizer(ABC):
     def encode_many(self, texts: Sequence[str], threads: int) -> Iterable[Ids]:  # noqa: ARG002
         """Encode several texts, on several threads where the implementation supports it."""
         return map(self.encode, texts)
+
+    def token_bytes(self) -> TokenBytes | None:
+        """The length of each token's text; None if tokens have no length of their own, as after normalization."""
+        return None
 
     def prefix_ids(self) -> list[int]:
         """Ids that the tokenizer puts before a text for its model (BOS); often none."""

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
 from llmtrain.errors import DataError
 
 
@@ -55,6 +55,9 @@ class CharTokenizer(Tokenizer):
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
         tokenizer.decoder = decoders.Fuse()
         return tokenizer
+
+    def token_bytes(self) -> TokenBytes:
+        return np.array([len(character.encode(errors="surrogatepass")) for character in self._characters], np.int64)
 
     def _description(self) -> dict[str, Any]:
         return {"characters": self._characters}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from llmtrain.config.schema import VOCABULARIES
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
 from llmtrain.data.tokenizers.byte_level import as_characters, byte_level_tokenizer, merges_of
 from llmtrain.errors import DataError
 
@@ -47,3 +47,7 @@ class GPT2Tokenizer(Tokenizer):
         names = {as_characters(token): rank for token, rank in ranks.items()}
         vocabulary = {**names, END_OF_TEXT: self.end_of_text}
         return byte_level_tokenizer(vocabulary, merges_of(ranks), END_OF_TEXT, splits_words=True)
+
+    def token_bytes(self) -> TokenBytes:
+        lengths = [len(self._encoding.decode_single_token_bytes(token)) for token in range(self.end_of_text)]
+        return np.array([*lengths, 0], np.int64)  # the last one is end of text

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmtrain.data.tokenizers.base import TOKENIZER_CONFIG, TOKENIZER_FILE, Ids, Tokenizer
+from llmtrain.data.tokenizers.base import TOKENIZER_CONFIG, TOKENIZER_FILE, Ids, TokenBytes, Tokenizer
 from llmtrain.data.tokenizers.split import split_words
 from llmtrain.errors import DataError
 from llmtrain.files import read_json, write_json
@@ -67,6 +67,17 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def token_bytes(self) -> TokenBytes | None:
+        layout = json.loads(self._tokenizer.to_str())
+        if layout["normalizer"] is not None or not _is_byte_level(layout):
+            return None
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # a byte-level token has one character per byte
+        for added in layout["added_tokens"]:
+            lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+        return lengths
+
     def prefix_ids(self) -> list[int]:
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         with_special = self._tokenizer.encode("a", add_special_tokens=True).ids
@@ -110,11 +121,15 @@ def _read(directory: Path) -> Any:
     )
 
 
+def _is_byte_level(layout: dict[str, Any]) -> bool:
+    return '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
+
+
 def _can_split_words(layout: dict[str, Any]) -> bool:
     """Whether encoding word by word gives the same ids as encoding the whole text."""
     return (
         layout["normalizer"] is None
-        and '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
+        and _is_byte_level(layout)
         # Such a token matches across the space at which text is split.
         and not any(token["rstrip"] or " " in token["content"] for token in layout["added_tokens"])
     )
