@@ -1,7 +1,9 @@
-"""`chat_jsonl`: conversations, one JSON object each: {"messages": [{"role": ..., "content": ...}, ...]}."""
+"""`chat_jsonl`: conversations, one JSON object each: {"messages": [{"role": ..., "content": ...}, ...]}, or one of
+the formats in formats.py."""
 
 from typing import Any
 
+from llmtrain.data.examples.formats import messages_of
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation
 from llmtrain.data.tokenizers.chat_template import ROLES, Message
@@ -10,10 +12,7 @@ from llmtrain.data.types import BadExample, Segment
 
 class ChatJsonl(JsonExamples):
     def segments(self, record: dict[str, Any]) -> list[Segment]:
-        if "messages" not in record:
-            fields = ", ".join(map(repr, sorted(record))) or "no fields"
-            raise BadExample(f"field 'messages' is missing; the example has {fields}")
-        messages = record["messages"]
+        messages = messages_of(record)
         if not isinstance(messages, list):
             raise BadExample(f"'messages' must be a list, got {messages!r:.60}")
         if not messages:
