@@ -615,7 +615,42 @@ class TestRuns:
 
     def test_compare_text(self, cli, root: Path) -> None:
         assert "identical" in cli("runs", "compare", "one", "twin", "--root", root).out
-        assert "run.seed: 1 -> 2" in cli("runs", "compare", "one", "other", "--root", root).out
+        assert re.search(r"^run.seed +1 +2$", cli("runs", "compare", "one", "other", "--root", root).out, re.M)
+
+    def test_compare_of_three_names_the_best(self, cli, root: Path) -> None:
+        value = cli("runs", "compare", "one", "twin", "other", "--root", root, "--json").json
+        assert value["config_differences"] == [{"field": "run.seed", "values": [1, 1, 2]}]
+        losses = {row["run_id"]: row["best_val_loss"] for row in value["runs"]}
+        assert losses[value["best"]["run_id"]] == min(losses.values()) == value["best"]["best_val_loss"]
+        assert value["best"]["margin"] == sorted(losses.values())[1] - min(losses.values())
+        text = cli("runs", "compare", "one", "twin", "other", "--root", root)
+        assert text.code == 0, text.err
+        assert value["best"]["run_id"] in text.out
+
+    def test_list_sorts_limits_and_filters(self, cli, root: Path) -> None:
+        def ids(*options: str) -> list[str]:
+            done = cli("runs", "list", "--root", root, *options, "--json")
+            assert done.code == 0, done.err
+            return [row["run_id"] for row in done.json["runs"]]
+
+        oldest_first = ids()
+        assert ids("--sort", "age") == oldest_first[::-1]
+        assert ids("--limit", "1") == oldest_first[-1:]
+        assert ids("--sort", "run_id", "--limit", "2") == sorted(oldest_first)[:2]
+        assert ids("--filter", "TWI") == ["twin"]
+        assert ids("--filter", "no such text") == []
+        losses = [row["val_loss"] for row in cli("runs", "list", "--root", root, "--json").json["runs"]]
+        rows = cli("runs", "list", "--root", root, "--sort", "val_loss", "--json").json["runs"]
+        assert [row["val_loss"] for row in rows] == sorted(losses)
+        assert rows[0].keys() >= {"started_at", "dataset", "lr", "parameters"}
+        assert cli("runs", "list", "--root", root, "--sort", "loss").code == 64
+
+    def test_show_is_readable(self, cli, root: Path) -> None:
+        out = cli("runs", "show", "one", "--root", root).out
+        assert "{'" not in out, "a Python dict"
+        assert "None" not in out
+        top = [line for line in out.splitlines() if not line.startswith(" ")]
+        assert all(re.match(r"[a-z_][^:]*:", line) for line in top), "text of several lines is indented"
 
     def test_damaged_run_does_not_hide_others(self, cli, train, workdir: Path) -> None:
         for run_id in ("whole", "broken"):

@@ -46,7 +46,7 @@ def test_new_run_has_the_weights_of_the_checkpoint(cli, first: Path, at: str, st
 def test_new_run_gets_its_own_id_and_the_config_of_its_origin(cli, first: Path) -> None:
     done = cli("train", "--from", "first", *sets("trainer.lr=5e-3", "run.threads=1"), "--json")
     assert done.code == 0, done.err
-    assert done.json["run_id"] != "first"
+    assert done.json["run_id"] != first.name
     differences = cli("runs", "compare", "first", done.json["run_id"], "--json").json["config_differences"]
     assert [row["field"] for row in differences] == ["trainer.lr"]
 
@@ -81,7 +81,7 @@ def test_another_architecture_is_refused_with_its_fields(cli, first: Path) -> No
 
 class TestKilledBeforeItsFirstCheckpoint:
     @pytest.fixture
-    def second(self, first: Path, tiny: list[str]) -> Path:
+    def second(self, first: Path) -> Path:
         """A run from `first` whose process was killed at its first step."""
         killed = ranks.start_cli(
             "train",
@@ -103,6 +103,7 @@ class TestKilledBeforeItsFirstCheckpoint:
 
     @pytest.mark.parametrize("how", ["gone", "changed"])
     def test_lost_origin_is_an_error(self, cli, first: Path, second: Path, how: str) -> None:
+        assert second.is_dir()
         shutil.rmtree(first / "checkpoints" / "step_2")
         if how == "changed":
             shutil.copytree(first / "checkpoints" / "step_4", first / "checkpoints" / "step_2")
