@@ -1,9 +1,10 @@
 """The text that `llmtrain runs` prints."""
 
 import json
+import time
 from typing import Any
 
-from llmtrain.config.schema import SECTIONS, differences, section_class
+from llmtrain.config.schema import KINDS, SECTIONS, differences, section_class
 from llmtrain.runs.listing import age_of
 from llmtrain.runs.prune import Pruned
 from llmtrain.terminal import format_columns
@@ -100,7 +101,8 @@ def prune_lines(result: Pruned, is_deleted: bool) -> list[str]:
 
 def description_lines(value: dict[str, Any]) -> list[str]:
     """`runs show`: as YAML, but rows as tables, and of the config only what differs from the defaults."""
-    shown = {**value, "config": _without_defaults(value["config"])}
+    beats = [{**beat, "time": _local_time(beat.get("time"))} for beat in value["ranks"]]
+    shown = {**value, "ranks": beats, "config": _without_defaults(value["config"])}
     title = "config (fields that differ from their defaults)"
     return _lines({title if key == "config" else key: item for key, item in shown.items()})
 
@@ -137,6 +139,8 @@ def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
             for path, _, new in differences({section: defaults}, {section: fields})
             if path.partition(".")[2] in fields
         }
+        if section in KINDS:
+            changed = {"name": fields.get("name"), **changed}
         found |= {section: changed} if changed else {}
     return found
 
@@ -152,6 +156,12 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | dict):
         return json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _local_time(value: Any) -> str | None:
+    if not isinstance(value, int | float):
+        return None
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
 
 
 def _loss(value: float | None) -> str:

@@ -13,10 +13,11 @@ from llmtrain.data.types import BadExample, Segment
 class ChatJsonl(JsonExamples):
     def segments(self, record: dict[str, Any]) -> list[Segment]:
         messages = messages_of(record)
+        field = "messages" if "messages" in record else "conversations"
         if not isinstance(messages, list):
-            raise BadExample(f"'messages' must be a list, got {messages!r:.60}")
+            raise BadExample(f"'{field}' must be a list, got {messages!r:.60}")
         if not messages:
-            raise BadExample("'messages' is empty")
+            raise BadExample(f"'{field}' is empty")
         checked = [_message(number, message) for number, message in enumerate(messages, 1)]
         if not any(message["role"] == "assistant" for message in checked):
             raise BadExample("no answer: no message has the role 'assistant'")
