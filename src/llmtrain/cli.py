@@ -35,7 +35,8 @@ COMMANDS = {
         "validate": "Check a config and list every problem.",
         "print-config": "Print the resolved config.",
         "config-schema": "Print the JSON Schema of config files, for editors.",
-        "presets": "List the presets that --config accepts by name.",
+        "presets": "List the presets that --config accepts by name, or show one.",
+        "init": "Write a commented config for your text or examples.",
     },
     "On a Kubernetes cluster": {
         "launch": "Run a config or a command on a cluster, and watch it.",
@@ -60,7 +61,7 @@ COMMANDS = {
         "eval": "Evaluate a model on text files.",
         "export": "Write a model directory that transformers or peft loads.",
         "sync": "Copy a run directory to S3.",
-        "runs": "List, show and compare runs.",
+        "runs": "List, show, compare and prune runs.",
     },
     "Models and data": {
         "fetch-model": "Download a model from the Hugging Face hub.",
@@ -69,7 +70,7 @@ COMMANDS = {
         "tokenizer": "Train a tokenizer.",
     },
 }
-GROUPS = ("secret", "guard", "cluster", "runs", "tokenizer")
+GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer")
 _MODULES = {"eval": "evaluate"}
 
 
@@ -78,6 +79,7 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        _show_flags_without_value(self)
         for panel, rows in COMMANDS.items():
             for name, summary in rows.items():
                 self.add_command(typer.core.TyperCommand(name, short_help=summary, rich_help_panel=panel))
@@ -87,13 +89,49 @@ class _LazyGroup(typer.core.TyperGroup):
         return name, load_command(name) if name and summary else None, rest
 
 
+class _Command(typer.core.TyperCommand):
+    """Refuses a second --config, of which the parser would silently take the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(parameter.name == "config" for parameter in self.params) and not ctx.resilient_parsing:
+            _, surplus, order = self.make_parser(ctx).parse_args(list(args))
+            if sum(parameter.name == "config" for parameter in order) > 1:
+                raise UsageError(
+                    "--config was given more than once.",
+                    remedy="Pass one file. To build on another one, write `extends: FILE-OR-PRESET` in it.",
+                )
+            if surplus:
+                hint = f"Did you mean --config {surplus[0]}? " if "-" not in surplus[0][:1] else ""
+                raise UsageError(f"Unexpected argument '{surplus[0]}'.", remedy=f"{hint}See `{ctx.command_path} -h`.")
+        return super().parse_args(ctx, args)
+
+
 def load_command(name: str) -> Any:
     module = importlib.import_module(f"llmtrain.commands.{_MODULES.get(name, name).replace('-', '_')}")
     if name in GROUPS:
-        return typer.main.get_group(module.app)
+        group = typer.main.get_group(module.app)
+        for command in (group, *group.commands.values()):
+            _show_flags_without_value(command)
+        return group
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name)(module.command)
-    return typer.main.get_command(single)
+    single.command(name, cls=_Command)(module.command)
+    command = typer.main.get_command(single)
+    _show_flags_without_value(command)
+    return command
+
+
+def _show_flags_without_value(command: Any) -> None:
+    """In help texts: `--json`, not `--json <bool>`, which looks as if it took a value."""
+    get_params = command.get_params
+
+    def get_params_without_types(ctx: Any) -> list[Any]:
+        parameters: list[Any] = get_params(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+    command.get_params = get_params_without_types
 
 
 SUMMARY = "Train a GPT or fine-tune a Hugging Face model, from one config, on a laptop or a Kubernetes cluster."
@@ -103,8 +141,8 @@ app = typer.Typer(
     cls=_LazyGroup,
     help=SUMMARY,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # contexts of the commands inherit it
 )
 
 
@@ -148,9 +186,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _report(error, arguments[:end])
     except _ParserError as error:
         message = error.format_message()  # empty if the help was printed instead
-        code = (
-            _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else UsageError.exit_code
-        )
+        code = _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else 0
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except OSError as problem:
@@ -239,7 +275,7 @@ def _limit_spinning() -> None:
 
 def _help_hint(error: Any) -> str:
     path = error.ctx.command_path if error.ctx else "llmtrain"
-    return f"See `{path} --help`."
+    return f"See `{path} -h`."
 
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:

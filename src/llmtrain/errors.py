@@ -78,14 +78,19 @@ class UsageError(LlmtrainError):
 
 
 class ConfigError(UsageError):
-    """All problems of one config document."""
+    """All problems of one config document. `line`: of the only problem, if the document cannot be parsed."""
 
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
+    def __init__(self, source: str, problems: Sequence[str], line: int | None = None) -> None:
         self.source = source
         self.problems = list(problems)
         count = len(self.problems)
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}{lines}")
+        is_unparsed = line is not None and count == 1
+        super().__init__(
+            f"{source}:{line}: {self.problems[0]}."
+            if is_unparsed
+            else f"{source}: {count} problem{'s' if count != 1 else ''}{lines}"
+        )
 
     def as_dict(self) -> dict[str, object]:
         return {**super().as_dict(), "source": self.source, "problems": self.problems}

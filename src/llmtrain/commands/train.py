@@ -1,6 +1,7 @@
 """llmtrain train: start or resume a training run."""
 
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from llmtrain.commands.options import (
     ModelDirOption,
     SetOption,
     TokenizerDirOption,
+    complete_run,
     shorthands,
     show,
 )
@@ -45,6 +47,17 @@ def command(
         str | None,
         typer.Option(help="Resume a run (id, checkpoint path or `auto`).", show_default=False),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
+            "--config it has the same config.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run one forward pass; report sizes and memory.")] = False,
     allow_config_change: Annotated[
         bool,
@@ -62,13 +75,21 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Train a model. The default config is the preset gpt_stdlib."""
-    if dry_run and (resume or processes):
-        raise UsageError("--dry-run cannot be combined with --resume or --processes.")
+    if dry_run and (resume or processes or from_):
+        raise UsageError("--dry-run cannot be combined with --resume, --processes or --from.")
+    if from_ and resume not in (None, "auto"):
+        raise UsageError(
+            "--from starts a new run and --resume continues one.", remedy="Pass one of them, or --resume auto."
+        )
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
+    if from_ and config is None:
+        config, overrides = _origin_config(from_, overrides)
     loaded = _load(config, overrides, resume)
     setup_logging(loaded.logging)
     if processes:
-        _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
+        options = ["--from", from_] if from_ else []
+        options += ["--allow-config-change"] if allow_config_change else []
+        _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, options, json_)
         return
     from llmtrain.training.shutdown import StopFlag
 
@@ -85,7 +106,7 @@ def command(
             if is_debugging():
                 _diagnose(loaded)
             with diagnosed_join_errors(loaded):
-                result = run_training(loaded, resume, allow_config_change, stop)
+                result = run_training(loaded, resume, allow_config_change, stop, from_)
             if result is not None:  # other ranks than 0 have no result
                 _show(json_, result)
 
@@ -97,7 +118,7 @@ def _train_in_processes(
     config: str | None,
     overrides: list[str],
     resume: str | None,
-    allow_config_change: bool,
+    options: list[str],
     json_: bool,
 ) -> None:
     """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
@@ -105,13 +126,12 @@ def _train_in_processes(
     from llmtrain.runs.directory import new_run
 
     micro_batches_in_step(loaded, processes)
-    arguments = ["train", *forwarded_options(config, overrides, json_)]
+    arguments = ["train", *forwarded_options(config, overrides, json_), *options]
     if resume is None:
         run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
         arguments += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
     else:
         arguments += ["--resume", resume]
-    arguments += ["--allow-config-change"] if allow_config_change else []
     log("SETUP", f"starting {plural(processes, 'process')}")
     run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
 
@@ -140,6 +160,20 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
         raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
     document = read_document(run.config)
     return build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
+
+
+def _origin_config(reference: str, overrides: list[str]) -> tuple[str, list[str]]:
+    """The config file of the run that --from names, and overrides for a new run beside it."""
+    from llmtrain.runs.directory import find_run
+    from llmtrain.runs.summary import config_values
+
+    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
+    name = re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference)
+    run = find_run(root, name)
+    if not run.config.is_file():
+        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
+    location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
+    return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
 
 
 def _current_location(run: "RunDirectory", output: object) -> list[str]:

@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import torch
 
@@ -46,6 +47,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import build_optimizer
+from llmtrain.training.origin import check_architecture, load_weights, resolve_origin, split_reference
 from llmtrain.training.ownership import RunOwnership, is_restart, may_be_restarted, owns_run
 from llmtrain.training.rank_checks import check_same_data_and_model, check_shared_directory
 from llmtrain.training.result import (
@@ -79,8 +81,10 @@ def run_training(
     allow_config_change: bool = False,
     stop: StopFlag | None = None,
     progress: ProgressMode = "auto",
+    start_from: str | None = None,
 ) -> TrainResult | None:
-    """Start or resume a run and train it to its end. Returns the result on rank 0, None on other ranks."""
+    """Start or resume a run and train it to its end. Returns the result on rank 0, None on other ranks.
+    `start_from`: RUN[@STEP] whose weights a new run starts from."""
     setup_logging(config.logging)
     with ExitStack() as stack:
         stack.enter_context(progress_mode(progress))
@@ -99,7 +103,9 @@ def run_training(
         rank0 = world.control.on_rank0
 
         # The run directory, and the checkpoint to resume from
-        run, ownership, resumption = _open_run(config, resume, world, stack)
+        run, ownership, resumption = _open_run(config, resume, world, stack, start_from)
+        origin = rank0(lambda: resolve_origin(config, start_from, resumption))
+        ownership.origin = origin
         config, threads = rank0(lambda: resolve_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
@@ -119,6 +125,8 @@ def run_training(
         if resumption:
             rank0(lambda: check_recorded(resumption, components.recorded, allow_config_change))
             rank0(lambda: check_not_past(resumption, resolved))
+        if origin:
+            rank0(lambda: check_architecture(origin, config, components.recorded))
 
         # From here on the run exists on disk: the loop handles signals
         stop.enter_loop()
@@ -128,7 +136,7 @@ def run_training(
         generation = ownership.begin_generation(config, resumption)
         rank0(lambda: note_generation(run, generation, to_step=resolved.trainer.steps))
         _log_to_run(config, run, world, threads)
-        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop)
+        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop, origin)
         result = _train(context, components)
         if result and config.output.sync_uri:
             sync_finished(run, config.output.sync_uri)
@@ -145,12 +153,14 @@ def _check_before_joining(config: Config) -> ProcessInfo:
 
 
 def _open_run(
-    config: Config, resume: str | None, world: World, stack: ExitStack
+    config: Config, resume: str | None, world: World, stack: ExitStack, start_from: str | None
 ) -> tuple[RunDirectory, RunOwnership, Resumption | None]:
     """An existing run, locked, with the checkpoint to resume from; or the directory that a new run will get."""
     rank0 = world.control.on_rank0
     resume = resume or ("auto" if is_restart() else None)
     existing = rank0(lambda: find_resumed_run(config, resume) if resume else None)
+    if existing and start_from and not config.output.run_id and is_restart():
+        existing = None if existing.run_id == Path(split_reference(start_from)[0]).name else existing
     if existing is None:
         run = rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name))
         return run, RunOwnership(stack, run, world, is_new=True), None
@@ -187,6 +197,9 @@ def _train(context: RunContext, components: Components) -> TrainResult | None:
     model = build_model(config, world, components)
     optimizer = build_optimizer(model.module, config.trainer)
     progress = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
+    if context.origin:
+        origin = context.origin
+        world.control.all_or_none(lambda: load_weights(origin, model.module))
     world.control.on_rank0(lambda: _record_start(context, components, progress.step))
     tracker = _open_tracker(context, components, model, progress)
     _prepare_interrupt(context, tracker, progress)
