@@ -106,7 +106,7 @@ def command(
             if is_debugging():
                 _diagnose(loaded)
             with diagnosed_join_errors(loaded):
-                result = run_training(loaded, resume, allow_config_change, stop, from_)
+                result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
             if result is not None:  # other ranks than 0 have no result
                 _show(json_, result)
 

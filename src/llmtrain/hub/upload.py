@@ -28,7 +28,7 @@ def upload_model(directory: Path, name: str, private: bool, message: str) -> str
     visibility. Returns the URL of the repository."""
     from huggingface_hub import HfApi
 
-    quiet_bars()
+    quiet_bars(f"uploading {name}")
     what = f"Model '{name}'"
     try:
         api = HfApi(token=_token())
