@@ -111,7 +111,9 @@ def describe_error(path: KeyPath, error: ErrorDetails, kind: type[Section], valu
         return f"{'.'.join(path[:2])} must be {example}, got {shown(value)}."
     if not is_of_field and path[-1].isdecimal():
         dotted = f"{'.'.join(path[:-1])}: item {int(path[-1]) + 1}"
-    return f"{dotted} {_rule(error)}, got {shown(error['input'])}.{_suggestion(error)}"
+    rule = _rule(error)
+    separator = " " if rule.startswith(("must", "may")) else ": "  # `launch.labels: keys must be ...`
+    return f"{dotted}{separator}{rule}, got {shown(error['input'])}.{_suggestion(error)}"
 
 
 def _tuple_example(kind: type[Section], field: str) -> str | None:
@@ -131,7 +133,7 @@ def _rule(error: ErrorDetails) -> str:
         return _RULES[error["type"]].format(**context)
     message = error["msg"]
     message = f"{message[0].lower()}{message[1:]}".removeprefix("input should ").removeprefix("string should ")
-    return message if message.startswith(("must", "may")) else f"must {message}"
+    return message if message.startswith(("must", "may")) or " must " in message else f"must {message}"
 
 
 def _suggestion(error: ErrorDetails) -> str:
