@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from llmtrain.lint.command import Container
+from llmtrain.lint.container_command import Container
 from llmtrain.lint.yaml_nodes import Node
 
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")

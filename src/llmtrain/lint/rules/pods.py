@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from llmtrain.lint.command import Container
+from llmtrain.lint.container_command import Container
 from llmtrain.lint.model import Pod
 from llmtrain.lint.rules.rule import (
     Match,
