@@ -35,6 +35,10 @@ RENDEZVOUS_FLAGS = (
 _TRAINING = re.compile(
     r"\btrain(?:ing|er)?\b|\btrain\w*\.py\b|_train\.py\b|\bfine_?tun\w*|\bpretrain\w*", re.IGNORECASE
 )
+_TRAINING_PROGRAM = re.compile(
+    r"\b\w{0,60}(?:train|fine_?tun)\w{0,60}\.py\b|\bllmtrain\s+(?:train|node)\b|\s-m\s+(?!llmtrain\b)[\w.]{0,60}train",
+    re.IGNORECASE,
+)
 _IMAGES = re.compile(r"pytorch|torch|deepspeed|llmtrain|nemo", re.IGNORECASE)
 ANY = "*"
 """The value of a label that the cluster sets."""
@@ -81,9 +85,14 @@ class Pod:
         )
 
     @cached_property
+    def has_training_program(self) -> bool:
+        """Whether it runs a program named after training. Stricter than is_training: a server may need GPUs too."""
+        return any(_TRAINING_PROGRAM.search(c.command_line) for c in self.containers)
+
+    @cached_property
     def is_training(self) -> bool:
         return self.is_distributed or any(
-            c.gpus or _TRAINING.search(c.command_line) or _IMAGES.search(c.node.get("image").text)
+            c.gpus or c.is_torchrun or _TRAINING.search(c.command_line) or _IMAGES.search(c.node.get("image").text)
             for c in self.containers
             if "llmtrain guard" not in c.command_line
         )

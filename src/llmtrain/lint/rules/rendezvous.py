@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from llmtrain.distributed.nested_launcher import launcher_name, process_command
 from llmtrain.distributed.shell_command import commands_in
-from llmtrain.lint.container_command import Setting, is_index
+from llmtrain.lint.container_command import Container, Setting, is_index
 from llmtrain.lint.model import OPERATOR_KINDS, Pod
 from llmtrain.lint.rules.rule import (
     Match,
@@ -16,7 +16,10 @@ from llmtrain.lint.rules.rule import (
     shorten,
     training_pods,
 )
+from llmtrain.lint.rules.services import RENDEZVOUS_PORTS
 
+ENDPOINTS = ("PET_RDZV_ENDPOINT", "RDZV_ENDPOINT")
+PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 INDEX_SELECTORS = ("job-completion-index", "pod-index", "replica-index", "pod-name", "job-role")
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _SLEEP_RANDOM = re.compile(r"\bsleep\b[^\n;&|]{0,200}\bRANDOM\b[^\n;&|]{0,200}")
@@ -63,7 +66,7 @@ def endpoint_is_service(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def local_rank_is_pod_index(pod: Pod) -> Iterator[Match]:
-    for container in pod.all_containers or pod.containers:
+    for container in pod.all_containers:
         for setting in container.settings(("local-rank",), ("LOCAL_RANK",)):
             if is_index(setting):
                 yield Match(setting.node, f"LOCAL_RANK is {shorten(setting.raw)}", setting.line)
@@ -215,6 +218,36 @@ def node_rank_ignored(pod: Pod) -> Iterator[Match]:
 
 
 @rule(
+    "probe-on-rendezvous-port",
+    "error",
+    "probe on the rendezvous port",
+    why="Only pod 0 listens on this port: in all other pods the probe fails, and the kubelet restarts the container or "
+    "never marks the pod as ready.",
+    fix="Remove the probe: a crash ends the process. To detect hangs, probe a port that every pod opens, or a file.",
+    over=multi_node_pods,
+)
+def probe_on_rendezvous_port(pod: Pod) -> Iterator[Match]:
+    if pod.role == "Master":
+        return
+    for container in pod.containers:
+        named = {port.get("name").text: port.get("containerPort") for port in container.node.get("ports")}
+        ports = _rendezvous_ports(container)
+        for probe in PROBES:
+            for handler in ("tcpSocket", "httpGet", "grpc"):
+                field = container.node.get(probe, handler, "port")
+                number = (named.get(field.text) or field).number
+                if number in ports:
+                    yield Match(field, f"{probe} of container {shorten(container.name)} connects to port {number}")
+
+
+def _rendezvous_ports(container: Container) -> set[int]:
+    """The ports that are set, else the defaults of torchrun and of the operators."""
+    settings = container.settings(("master-port", "rdzv-endpoint"), ("MASTER_PORT", "PET_MASTER_PORT", *ENDPOINTS))
+    found = [re.search(r"(?:^|:)(\d{1,5})$", setting.value) for setting in settings]
+    return {int(match[1]) for match in found if match} or set(RENDEZVOUS_PORTS)
+
+
+@rule(
     "socket-interface-fixed",
     "warning",
     "hard-coded network interface",
@@ -264,6 +297,7 @@ RULES = (
     static_without_node_rank,
     nested_launcher,
     node_rank_ignored,
+    probe_on_rendezvous_port,
     socket_interface_fixed,
     sleep_random,
     api_lookup,
