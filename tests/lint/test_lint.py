@@ -87,6 +87,16 @@ def probe(name: str, handler: str) -> tuple[str, str]:
     return RESOURCES, f"        {name}:\n          {handler}\n{RESOURCES}"
 
 
+def not_indexed() -> tuple[str, str]:
+    """A Job without indexes whose variables do not refer to one; its endpoint does."""
+    found = re.search(
+        r"  completionMode: Indexed\n.*        - name: POD_NUMBER\n.*?(?=        - name: HF)", edited("job"), re.S
+    )
+    assert found
+    kept = found[0].partition("        - name: POD_NUMBER\n")[0]
+    return found[0], kept.replace("  completionMode: Indexed\n", "")
+
+
 def namespace(label: str) -> str:
     return f"apiVersion: v1\nkind: Namespace\nmetadata:\n  name: lab\n  labels:\n    {label}\n---\n"
 
@@ -241,6 +251,7 @@ MISTAKES: dict[str, list[Edit]] = {
     "job-not-indexed": [
         Edit("job", "  completionMode: Indexed\n", "", "\nspec:\n  completions"),
         Edit("job", "completionMode: Indexed", "completionMode: NonIndexed", "completionMode"),
+        Edit("job", *not_indexed(), "\nspec:\n  completions"),
     ],
     "completions-not-parallelism": [
         Edit("job", "  parallelism: 4\n", "  parallelism: 2\n", "parallelism: 2"),

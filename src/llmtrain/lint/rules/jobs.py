@@ -30,15 +30,19 @@ def _job(pod: Pod) -> Node:
 @rule(
     "job-not-indexed",
     "error",
-    "JOB_COMPLETION_INDEX in a Job that is not Indexed",
-    why="Only Indexed Jobs number their pods; otherwise the variable is unset and all pods have the same rank.",
+    "JOB_COMPLETION_INDEX or <job>-0 in a Job that is not Indexed",
+    why="Only Indexed Jobs number their pods; otherwise the variable is unset and pod names are random.",
     fix="Set completionMode: Indexed.",
     over=job_pods,
 )
 def job_not_indexed(pod: Pod) -> Iterator[Match]:
     mode = _job(pod).get("completionMode")
     is_indexed = mode.text == "Indexed" or (not mode.exists and pod.workload.kind in JOBSET_KINDS)
-    if not is_indexed and any(_uses_index(container.node) for container in pod.all_containers):
+    pod_name = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
+    is_used = any(_uses_index(container.node) for container in pod.all_containers) or any(
+        pod_name.match(host) for host, _, _ in pod.endpoints
+    )
+    if not is_indexed and is_used:
         yield Match(mode, f"completionMode is {mode.text or 'unset (NonIndexed)'}")
 
 

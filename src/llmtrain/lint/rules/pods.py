@@ -85,9 +85,11 @@ def image_not_pinned(pod: Pod) -> Iterator[Match]:
 )
 def install_at_start(pod: Pod) -> Iterator[Match]:
     for container in pod.all_containers:
-        found = [Match(entry, shorten(text), line) for entry, line, text in container.find(_INSTALL)]
-        match = _INSTALL.search(container.command_line)
-        yield from found or ([Match(container.entries[0], shorten(match[0]))] if match else [])
+        found = list(container.find(_INSTALL))
+        if not found and (match := _INSTALL.search(container.command_line)):  # [pip, install, ...]
+            found = [(container.entries[0], container.entries[0].line, match[0])]
+        for entry, line, text in found:
+            yield Match(entry, f"`{shorten(text)}` runs at every start", line)
 
 
 @rule(
@@ -215,8 +217,9 @@ def grace_too_short(pod: Pod) -> Iterator[Match]:
         shutdown = settings[0].number if settings else SHUTDOWN_SEC
         seconds = grace.number if grace.exists else SHUTDOWN_SEC
         if container.is_torchrun and seconds is not None and shutdown is not None and seconds <= shutdown:
-            unset = "" if grace.exists else " (unset)"
-            yield Match(grace, f"grace period is {seconds} s{unset}, shutdown timeout of torchrun is {shutdown} s")
+            default = "" if grace.exists else " (the default)"
+            problem = f"not above torchrun's shutdown timeout of {shutdown} s"
+            yield Match(grace, f"terminationGracePeriodSeconds is {seconds}{default}, {problem}")
 
 
 @rule(
@@ -252,7 +255,7 @@ def shell_without_exec(pod: Pod) -> Iterator[Match]:
     over=all_pods,
 )
 def env_dump(pod: Pod) -> Iterator[Match]:
-    yield from matches_in_commands(pod, _DUMP)
+    yield from matches_in_commands(pod, _DUMP, "writes all variables")
 
 
 @rule(

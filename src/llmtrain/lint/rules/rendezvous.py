@@ -140,11 +140,11 @@ def rdzv_timeout_ignored(pod: Pod) -> Iterator[Match]:
     for container in pod.containers:
         for setting in container.settings(("rdzv-conf",), ("PET_RDZV_CONF",)):
             if container.backend == "c10d" and re.search(r"(?:^|,)\s*timeout\s*=", setting.value):
-                yield Match(setting.node, f"{shorten(setting.value)} with c10d", setting.line)
+                yield Match(setting.node, f"timeout in {shorten(setting.value)} has no effect with c10d", setting.line)
     policy = pod.workload.node.get("spec", "elasticPolicy")
     for row in policy.get("rdzvConf"):
         if policy.get("rdzvBackend").text == "c10d" and row.get("key").text == "timeout":
-            yield Match(row, "elasticPolicy.rdzvConf has timeout, with c10d")
+            yield Match(row, "timeout in elasticPolicy.rdzvConf has no effect with c10d")
 
 
 @rule(
@@ -180,7 +180,7 @@ def static_without_node_rank(pod: Pod) -> Iterator[Match]:
         may_be_set = container.node.get("envFrom").exists or pod.workload.kind in OPERATOR_KINDS
         if container.is_torchrun and container.backend == "static" and not is_ranked and not may_be_set:
             entry = next((e for e in container.entries if "torch" in e.text), container.node)
-            yield Match(entry, "torchrun without --node-rank and --rdzv-backend", entry.line_of("torch"))
+            yield Match(entry, "torchrun has neither --node-rank nor --rdzv-backend", entry.line_of("torch"))
 
 
 @rule(
@@ -214,7 +214,7 @@ def node_rank_ignored(pod: Pod) -> Iterator[Match]:
     for container in pod.containers:
         flag = container.flags.get("node-rank")
         if flag is not None and container.is_torchrun and container.backend == "c10d":
-            yield Match(flag.node, "--node-rank with c10d", flag.line)
+            yield Match(flag.node, "--node-rank has no effect with c10d", flag.line)
 
 
 @rule(
@@ -272,7 +272,7 @@ def socket_interface_fixed(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def sleep_random(pod: Pod) -> Iterator[Match]:
-    yield from matches_in_commands(pod, _SLEEP_RANDOM)
+    yield from matches_in_commands(pod, _SLEEP_RANDOM, "delays the start at random")
 
 
 @rule(
@@ -284,7 +284,7 @@ def sleep_random(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def api_lookup(pod: Pod) -> Iterator[Match]:
-    yield from matches_in_commands(pod, _API_LOOKUP)
+    yield from matches_in_commands(pod, _API_LOOKUP, "calls the Kubernetes API")
 
 
 RULES = (

@@ -89,11 +89,11 @@ def workloads(*kinds: str) -> Callable[[Manifests], Iterable[Workload]]:
     return lambda manifests: (workload for workload in manifests.workloads if workload.kind in kinds)
 
 
-def matches_in_commands(pod: Pod, pattern: re.Pattern[str]) -> Iterator[Match]:
-    """Every place in the commands of the pod's containers where the pattern occurs."""
+def matches_in_commands(pod: Pod, pattern: re.Pattern[str], problem: str) -> Iterator[Match]:
+    """Every place in the commands of the pod's containers where the pattern occurs, as `PLACE` PROBLEM."""
     for container in pod.all_containers:
         for entry, line, what in container.find(pattern):
-            yield Match(entry, shorten(what), line)
+            yield Match(entry, f"`{shorten(what)}` {problem}", line)
 
 
 def shorten(value: object) -> str:

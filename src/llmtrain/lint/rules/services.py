@@ -55,8 +55,9 @@ def service_selects_nothing(found: tuple[Manifests, Node]) -> Iterator[Match]:
     manifests, service = found
     selector = service.get("spec", "selector")
     if selector.exists and not manifests.selected(service):
+        name = shorten(service.get("metadata", "name").text)
         labels = ", ".join(f"{key}: {value.text}" for key, value in selector.items())
-        yield Match(selector, f"no pod template in the files has the labels {shorten(labels)}")
+        yield Match(selector, f"Service {name} selects {shorten(labels)}, which matches no pod template in the files")
 
 
 @rule(
@@ -134,7 +135,7 @@ def endpoint_without_service(pod: Pod) -> Iterator[Match]:
         name = _service_of(pod, host)
         is_reported = name == pod.subdomain.text  # by subdomain-without-service
         if name and not is_reported and pod.workload.manifests.service(name, pod.workload) is None:
-            yield Match(node, f"{shorten(host)}: Service {shorten(name)} is not in the files", line)
+            yield Match(node, f"endpoint {shorten(host)}: Service {shorten(name)} is not in the files", line)
 
 
 def _seem_complete(manifests: Manifests) -> bool:
