@@ -50,7 +50,7 @@ COMMANDS = {
         "resume": "Launch a run again from its newest checkpoint.",
         "fetch": "Download a run from the cluster's volume.",
         "delete": "Remove a run from the cluster.",
-        "lint": "Find known problems in training manifests.",
+        "lint": "Check training manifests for common mistakes.",
         "secret": "Create secrets that manifests refer to.",
         "guard": "Keep the runs of a namespace alive unattended.",
         "cluster": "Create a local cluster with Docker and kind (the tool).",

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = Path(__file__).parent / "manifests"
 GOLDEN = ROOT / "tests" / "launch" / "golden"
 KINDS = ["job", "statefulset", "pytorchjob", "jobset", "trainjob"]
-# Looks like a token of the hub, and is none.
+# Has the format of a Hugging Face token.
 TOKEN = "hf_" + "Abcdefgh" * 4
 
 
@@ -42,9 +42,9 @@ class Edit(NamedTuple):
     old: str
     new: str
     at: str
-    """The line where it is found is the first with this text."""
+    """The finding is at the first line with this text."""
     also: frozenset[str] = frozenset()
-    """Rules that cannot but be met with it."""
+    """Rules that the edit violates as well."""
 
 
 def find(text: str, name: str = "a.yaml") -> list[ManifestFinding]:
@@ -60,7 +60,7 @@ def edited(kind: str, *changes: tuple[str, str]) -> str:
 
 
 def line_with(text: str, part: str) -> int:
-    """Of the first place of a part, which may begin with a line break to say that a line begins."""
+    """The number of the first line with a part. A line break before the part anchors it to the start of a line."""
     start = text.index(part) + len(part) - len(part.lstrip("\n"))
     return text.count("\n", 0, start) + 1
 
@@ -708,7 +708,7 @@ def test_correct_manifest_has_no_findings(name: str) -> None:
 
 
 def test_many_mistakes_in_one_file() -> None:
-    """guide.yaml is written as many guides are; advice is left out here."""
+    """guide.yaml has the mistakes of well-known guides; advice is not compared."""
     text = (DIRECTORY / "guide.yaml").read_text()
     found = {(one.name, one.line) for one in find(text) if one.severity != "advice"}
     assert found == {(rule, line_with(text, at)) for rule, at in GUIDE.items()}
@@ -969,7 +969,7 @@ class TestSources:
     def test_lists_are_expanded(self) -> None:
         text = edited("job", ("--nnodes=4", "--nnodes=3"))
         items = "".join("- " + document.strip().replace("\n", "\n  ") + "\n" for document in text.split("---\n"))
-        text = f"apiVersion: v1\nkind: List\nitems:\n{items}".replace("- # An", "# An").replace("  apiV", "- apiV", 1)
+        text = f"apiVersion: v1\nkind: List\nitems:\n{items}".replace("- # A ", "# A ").replace("  apiV", "- apiV", 1)
         (found,) = find_in_objects(text)
         assert (found.name, found.line) == ("nnodes-mismatch", line_with(text, "--nnodes"))
 

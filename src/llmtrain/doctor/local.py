@@ -37,12 +37,8 @@ def own_checks(config: Config, environ: Mapping[str, str], *, time_writing: bool
         ("shared memory", lambda: machine.shared_memory(config)),
     ]
     if position.local_rank == 0:
-        checks.append(
-            (
-                "volumes",
-                lambda: machine.volumes(config, memory_estimate.checkpoint_bytes(config, count()), time_writing),
-            )
-        )
+        checkpoint_bytes = functools.partial(memory_estimate.checkpoint_bytes, config)
+        checks.append(("volumes", lambda: machine.volumes(config, checkpoint_bytes(count()), time_writing)))
     return checks
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from llmtrain.errors import UsageError, nearest
 from llmtrain.lint.ignore_comments import ignored_lines
-from llmtrain.lint.model import Manifests
+from llmtrain.lint.manifests import Manifests
 from llmtrain.lint.report import SEVERITIES, LintReport, ManifestFinding
 from llmtrain.lint.rules import gpus, hardening, jobs, operators, pods, rendezvous, services
 from llmtrain.lint.rules.rule import Match, Rule

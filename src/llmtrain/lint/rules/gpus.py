@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from llmtrain.lint.container_command import Container
-from llmtrain.lint.model import Pod, Workload
+from llmtrain.lint.manifests import Pod, Workload
 from llmtrain.lint.rules.rule import Match, all_pods, rule, shorten, training_pods
 from llmtrain.lint.yaml_nodes import Node
 from llmtrain.text import plural

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from llmtrain.lint.container_command import Container
-from llmtrain.lint.model import Pod
+from llmtrain.lint.manifests import Pod
 from llmtrain.lint.rules.rule import Match, Rule, complete_pods, rule, shorten
 from llmtrain.lint.yaml_nodes import Node
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.env import EXIT_CODES
-from llmtrain.lint.model import JOBSET_KINDS, Pod
+from llmtrain.lint.manifests import JOBSET_KINDS, Pod
 from llmtrain.lint.rules.rule import (
     Match,
     complete_pods,

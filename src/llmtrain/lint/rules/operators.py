@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.env import EXIT_CODES
-from llmtrain.lint.model import RUNTIMES, Pod, Workload
+from llmtrain.lint.manifests import RUNTIMES, Pod, Workload
 from llmtrain.lint.rules.rule import Match, rule, shorten, training_pods, workloads
 from llmtrain.lint.yaml_nodes import Node
 

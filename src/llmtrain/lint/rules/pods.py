@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.lint.container_command import Container
-from llmtrain.lint.model import Pod
+from llmtrain.lint.manifests import Pod
 from llmtrain.lint.rules.rule import (
     Match,
     all_pods,

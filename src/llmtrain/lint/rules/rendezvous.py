@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from llmtrain.distributed.nested_launcher import launcher_name, process_command
 from llmtrain.distributed.shell_command import commands_in
 from llmtrain.lint.container_command import Container, Setting, is_index
-from llmtrain.lint.model import OPERATOR_KINDS, Pod
+from llmtrain.lint.manifests import OPERATOR_KINDS, Pod
 from llmtrain.lint.rules.rule import (
     Match,
     all_pods,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from llmtrain.lint.model import Manifests, Pod, Workload
+from llmtrain.lint.manifests import Manifests, Pod, Workload
 from llmtrain.lint.yaml_nodes import Node
 from llmtrain.text import one_line
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from llmtrain.lint.model import KINDS, OPERATOR_KINDS, Manifests, Pod
+from llmtrain.lint.manifests import KINDS, OPERATOR_KINDS, Manifests, Pod
 from llmtrain.lint.rules.rule import Match, multi_node_pods, rule, shorten, training_pods
 from llmtrain.lint.yaml_nodes import Node
 
