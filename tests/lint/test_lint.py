@@ -802,8 +802,10 @@ class TestLlmtrainManifests:
     """No false alarm about what this project renders."""
 
     def test_golden_manifests_are_clean(self) -> None:
+        """shaped_*.yaml have what a user added with launch.pod_patch: a sidecar without limits, a service account."""
         report = lint(read_sources([str(GOLDEN)]))
-        assert report.findings == []
+        assert [one for one in report.findings if not Path(one.file).name.startswith("shaped_")] == []
+        assert report.is_ok(is_strict=False)
         assert report.training >= 9
 
     @pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "configs/presets").glob("k8s_*.yaml")))
