@@ -32,7 +32,7 @@ K8S_NEW        = $(or $(K8S_RUN),k8s-demo-$$(date +%m%d-%H%M%S))
 K8S_NAME       = $(or $(K8S_RUN),$$(cat $(K8S_LAST)))
 K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet. Run make k8s-train, or set K8S_RUN=name." >&2; exit 64; })
 
-.PHONY: help setup setup-train train train-ddp test test-slow test-gpu lint format bench constraints e2e e2e-full clean
+.PHONY: help setup setup-train train train-ddp test test-slow test-gpu lint format bench wheels constraints e2e e2e-full clean
 .PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
 
 help:  ## list the targets
@@ -128,6 +128,9 @@ e2e-full: setup  ## run all end-to-end tests, including slow ones: LoRA of a rea
 
 bench: setup  ## run the benchmarks; needs ../shared/data
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+wheels: setup  ## build the wheels of llmtrain and llmtrain-client (the commands without torch) in dist/
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . ./client
 
 constraints: setup  ## regenerate constraints.txt (and uv's copy in pyproject.toml)
 	$(BIN)/python tools/constraints.py

@@ -1,5 +1,4 @@
-"""Time from a clone to an installed llmtrain, to the first training step, sample and result; another commit against this
-one.
+"""Time from a clone to the end of the install, the first training step, evaluation and result, against another commit.
 
 python benchmarks/install.py --before COMMIT [--tool uv] [--train]
 
