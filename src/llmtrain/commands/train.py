@@ -239,7 +239,7 @@ def _next_steps(result: dict[str, Any]) -> list[str]:
     elif (Path(result["run_dir"]) / "tensorboard").is_dir():
         curve = f"tensorboard --logdir {shlex.quote(result['run_dir'])}"
     else:
-        curve = f"{Path(result['run_dir']) / 'metrics.jsonl'} has the curves"
+        curve = str(Path(result["run_dir"]) / "metrics.jsonl")
     return [
         "",
         f"use it      llmtrain generate --run {run}",
