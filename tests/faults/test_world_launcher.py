@@ -262,6 +262,24 @@ def test_ctrl_c_saves_and_exits(file: Path, root: Path, world_golden: Outcome) -
     assert outcome(root, json.loads(stdout)) == world_golden
 
 
+@pytest.mark.slow
+def test_second_ctrl_c_does_not_wait_for_the_workers(file: Path, root: Path) -> None:
+    """Rank 0 is stopped in step 3, so it cannot save; both workers are gone when the launcher is."""
+    process = start(file, "train", "--processes", "2", fault="after_backward:3:0:stop:0", own_session=True)
+    held = wait_until_held(process, root, rank=0)
+    os.killpg(process.pid, signal.SIGINT)
+    wait_for(process, lambda: is_told(held, signal.SIGINT))
+    process.send_signal(signal.SIGINT)
+    code, _, stderr = finish(process)
+    assert code == 75, stderr
+    assert "Traceback" not in stderr
+    assert steps_saved(root)[-1] == 2
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{held}/cmdline").exists() and Path(f"/proc/{held}/cmdline").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_sigterm_is_not_restarted(file: Path, root: Path) -> None:
     """A worker that received SIGTERM is not restarted, and node exits with its 75."""
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="after_backward:3:1:term"))

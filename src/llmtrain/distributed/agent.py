@@ -11,7 +11,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from llmtrain.distributed.worker_exit import JoinState, is_restartable, log_restart
+from llmtrain.errors import Interrupted
 from llmtrain.files import read_json
+from llmtrain.interrupts import leave_at_once
 from llmtrain.runs.exit_report import ExitReport
 
 
@@ -44,8 +46,18 @@ class NodeAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:
         """torch waits 30 s, too short to save a large checkpoint; how to change that depends on its version."""
+        if death_sig == signal.SIGINT:
+            signal.signal(signal.SIGINT, self._leave_at_once)
         if self._pcontext is not None:
             self._pcontext.close(death_sig, self._grace_sec)
+
+    def _leave_at_once(self, *_: Any) -> None:
+        """On a second Ctrl-C: do not wait for the workers to save."""
+        context: Any = self._pcontext
+        for handler in context.subprocess_handlers.values() if context else ():
+            handler.proc.kill()
+        text = "Interrupted twice: stopped at once, without saving. Resume from the newest checkpoint with --resume."
+        leave_at_once(text, Interrupted.exit_code, keeps_line=True)
 
     def kill_workers(self, close_rendezvous: bool) -> None:
         """Kill workers that are still running. A closed rendezvous tells the other nodes not to wait for this one; it
