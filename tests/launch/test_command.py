@@ -74,6 +74,8 @@ def test_user_errors_exit_with_64(cli: Cli) -> None:
         (("--nodes", "0"), "launch.nodes"),
         (("--name", "Not_A_Name"), "--name 'Not_A_Name'"),
         (("--name", "Not_A_Name"), "Try 'not-a-name'"),
+        (("--name", "1"), "Try 'run-1'"),
+        (("--name", "A" * 50), f"Try '{'a' * 40}'"),
         (("--namespace", "Bad_NS"), "--namespace 'Bad_NS'"),
         (("--kind", "job"), "Did you mean 'indexed_job'?"),
         (("--dry-run=maybe",), "--dry-run=server"),

@@ -26,14 +26,16 @@ def _check_namespace(namespace: str | None) -> str | None:
     if namespace is None or re.fullmatch(NAMESPACE_PATTERN, namespace):
         return namespace
     raise UsageError(
-        f"--namespace '{namespace}': use lowercase letters, digits and hyphens.", remedy=suggestion(namespace)
+        f"--namespace '{namespace}': use lowercase letters, digits and hyphens.",
+        remedy=suggestion(namespace, NAMESPACE_PATTERN),
     )
 
 
-def suggestion(name: str) -> str | None:
-    """The nearest name that Kubernetes accepts, as a remedy."""
-    valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return f"Try '{valid}'." if valid else None
+def suggestion(name: str, pattern: str) -> str | None:
+    """A similar name that matches the pattern, as a remedy."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    similar = [each[:40].strip("-") for each in (plain, f"run-{plain}")]
+    return next((f"Try '{each}'." for each in similar if plain and re.fullmatch(pattern, each)), None)
 
 
 NamespaceOption = Annotated[

@@ -58,7 +58,7 @@ def _check_name(name: str | None) -> str | None:
         return name
     raise UsageError(
         f"--name '{name}' is not allowed: use 2 to 40 lowercase letters, digits and hyphens; begin with a letter.",
-        remedy=suggestion(name),
+        remedy=suggestion(name, RUN_ID_PATTERN),
     )
 
 
