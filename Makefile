@@ -80,7 +80,7 @@ k8s-build: setup  ## build the image, and load it if the current context is the 
 	$(if $(KIND_CLUSTER),$(BIN)/llmtrain cluster load-image $(K8S_IMAGE) --name $(KIND_CLUSTER) --if-reached $(K8S_ARGS))
 
 # Store the name first: launch blocks until the run finishes, and k8s-logs may be called meanwhile.
-k8s-train: setup-train  ## train on the cluster of the kubeconfig; K8S_RUN=name (default generated), K8S_CONFIG=preset or file, K8S_SET="--set ..."
+k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name (default generated), K8S_CONFIG=preset or file, K8S_SET="--set ..."
 	@echo "$(K8S_NEW)" > $(K8S_LAST)
 	$(BIN)/llmtrain launch --config $(K8S_CONFIG) --name "$$(cat $(K8S_LAST))" --image $(K8S_IMAGE) \
 	  --set launch.runs_volume.claim=$(K8S_CLAIM) $(K8S_SET) $(K8S_PLACE)

@@ -18,7 +18,8 @@ from llmtrain.lint.check_manifests import RULES
 from llmtrain.operate.why.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted(["README.md", *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))])
+DOCS = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")]
+PAGES = sorted(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS])
 RUN_HERE = ("docs/moving.md", "docs/troubleshooting.md")  # other pages: test_readme.py
 CODE = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```$", re.S | re.M)
 SPAN = re.compile(r"`([^`\n]+)`")
