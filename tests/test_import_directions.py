@@ -22,6 +22,7 @@ LAYERS = (
     ("runs",),
     ("config",),
     ("registry",),
+    ("plugins",),
     ("content_hash", "findings"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),

@@ -54,7 +54,7 @@ def command(
             remedy="Resume it with that version, or use `launch --resume` with a config of this version.",
         )
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image)]
-    changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
+    changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides, is_recorded=True)
     plan = plan_job(changed, record.work)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
         raise UsageError(

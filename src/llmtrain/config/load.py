@@ -11,9 +11,11 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, dump_document, parse_value, read_document
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.schema import (
+    CUSTOM,
     KINDS,
     SCHEMA_VERSION,
     SECTIONS,
@@ -27,6 +29,8 @@ from llmtrain.config.section import Section
 from llmtrain.config.upgrade import current_name, drop_other_kinds, is_old, is_old_name, moved_lines, upgrade
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
+from llmtrain.plugins import installed_names, is_plugin
+from llmtrain.registry import PLUGINS
 from llmtrain.text import one_line
 
 DEFAULT_PRESET = "gpt_stdlib"
@@ -34,13 +38,17 @@ SHOWN_LENGTH = 200
 
 
 def load_config(source: str | Path | None = None, overrides: Sequence[str] = (), *, for_launch: bool = False) -> Config:
-    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides.
-    `for_launch`: see `build_config`."""
-    document = read_document(find_config(source if source is not None else DEFAULT_PRESET))
+    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides. Classes
+    of the user's own are imported from the current directory and the config's too. `for_launch`: see `build_config`;
+    such classes may be in the image only."""
+    path = find_config(source if source is not None else DEFAULT_PRESET)
+    document = read_document(path)
     notes: list[str] = []
     config = build_config(document, overrides, notes, for_launch=for_launch)
     if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # once per run
         print(f"note: {document.source}: {'; '.join(notes)}.", file=sys.stderr)
+    if not for_launch:
+        check_plugins(config, document, [path.parent])
     return config
 
 
@@ -51,10 +59,11 @@ def build_config(
     *,
     for_launch: bool = False,
     is_launched: bool = False,
+    is_recorded: bool = False,
 ) -> Config:
     """The config of a parsed document. What an upgrade from an earlier schema changed is added to `notes`.
-    `for_launch`: fields that earlier schemas had for pods decide. `is_launched`: the config of a run on a cluster,
-    which a secret in it does not make unreadable."""
+    `for_launch`: fields that earlier schemas had for pods decide. `is_recorded`: the config of a run, readable without
+    the classes of the user's own that it names. `is_launched`: on a cluster, readable also with a secret in it."""
     values = copy.deepcopy(document.values)
     problems: list[str] = []
     pairs = [pair for text in overrides if (pair := _parse_override(text, problems))]
@@ -79,7 +88,9 @@ def build_config(
         if notes is not None:
             notes += dropped.values()
     _apply(pairs, values, problems)
-    sections = _build_sections(values, document, problems, {key for key, _ in pairs})
+    sections = _build_sections(
+        values, document, problems, {key for key, _ in pairs}, is_recorded=is_recorded or is_launched
+    )
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
         problems += [text for _, text in launch.secret_problems()]
@@ -148,7 +159,7 @@ def _has_fields(kind: type[Section], field: str) -> bool:
 
 
 def _build_sections(
-    values: dict[str, Any], document: Document, problems: list[str], overridden: set[str]
+    values: dict[str, Any], document: Document, problems: list[str], overridden: set[str], is_recorded: bool
 ) -> dict[str, Any]:
     """The valid sections; what is wrong is added to problems."""
     for name in values:
@@ -162,7 +173,7 @@ def _build_sections(
             problems.append(f"{document.where((name,))}{name} must be a section with fields, got {_shown(fields)}.")
             continue
         kind = section_class(name, fields)
-        if kind is None:
+        if kind is None or (kind is CUSTOM.get(name) and not is_recorded and not _is_plugin(name, fields["name"])):
             where = "--set " if f"{name}.name" in overridden else document.where((name, "name"))
             problems.append(where + _unknown_kind(name, fields["name"]))
             continue
@@ -177,6 +188,10 @@ def _build_sections(
             problems.extend(text for concerned, text in section.problems() if not bad.intersection(concerned))
             sections[name] = section
     return sections
+
+
+def _is_plugin(section: str, name: str) -> bool:
+    return is_plugin(PLUGINS[f"{section}.name"], name)
 
 
 def _build_section(kind: type[Section], fields: dict[str, Any]) -> tuple[Section | None, list[ErrorDetails]]:
@@ -221,8 +236,11 @@ def _describe(path: tuple[str, ...], error: ErrorDetails, kind: type[Section]) -
 def _unknown_kind(section: str, name: object) -> str:
     if not isinstance(name, str):
         return f"{section}.name must be text, got {_shown(name)}."
-    known = KINDS[section]
-    return f"{section}.name {_shown(name)} is unknown.{nearest(name, known)} Known: {', '.join(sorted(known))}."
+    known = [*KINDS[section], *installed_names(PLUGINS[f"{section}.name"])]
+    return (
+        f"{section}.name {_shown(name)} is unknown.{nearest(name, known)} Known: {', '.join(sorted(known))}, and "
+        "package.module:Class for a class of your own."
+    )
 
 
 def _unknown(path: tuple[str, ...], what: str, known: Iterable[str], kind: type[Section] | None = None) -> str:
@@ -231,6 +249,8 @@ def _unknown(path: tuple[str, ...], what: str, known: Iterable[str], kind: type[
     current = current_name(path)
     if current:
         return f"{dotted} is now {current}. Rename it, or write `schema_version: 2` to keep the old names."
+    if kind is not None and kind is CUSTOM.get(path[0]):
+        return f"{dotted} is unknown. Known: {', '.join(sorted(known))}. Options of the class go into {path[0]}.options."
     others = [name for name, each in KINDS.get(path[0], {}).items() if kind and path[-1] in each.model_fields]
     if others and kind:
         own = kind.model_fields["name"].default

@@ -1,5 +1,6 @@
 """Files that describe a run: config.yaml, meta.json, the tokenizer and the model's config."""
 
+from llmtrain.config.check_plugins import describe_plugins
 from llmtrain.config.document import dump_document
 from llmtrain.data.tokenizers.load import replace_saved_tokenizer, saved_sha256
 from llmtrain.files import write_atomic, write_json
@@ -16,7 +17,9 @@ def write_run_files(context: RunContext, components: Components, from_step: int)
         recorded = config.with_values("output", run_id=run.run_id)
         write_atomic(run.config, dump_document(redact_values(recorded.as_dict())))
     if config.output.save_meta_json and not run.meta.exists():
-        write_json(run.meta, collect_metadata(run.run_id, config.run.name, str(context.world.device)))
+        meta = collect_metadata(run.run_id, config.run.name, str(context.world.device))
+        plugins = describe_plugins(config)
+        write_json(run.meta, {**meta, **({"plugins": plugins} if plugins else {})})
     if from_step == 0 or saved_sha256(run.tokenizer) != components.recorded["tokenizer_sha256"]:
         replace_saved_tokenizer(components.prepared.tokenizer, run.tokenizer)
     for path in components.adapter.config_files():  # the base model may be deleted before the run is used

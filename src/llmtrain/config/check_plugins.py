@@ -1,0 +1,75 @@
+"""Checks the classes of a user's own that a config names: they can be imported, and accept their options."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrain.config.data import CustomDataSection
+from llmtrain.config.document import Document, KeyPath
+from llmtrain.config.model import CustomModelSection
+from llmtrain.config.schema import Config
+from llmtrain.errors import ConfigError, UsageError
+from llmtrain.plugins import describe_plugin, load_plugin, read_options, search_in
+from llmtrain.registry import PLUGINS
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A class of the user's own that a config names."""
+
+    field: str
+    """Key of registry.PLUGINS."""
+    path: KeyPath
+    """The section that has `name` and `options`."""
+    name: str
+    options: dict[str, Any]
+
+    def load(self) -> type[Any]:
+        return load_plugin(PLUGINS[self.field], self.name)
+
+
+def choices(config: Config) -> Iterator[Choice]:
+    model, data = config.model, config.data
+    if isinstance(model, CustomModelSection):
+        yield Choice("model.name", ("model",), model.name, model.options)
+    if isinstance(data, CustomDataSection):
+        yield Choice("data.name", ("data",), data.name, data.options)
+    for index, tracker in enumerate(config.tracking.custom):
+        yield Choice("tracking.custom", ("tracking", "custom", str(index)), tracker.name, tracker.options)
+
+
+def check_plugins(
+    config: Config, document: Document, directories: Iterable[Path] = (), *, only: str | None = None
+) -> None:
+    """Import the classes that a config names, from the current directory and `directories` too, and validate their
+    options. `only`: the one of this field. All problems are raised as one ConfigError."""
+    chosen = [choice for choice in choices(config) if only in (None, choice.field)]
+    if not chosen:
+        return
+    search_in([Path.cwd(), *directories])
+    problems = [problem for choice in chosen for problem in _problems(choice, document)]
+    if problems:
+        raise ConfigError(document.source, problems)
+
+
+def _problems(choice: Choice, document: Document) -> Iterator[str]:
+    try:
+        kind = choice.load()
+    except UsageError as error:
+        yield document.where((*choice.path, "name")) + " ".join(filter(None, (error.what_and_known, error.remedy)))
+        return
+    for path, text in read_options(kind, choice.options)[1]:
+        full = (*choice.path, "options", *path)
+        where = document.where(full[:3]) or document.where(full[:2])
+        yield f"{where}{'.'.join(full)}: {text}"
+
+
+def describe_plugins(config: Config) -> dict[str, dict[str, Any]]:
+    """What a run records about the classes that its config names, by field."""
+    return {
+        choice.field if choice.path[0] != "tracking" else ".".join(choice.path): describe_plugin(
+            choice.name, choice.load()
+        )
+        for choice in choices(config)
+    }
