@@ -23,7 +23,7 @@ LAYERS = (
     ("config",),
     ("registry",),
     ("plugins",),
-    ("content_hash", "findings"),
+    ("content_hash", "findings", "code_bundle"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
     ("env", "text"),

@@ -174,7 +174,9 @@ def read_options(kind: type[Any], options: Mapping[str, Any]) -> tuple[BaseModel
         for row in error.errors(include_url=False, include_context=False):
             message = row["msg"][:1].lower() + row["msg"][1:]
             got = "" if row["type"] == "missing" else f", got {repr(row['input'])[:SHOWN_LENGTH]}"
-            problems.append((tuple(map(str, row["loc"])), f"{message}{got}. Accepted by {kind.__qualname__}: {accepted}."))
+            problems.append(
+                (tuple(map(str, row["loc"])), f"{message}{got}. Accepted by {kind.__qualname__}: {accepted}.")
+            )
     except Exception as problem:  # raised by a validator of the user's own
         problems.append(((), f"cannot be validated: {type(problem).__name__} at {_place(problem)}: {problem}"))
     return None, problems

@@ -23,6 +23,8 @@ from llmtrain.errors import UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
+    from llmtrain.code_bundle import CodeBundle
+    from llmtrain.config.schema import Config
     from llmtrain.kubernetes.client import Cluster
     from llmtrain.launch.plan import JobPlan
     from llmtrain.launch.work import Work
@@ -36,6 +38,10 @@ ImageOption = Annotated[str | None, typer.Option(help="Short for launch.image.",
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Start the run without watching it.")]
 
 
+WithCodeOption = Annotated[
+    str | None,
+    typer.Option(help="Directory or package of your own code, mounted in every pod on PYTHONPATH.", show_default=False),
+]
 CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- COMMAND ...]", help="Run this command of the image instead of training."),
@@ -71,6 +77,7 @@ def command(
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
     image: ImageOption = None,
+    with_code: WithCodeOption = None,
     model_local_dir: ModelDirOption = None,
     tokenizer_local_dir: TokenizerDirOption = None,
     local_files_only: LocalOnlyOption = False,
@@ -104,19 +111,29 @@ def command(
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     overrides += short_options(kind, nodes, processes_per_node, image, namespace, name)
     loaded = load_config(config, overrides, for_launch=True)
+    code = _own_code(loaded, config, with_code)
     if dry_run:
-        _print_manifests(plan_job(loaded, work), output, json_)
+        _print_manifests(plan_job(loaded, work, code=code), output, json_)
         return
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
-    plan = plan_job(loaded, work, nonce=secrets.token_hex(3))
+    plan = plan_job(loaded, work, nonce=secrets.token_hex(3), code=code)
     warn_of(plan)
     if server:
         _check_on_server(cluster, plan, json_)
         return
     _submit(cluster, plan, resume)
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
+
+
+def _own_code(loaded: "Config", config: str | None, with_code: str | None) -> "CodeBundle | None":
+    from llmtrain.launch.own_code import own_code
+
+    code, warnings = own_code(loaded, config or "the config", with_code)
+    for warning in warnings:
+        say(f"warning: {warning}", sys.stderr)
+    return code
 
 
 def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:

@@ -14,6 +14,7 @@ from llmtrain.commands.launch import (
     KindOption,
     NodesOption,
     ProcessesOption,
+    WithCodeOption,
     short_options,
     warn_of,
 )
@@ -29,6 +30,7 @@ def command(
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
     image: ImageOption = None,
+    with_code: WithCodeOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -37,6 +39,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Launch a run again with its recorded config. It resumes from its newest checkpoint."""
+    from llmtrain.code_bundle import read_bundle
     from llmtrain.commands.watch import check_ended, check_watching, follow_run
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config, dump_config
@@ -54,8 +57,10 @@ def command(
             remedy="Resume it with that version, or use `launch --resume` with a config of this version.",
         )
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image)]
-    changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides, is_recorded=True)
-    plan = plan_job(changed, record.work)
+    changed = build_config(
+        parse_document(dump_config(record.config), f"the config of {run}"), overrides, is_recorded=True
+    )
+    plan = plan_job(changed, record.work, code=read_bundle(with_code) if with_code else record.code)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
         raise UsageError(
             f"A resume cannot change the name or namespace of run '{run}'.", remedy="Remove them from --set."

@@ -1,6 +1,6 @@
 """Checks the classes of a user's own that a config names: they can be imported, and accept their options."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,23 +40,32 @@ def choices(config: Config) -> Iterator[Choice]:
 
 
 def check_plugins(
-    config: Config, document: Document, directories: Iterable[Path] = (), *, only: str | None = None
+    config: Config,
+    document: Document,
+    directories: Iterable[Path] = (),
+    *,
+    chosen: Sequence[Choice] | None = None,
+    unchecked: list[str] | None = None,
 ) -> None:
-    """Import the classes that a config names, from the current directory and `directories` too, and validate their
-    options. `only`: the one of this field. All problems are raised as one ConfigError."""
-    chosen = [choice for choice in choices(config) if only in (None, choice.field)]
+    """Import the classes that a config names, from `directories` and the current one too, and validate their options.
+    All problems are raised as one ConfigError. `chosen`: only these. `unchecked`: gets a message for each class that
+    needs a package which is not installed here, instead of an error."""
+    chosen = list(choices(config)) if chosen is None else chosen
     if not chosen:
         return
-    search_in([Path.cwd(), *directories])
-    problems = [problem for choice in chosen for problem in _problems(choice, document)]
+    search_in([*directories, Path.cwd()])
+    problems = [problem for choice in chosen for problem in _problems(choice, document, unchecked)]
     if problems:
         raise ConfigError(document.source, problems)
 
 
-def _problems(choice: Choice, document: Document) -> Iterator[str]:
+def _problems(choice: Choice, document: Document, unchecked: list[str] | None) -> Iterator[str]:
     try:
         kind = choice.load()
     except UsageError as error:
+        if unchecked is not None and error.details.get("missing_module"):
+            unchecked.append(f"{error.what} The class is not checked here.")
+            return
         yield document.where((*choice.path, "name")) + " ".join(filter(None, (error.what_and_known, error.remedy)))
         return
     for path, text in read_options(kind, choice.options)[1]:

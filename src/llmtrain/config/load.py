@@ -250,7 +250,9 @@ def _unknown(path: tuple[str, ...], what: str, known: Iterable[str], kind: type[
     if current:
         return f"{dotted} is now {current}. Rename it, or write `schema_version: 2` to keep the old names."
     if kind is not None and kind is CUSTOM.get(path[0]):
-        return f"{dotted} is unknown. Known: {', '.join(sorted(known))}. Options of the class go into {path[0]}.options."
+        return (
+            f"{dotted} is unknown. Known: {', '.join(sorted(known))}. Options of the class go into {path[0]}.options."
+        )
     others = [name for name, each in KINDS.get(path[0], {}).items() if kind and path[-1] in each.model_fields]
     if others and kind:
         own = kind.model_fields["name"].default

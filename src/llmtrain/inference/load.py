@@ -9,6 +9,7 @@ from torch import nn
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
+from llmtrain.config.check_plugins import choices
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.model import CustomModelSection, GptSection, HfCausalLmSection
@@ -84,7 +85,8 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     state = checkpoint.state()
     document = Document(str(checkpoint.path), state["config"])
     config = build_config(document, is_recorded=True)
-    check_run_plugins(config, document, run, only="model.name")
+    model_only = [choice for choice in choices(config) if choice.field == "model.name"]
+    check_run_plugins(config, document, run, model_only)
     tokenizer = load_saved_tokenizer(run.tokenizer)
     if state.get("tokenizer_sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
         raise CheckpointError(

@@ -1,5 +1,7 @@
-"""The model contract: what the trainer needs from a model. `model.name` is a model of registry.MODELS, or a class of the
-user's own (docs/extending.md)."""
+"""The model contract: what the trainer needs from a model.
+
+`model.name` is a model of registry.MODELS, or a class of the user's own (docs/extending.md).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

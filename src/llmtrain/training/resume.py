@@ -198,8 +198,8 @@ def warn_of_changed_code(then: dict[str, Any], now: dict[str, dict[str, Any]]) -
         if before not in (None, facts["sha256"]):
             warn(
                 "TRAIN",
-                f"the code of {field} {facts['name']} has changed since the checkpoint was saved (SHA-256 {before[:12]} "
-                f"-> {str(facts['sha256'])[:12]}): results may differ from those of an uninterrupted run",
+                f"the code of {field} {facts['name']} has changed since the checkpoint was saved (SHA-256 "
+                f"{str(before)[:12]} -> {str(facts['sha256'])[:12]}): results may differ from an uninterrupted run",
             )
 
 
