@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from llmtrain.env import CODE_DIR, CODE_SHA256
+from llmtrain.env import CODE_DIR, CODE_HASH
 from llmtrain.errors import UsageError
 
 MAX_BYTES = 2**20
@@ -71,7 +71,7 @@ def bundle_sha256(contents: Mapping[str, bytes]) -> str:
 
 def check_mounted_code() -> None:
     """In a pod: refuse to run other code than that which was launched."""
-    directory, expected = os.environ.get(CODE_DIR), os.environ.get(CODE_SHA256)
+    directory, expected = os.environ.get(CODE_DIR), os.environ.get(CODE_HASH)
     if not directory or not expected:
         return
     found = bundle_sha256({path.relative_to(directory).as_posix(): _read(path) for path in _walk(Path(directory))})

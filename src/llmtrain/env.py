@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 CODE_DIR = "LLMTRAIN_CODE_DIR"
-CODE_SHA256 = "LLMTRAIN_CODE_SHA256"
+CODE_HASH = "LLMTRAIN_CODE_HASH"
 DEBUG = "LLMTRAIN_DEBUG"
 DIST_TIMEOUT = "LLMTRAIN_DIST_TIMEOUT"
 EXIT_CODES = "LLMTRAIN_EXIT_CODES"
@@ -38,7 +38,7 @@ VARIABLES = {
     },
     "Set in pods and worker processes": {
         CODE_DIR: "Directory of the code that `launch --with-code` shipped.",
-        CODE_SHA256: "SHA-256 of that code, which `llmtrain node` checks.",
+        CODE_HASH: "SHA-256 of that code, which `llmtrain node` checks.",
         EXIT_CODES: "Platform whose exit-code convention applies: `pytorchjob` or `statefulset`.",
         HOLD_SCRIPT: "Source of the program that keeps the pods of `launch --hold` running.",
         LAUNCH: "Number of the launch of this run; a resume is a new launch.",

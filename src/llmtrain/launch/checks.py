@@ -8,7 +8,7 @@ from llmtrain.config.launch import NAME_LIMIT, mount_problems
 from llmtrain.config.schema import SCHEMA_VERSION, Config
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
-from llmtrain.env import CODE_DIR, CODE_SHA256, EXIT_CODES, LAUNCH
+from llmtrain.env import CODE_DIR, CODE_HASH, EXIT_CODES, LAUNCH
 from llmtrain.errors import UsageError
 from llmtrain.launch.work import CODE_PATH, WORK_DIR, Work, master_port
 from llmtrain.redact import has_secret, secrets_in
@@ -44,7 +44,7 @@ def check_config(config: Config, work: Work, master_addr: str, has_code: bool = 
     reserved = {name for names in NAMES.values() for name in names} | {
         "HF_TOKEN",
         CODE_DIR,
-        CODE_SHA256,
+        CODE_HASH,
         EXIT_CODES,
         LAUNCH,
     }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import CODE_DIR, CODE_SHA256, EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
+from llmtrain.env import CODE_DIR, CODE_HASH, EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
 from llmtrain.launch.code_map import code_volume
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod_scripts import script_text
@@ -161,7 +161,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
         plain[RUN_DIR] = f"{plan.mounts['runs']}/{plan.run_id}"
     plain |= launch.env
     if plan.code:
-        plain |= {CODE_DIR: CODE_PATH, CODE_SHA256: plan.code.sha256}
+        plain |= {CODE_DIR: CODE_PATH, CODE_HASH: plan.code.sha256}
         plain["PYTHONPATH"] = ":".join(filter(None, (CODE_PATH, launch.env.get("PYTHONPATH"))))
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})

@@ -101,7 +101,7 @@ class UnreadableRecord:
 @dataclass(frozen=True)
 class _CodeFile:
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-    paths: Annotated[tuple[Annotated[str, Field(pattern=r"^[^/\0]+(/[^/\0]+)*$")], ...], Field(min_length=1)]
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
