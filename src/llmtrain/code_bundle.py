@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llmtrain.env import CODE_DIR, CODE_HASH
 from llmtrain.errors import UsageError
+from llmtrain.redact import has_token
 
 MAX_BYTES = 2**20
 """What a ConfigMap can hold."""
@@ -44,6 +45,13 @@ def read_bundle(directory: str) -> CodeBundle:
     contents = {path.relative_to(root).as_posix(): _read(path) for path in _files(top)}
     if not any(path.endswith(".py") for path in contents):
         raise UsageError(f"--with-code: there is no Python file in {directory}.")
+    exposed = [path for path, content in contents.items() if has_token(content.decode(errors="ignore"))]
+    if exposed:
+        raise UsageError(
+            f"--with-code: {', '.join(exposed)} contains what looks like a token or password, which the ConfigMap "
+            "would show.",
+            remedy="Read it from an environment variable of a Secret (launch.env_secrets).",
+        )
     size = sum(map(len, contents.values()))
     if size > MAX_BYTES:
         largest = sorted(contents, key=lambda path: -len(contents[path]))[:3]

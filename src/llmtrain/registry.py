@@ -1,8 +1,8 @@
 """Names in configs, and the class of each as "module:Class", imported on use.
 
 A new model or dataset of llmtrain needs one module, one row here, one config section, one preset and one test. A
-tracker needs a field in config/tracking.py. A launch kind implements launch.plan.Workload; its API group and plural name are in
-kubernetes/client.py, and what its controller reports is read in operate/status/ and operate/why/.
+tracker needs a field in config/tracking.py. A launch kind implements launch.plan.Workload; its API group and plural
+name are in kubernetes/client.py, and what its controller reports is read in operate/status/ and operate/why/.
 
 Users name classes of their own `package.module:Class`, or register names by entry points: see plugins.py.
 """

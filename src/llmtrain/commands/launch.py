@@ -111,7 +111,7 @@ def command(
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     overrides += short_options(kind, nodes, processes_per_node, image, namespace, name)
     loaded = load_config(config, overrides, for_launch=True)
-    code = _own_code(loaded, config, with_code)
+    code = read_own_code(loaded, config, with_code)
     if dry_run:
         _print_manifests(plan_job(loaded, work, code=code), output, json_)
         return
@@ -127,7 +127,7 @@ def command(
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
 
 
-def _own_code(loaded: "Config", config: str | None, with_code: str | None) -> "CodeBundle | None":
+def read_own_code(loaded: "Config", config: str | None, with_code: str | None) -> "CodeBundle | None":
     from llmtrain.launch.own_code import own_code
 
     code, warnings = own_code(loaded, config or "the config", with_code)

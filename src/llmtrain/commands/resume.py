@@ -15,6 +15,7 @@ from llmtrain.commands.launch import (
     NodesOption,
     ProcessesOption,
     WithCodeOption,
+    read_own_code,
     short_options,
     warn_of,
 )
@@ -39,7 +40,6 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Launch a run again with its recorded config. It resumes from its newest checkpoint."""
-    from llmtrain.code_bundle import read_bundle
     from llmtrain.commands.watch import check_ended, check_watching, follow_run
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config, dump_config
@@ -60,7 +60,8 @@ def command(
     changed = build_config(
         parse_document(dump_config(record.config), f"the config of {run}"), overrides, is_recorded=True
     )
-    plan = plan_job(changed, record.work, code=read_bundle(with_code) if with_code else record.code)
+    code = read_own_code(changed, f"the config of {run}", with_code) if with_code else record.code
+    plan = plan_job(changed, record.work, code=code)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
         raise UsageError(
             f"A resume cannot change the name or namespace of run '{run}'.", remedy="Remove them from --set."

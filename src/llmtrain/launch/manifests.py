@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from llmtrain.kubernetes.labels import CODE_LABEL, IMAGE_ANNOTATION, LAUNCH_ANNOTATION
+from llmtrain.kubernetes.labels import CODE_LABEL, IMAGE_ANNOTATION, LAUNCH_ANNOTATION, has_labels
 from llmtrain.launch.code_map import code_map_data
 from llmtrain.launch.manifest_comments import with_comments
 from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, find_workload
@@ -181,7 +181,8 @@ _Dumper.add_representer(str, _text)
 
 def dump_manifest(manifest: Manifest) -> str:
     text = str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120))
-    return with_comments(manifest["kind"], text)
+    is_code = "metadata" in manifest and has_labels(manifest, CODE_LABEL)  # a kustomization has no metadata
+    return with_comments("code" if is_code else manifest["kind"], text)
 
 
 def dump_manifests(manifests: list[Manifest]) -> str:
