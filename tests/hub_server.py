@@ -1,6 +1,7 @@
-"""A fake Hugging Face hub on 127.0.0.1: the endpoints that huggingface_hub uses to inspect and download a repository.
-It records every request and fails on demand."""
+"""A fake Hugging Face hub on 127.0.0.1: the endpoints that huggingface_hub uses to inspect and download a repository,
+and to upload one (with LFS; the real hub prefers Xet). It records every request and fails on demand."""
 
+import base64
 import hashlib
 import json
 import re
@@ -18,6 +19,10 @@ API = re.compile(
     r"(?:/(?P<verb>revision|tree)/(?P<revision>[^/]+)(?P<directory>/.+)?)?"
 )
 RESOLVE = re.compile(r"/(?P<kind>datasets/)?(?P<name>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+
+UPLOAD = re.compile(r"/api/models/(?P<name>[^/]+/[^/]+)/(?P<verb>preupload|commit)/main")
+LFS_BATCH = re.compile(r"/(?P<name>[^/]+/[^/]+)\.git/info/lfs/objects/batch")
+LFS_OBJECT = "/lfs-object/"
 
 OLD_NAME = re.compile(r"(?:/api)?/(?:models|datasets)/(?P<name>[^/]+)(?=$|/(?:revision|tree|resolve)/)")
 
@@ -73,6 +78,12 @@ class FakeHub:
     """Files for which HEAD fails (403, which the library does not retry)."""
     moved: dict[str, str] = field(default_factory=dict)
     """Old name -> current name; as the real hub, it answers 307 with the new location."""
+    accounts: dict[str, str] = field(default_factory=dict)
+    """Token that may write -> name of its account."""
+    visibility: dict[str, str] = field(default_factory=dict)
+    """Of the repositories that were created by a request."""
+    commit_messages: list[str] = field(default_factory=list)
+    lfs_objects: dict[str, bytes] = field(default_factory=dict)
     unblock: threading.Event = field(default_factory=threading.Event)
     is_stalled: threading.Event = field(default_factory=threading.Event)
 
@@ -111,6 +122,68 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._respond()
+
+    def do_POST(self) -> None:
+        self._upload()
+
+    def do_PUT(self) -> None:
+        self._upload()
+
+    def _upload(self) -> None:
+        path = unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        header = self.headers.get("Authorization")
+        token = header.removeprefix("Bearer ") if header else None
+        self.hub.requests.append(Request(self.command, path, token, None))
+        if path.startswith(LFS_OBJECT):  # on the real hub a signed URL, without the token
+            self.hub.lfs_objects[path.removeprefix(LFS_OBJECT)] = body
+            return self._send(200, b"", {})
+        if token is None or token in self.hub.refused_tokens:
+            return self._refuse(401, None, "Invalid username or password.")
+        account = self.hub.accounts.get(token)
+        if path == "/api/validate-yaml":
+            return self._json({"errors": [], "warnings": []})
+        if path == "/api/repos/create":
+            return self._create(json.loads(body), account)
+        match = UPLOAD.fullmatch(path) or LFS_BATCH.fullmatch(path)
+        repo = self.hub.repos.get(match["name"]) if match else None
+        if match is None or repo is None:
+            return self._refuse(404, "RepoNotFound", "Repository not found")
+        if match["name"].partition("/")[0] != account:
+            return self._refuse(403, None, f"Forbidden for {token}")  # a proxy might echo the token
+        if match.re is LFS_BATCH:
+            actions = [self._lfs_action(wanted) for wanted in json.loads(body)["objects"]]
+            return self._json({"transfer": "basic", "objects": actions})
+        if match["verb"] == "preupload":
+            return self._json({"files": [_upload_mode(file["path"]) for file in json.loads(body)["files"]]})
+        return self._commit(match["name"], repo, [json.loads(line) for line in body.splitlines()])
+
+    def _create(self, request: dict[str, Any], account: str | None) -> None:
+        owner = request.get("organization") or account
+        name = f"{owner}/{request['name']}"
+        if owner != account:
+            return self._refuse(403, None, "You don't have the rights to create a model under this namespace")
+        if name in self.hub.repos:
+            return self._send(409, json.dumps({"error": "exists", "url": f"{self.hub.url}/{name}"}).encode(), {})
+        self.hub.repos[name] = Repo({})
+        self.hub.visibility[name] = request.get("visibility", "public")
+        return self._json({"url": f"{self.hub.url}/{name}"})
+
+    def _lfs_action(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        return {**wanted, "actions": {"upload": {"href": f"{self.hub.url}{LFS_OBJECT}{wanted['oid']}"}}}
+
+    def _commit(self, name: str, repo: Repo, lines: list[dict[str, Any]]) -> None:
+        changes: dict[str, bytes | None] = {}
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header":
+                self.hub.commit_messages.append(value["summary"])
+            elif line["key"] == "file":
+                changes[value["path"]] = base64.b64decode(value["content"])
+            else:
+                changes[value["path"]] = self.hub.lfs_objects[value["oid"]]
+        repo.change(changes)
+        self._json({"commitUrl": f"{self.hub.url}/{name}/commit/{repo.commit}", "commitOid": repo.commit})
 
     def _respond(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -184,6 +257,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.unblock.wait(60)
             body = body[border:]
         self.wfile.write(body)
+
+
+def _upload_mode(path: str) -> dict[str, Any]:
+    mode = "lfs" if path.endswith(".safetensors") else "regular"
+    return {"path": path, "uploadMode": mode, "shouldIgnore": False}
 
 
 def _info(name: str, repo: Repo) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmtrain.cli import COMMANDS, load_command
+from llmtrain.commands.presets import GROUPS as PRESET_GROUPS
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 
@@ -63,12 +64,15 @@ def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[st
         "print-config --reference": ["print-config", "--reference"],
         "config-schema": ["config-schema"],
         "presets": ["presets"],
+        "presets show": ["presets", "show", "gpt_smoke"],
+        "init": ["init", "--text", str(text), "--to", "made.yaml"],
         "generate": ["generate", *of_run, "--prompt", "the ", "--max-new-tokens", "20"],
         "eval": ["eval", *of_run, "--file", str(text)],
         "export": ["export", *of_run, "--to", str(workdir / "exported")],
         "runs list": ["runs", "list", "--root", str(root)],
         "runs show": ["runs", "show", "one", "--root", str(root)],
         "runs compare": ["runs", "compare", "one", "other", "--root", str(root)],
+        "runs prune": ["runs", "prune", "one", "--root", str(root)],
         "tokenizer train": [
             "tokenizer",
             "train",
@@ -96,12 +100,15 @@ VERBS = (
     "print-config --reference",
     "config-schema",
     "presets",
+    "presets show",
+    "init",
     "generate",
     "eval",
     "export",
     "runs list",
     "runs show",
     "runs compare",
+    "runs prune",
     "tokenizer train",
 )
 
@@ -169,7 +176,7 @@ class TestEveryVerb:
         done = cli(*verb(name), "--json", "--no-such-option")
         assert done.code == 64
         assert done.json["exit_code"] == 64
-        assert "--no-such-option" in done.json["what"]
+        assert "--no-such-option" in done.json["what"] + str(done.json["remedy"])
         assert done.err.startswith("error: ")
         assert "Traceback" not in done.err
 
@@ -182,7 +189,7 @@ class TestEveryVerb:
         assert len(verb(name)) > 0
 
     def test_all_commands_are_covered(self, cli) -> None:
-        listed = re.findall(r"│ ([a-z-]+) +[A-Z]", cli("--help").out)
+        listed = re.findall(r"│ ([a-z][a-z-]*) +[A-Z]", cli("--help").out)
         # They need a person, the hub or kind (the tool), and have separate tests.
         elsewhere = {"chat", "fetch-model", "fetch-data", "lint", "cluster"}
         elsewhere |= {words[0] for words in ELSEWHERE}
@@ -265,12 +272,34 @@ class TestUsageErrors:
 
     def test_no_command_shows_help_without_error(self, cli) -> None:
         done = cli()
+        assert done.code == 0
         assert "train" in done.out + done.err
-        assert "error: \n" not in done.err
+        assert "error" not in done.err
+
+    def test_short_help_option_works_everywhere(self, cli) -> None:
+        for words in ([], ["train"], ["runs"], ["runs", "list"], ["presets", "show"], ["cluster", "up"]):
+            done = cli(*words, "-h")
+            assert done.code == 0, (words, done.err)
+            assert "Usage" in done.out
+
+    def test_flags_in_help_take_no_value(self, cli) -> None:
+        for words in ([], ["train"], ["runs"], ["runs", "list"]):
+            assert "bool" not in cli(*words, "--help").out, words
+
+    def test_second_config_is_refused(self, cli) -> None:
+        done = cli("validate", "-c", "gpt_smoke", "--config", "gpt_stdlib")
+        assert done.code == 64
+        assert "extends" in done.err
+
+    def test_config_without_its_option_is_suggested(self, cli) -> None:
+        done = cli("validate", "gpt_smoke")
+        assert done.code == 64
+        assert "--config gpt_smoke" in done.err
 
     @pytest.mark.parametrize("group", ["runs", "tokenizer"])
     def test_group_without_subcommand(self, cli, group: str) -> None:
         done = cli(group)
+        assert done.code == 0
         assert "train" in done.out + done.err or "list" in done.out + done.err
         assert "error: \n" not in done.err
 
@@ -313,7 +342,8 @@ class TestTrain:
     def test_log_lines_have_tags_and_go_to_standard_error(self, train) -> None:
         done = train("output.run_id=mine")
         tags = set(re.findall(r"^\[([A-Z]+)\] ", done.err, re.MULTILINE))
-        assert tags >= {"DDP", "TRAIN", "EVAL", "SAVE", "DONE"}
+        assert tags >= {"SETUP", "TRAIN", "EVAL", "SAVE", "DONE"}
+        assert "DDP" not in tags, "only in distributed runs"
         assert not re.search(r"^\[[A-Z]+\] ", done.out, re.MULTILINE)
 
     def test_log_lines_as_json(self, train) -> None:
@@ -420,6 +450,122 @@ class TestConfigVerbs:
         rows = cli("presets", "--json").json["presets"]
         assert {row["name"] for row in rows} == {path.stem for path in (repo / "configs/presets").glob("*.yaml")}
         assert all(row["about"] for row in rows)
+        assert rows[0]["name"] == "gpt_stdlib", "the one to start with"
+
+    def test_every_preset_has_a_group_and_a_description_of_its_own(self, cli) -> None:
+        rows = cli("presets", "--json").json["presets"]
+        assert {row["name"] for row in rows if row["group"] not in PRESET_GROUPS} == set()
+        for row in rows:
+            assert not any(other["name"] in row["about"].split() for other in rows if other is not row), row
+
+    def test_presets_show_prints_a_config(self, cli, workdir: Path) -> None:
+        text = cli("presets", "show", "gpt_smoke").out
+        (workdir / "mine.yaml").write_text(text)
+        assert text.startswith("# ")
+        assert load_config("mine.yaml") == load_config("gpt_smoke")
+        assert cli("presets", "show", "gpt_smok").code == 64
+
+
+class TestInit:
+    @pytest.fixture
+    def examples(self, workdir: Path) -> Callable[..., str]:
+        def write(**fields: Any) -> str:
+            (workdir / "examples.jsonl").write_text(f"{json.dumps(fields)}\n" * 40)
+            return "examples.jsonl"
+
+        return write
+
+    def test_text_config_trains(self, cli, text: Path, cache: Path, workdir: Path) -> None:
+        (workdir / "more.txt").write_text("more text\n" * 200)
+        done = cli("init", "--text", text.name, "more.txt", "--to", "mine.yaml", "--json")
+        assert (done.code, done.json) == (0, {"config": "mine.yaml"}), done.err
+        content = (workdir / "mine.yaml").read_text()
+        assert len(content.splitlines()) <= 30
+        assert "  # " in content, "comments"
+        assert load_config("mine.yaml").data.files == ["text.txt", "more.txt"]
+        small = ["trainer.max_steps=2", "trainer.warmup_steps=0", "model.n_layers=1", "model.d_model=16"]
+        small += [f"data.cache_dir={cache}", "run.threads=1", "trainer.micro_batch_size=2"]
+        done = cli("train", "-c", "mine.yaml", *(part for each in small for part in ("--set", each)))
+        assert done.code == 0, done.err
+
+    @pytest.mark.parametrize(
+        ("fields", "kind", "mapped"),
+        [
+            ({"instruction": "a", "output": "b"}, "instruct_jsonl", ("instruction", "output")),
+            ({"prompt": "a", "completion": "b"}, "instruct_jsonl", ("instruction", "output")),
+            ({"question": "a", "answer": "b"}, "instruct_jsonl", ("question", "answer")),
+            ({"messages": [{"role": "user", "content": "a"}]}, "chat_jsonl", None),
+            ({"conversations": [{"from": "human", "value": "a"}]}, "chat_jsonl", None),
+        ],
+    )
+    def test_format_of_examples_is_recognized(
+        self, cli, examples, fields: dict[str, Any], kind: str, mapped: tuple[str, str] | None
+    ) -> None:
+        done = cli("init", "--instruct", examples(**fields))
+        assert done.code == 0, done.err
+        data = load_config("my.yaml").data
+        assert data.name == kind
+        assert mapped is None or (data.instruction_field, data.output_field) == mapped
+
+    def test_preset_is_copied(self, cli) -> None:
+        assert cli("init", "--preset", "lora_instruct", "--to", "mine.yaml").code == 0
+        assert load_config("mine.yaml") == load_config("lora_instruct")
+
+    def test_existing_file_is_not_replaced(self, cli, text: Path, workdir: Path) -> None:
+        (workdir / "my.yaml").write_text("mine")
+        assert cli("init", "--text", text).code == 64
+        assert (workdir / "my.yaml").read_text() == "mine"
+
+    @pytest.mark.parametrize(
+        ("words", "code"),
+        [
+            ([], 64),
+            (["--text", "text.txt", "--preset", "gpt_smoke"], 64),
+            (["--preset", "nothing"], 64),
+            (["--preset", "gpt_smoke", "surplus"], 64),
+            (["--preset", "gpt_smoke", "--to", "my.txt"], 64),
+            (["--preset", "gpt_smoke", "--to", "no/where.yaml"], 64),
+            (["--text", "nowhere.txt"], 65),
+            (["--text", "tiny.txt"], 65),
+            (["--instruct", "nowhere.jsonl"], 65),
+            (["--instruct", "text.txt"], 65),
+            (["--instruct", "odd.jsonl"], 65),
+        ],
+    )
+    @pytest.mark.usefixtures("text")
+    def test_invalid_request_writes_nothing(self, cli, workdir: Path, words: list[str], code: int) -> None:
+        (workdir / "tiny.txt").write_text("x")
+        (workdir / "odd.jsonl").write_text('{"a": 1}\n')
+        before = set(workdir.iterdir())
+        done = cli("init", *words, "--json")
+        assert done.code == done.json["exit_code"] == code, done.err
+        assert set(workdir.iterdir()) == before
+
+
+class TestCompletion:
+    """The mechanism of typer: the shell calls the program with variables."""
+
+    @pytest.mark.parametrize(
+        ("line", "word"),
+        [("llmtrain tra", "train"), ("llmtrain runs co", "compare"), ("llmtrain train --proc", "--processes")],
+    )
+    def test_commands_and_options_are_completed(self, cli, monkeypatch, line: str, word: str) -> None:
+        assert word in self.complete(cli, monkeypatch, line)
+
+    def test_presets_are_completed(self, cli, monkeypatch) -> None:
+        assert {"gpt_smoke", "gpt_stdlib"} <= set(self.complete(cli, monkeypatch, "llmtrain train --config gpt_s"))
+
+    def complete(self, cli, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
+        monkeypatch.setenv("_LLMTRAIN_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+        return cli().out.split()
+
+    def test_script_for_the_shell_is_printed(self, cli, monkeypatch) -> None:
+        monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+        done = cli("--show-completion", "bash")
+        assert done.code == 0, done.err
+        assert "_LLMTRAIN_COMPLETE" in done.out
 
 
 class TestGenerate:
@@ -615,7 +761,42 @@ class TestRuns:
 
     def test_compare_text(self, cli, root: Path) -> None:
         assert "identical" in cli("runs", "compare", "one", "twin", "--root", root).out
-        assert "run.seed: 1 -> 2" in cli("runs", "compare", "one", "other", "--root", root).out
+        assert re.search(r"^run.seed +1 +2$", cli("runs", "compare", "one", "other", "--root", root).out, re.M)
+
+    def test_compare_of_three_names_the_best(self, cli, root: Path) -> None:
+        value = cli("runs", "compare", "one", "twin", "other", "--root", root, "--json").json
+        assert value["config_differences"] == [{"field": "run.seed", "values": [1, 1, 2]}]
+        losses = {row["run_id"]: row["best_val_loss"] for row in value["runs"]}
+        assert losses[value["best"]["run_id"]] == min(losses.values()) == value["best"]["best_val_loss"]
+        assert value["best"]["margin"] == sorted(losses.values())[1] - min(losses.values())
+        text = cli("runs", "compare", "one", "twin", "other", "--root", root)
+        assert text.code == 0, text.err
+        assert value["best"]["run_id"] in text.out
+
+    def test_list_sorts_limits_and_filters(self, cli, root: Path) -> None:
+        def ids(*options: str) -> list[str]:
+            done = cli("runs", "list", "--root", root, *options, "--json")
+            assert done.code == 0, done.err
+            return [row["run_id"] for row in done.json["runs"]]
+
+        oldest_first = ids()
+        assert ids("--sort", "age") == oldest_first[::-1]
+        assert ids("--limit", "1") == oldest_first[-1:]
+        assert ids("--sort", "run_id", "--limit", "2") == sorted(oldest_first)[:2]
+        assert ids("--filter", "TWI") == ["twin"]
+        assert ids("--filter", "no such text") == []
+        losses = [row["val_loss"] for row in cli("runs", "list", "--root", root, "--json").json["runs"]]
+        rows = cli("runs", "list", "--root", root, "--sort", "val_loss", "--json").json["runs"]
+        assert [row["val_loss"] for row in rows] == sorted(losses)
+        assert rows[0].keys() >= {"started_at", "dataset", "lr", "parameters"}
+        assert cli("runs", "list", "--root", root, "--sort", "loss").code == 64
+
+    def test_show_is_readable(self, cli, root: Path) -> None:
+        out = cli("runs", "show", "one", "--root", root).out
+        assert "{'" not in out, "a Python dict"
+        assert "None" not in out
+        top = [line for line in out.splitlines() if not line.startswith(" ")]
+        assert all(re.match(r"[a-z_][^:]*:", line) for line in top), "text of several lines is indented"
 
     def test_damaged_run_does_not_hide_others(self, cli, train, workdir: Path) -> None:
         for run_id in ("whole", "broken"):

@@ -69,6 +69,8 @@ def parse(command: str) -> None:
     group: Any = typer.main.get_command(app)
     parent = None
     while hasattr(group, "commands"):
+        if group.invoke_without_command and words[:1] in ([], ["--json"]):
+            return
         parent = group.make_context(group.name, [], parent=parent, resilient_parsing=True)
         name, group, words = group.resolve_command(parent, words or [""])
         assert group is not None, f"{name!r} is not a command"

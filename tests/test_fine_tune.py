@@ -241,7 +241,7 @@ def test_model_card(workspace: Workspace) -> None:
     assert head["base_model"] == str(workspace.base)
     assert head["library_name"] == "peft"
     assert f"| best validation loss | {result['best_val_loss']:.4f} |" in card
-    assert f"| training loss, first step | {result['first_train_loss']:.4f} |" in card
+    assert f"| training loss, first logged | {result['first_train_loss']:.4f} |" in card
     assert f"| steps | {result['best_step']} |" in card
     assert result["base_sha256"] in card
     assert str(workspace.directory / "train.jsonl") in card

@@ -23,10 +23,10 @@ LAYERS = (
     ("config",),
     ("registry",),
     ("plugins",),
-    ("content_hash", "findings", "code_bundle"),
+    ("content_hash", "findings", "code_bundle", "progress"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
-    ("env", "text"),
+    ("env", "interrupts", "text"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 TORCH_PACKAGES = {"models", "data", "distributed", "checkpoint", "training", "inference"}

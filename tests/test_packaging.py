@@ -76,7 +76,7 @@ def test_pins_have_no_local_versions(pins: dict[str, str]) -> None:
 
 def test_entry_point_and_extras_exist(project: dict[str, Any]) -> None:
     table = project["project"]
-    assert table["scripts"] == {"llmtrain": "llmtrain.cli:main"}
+    assert table["scripts"] == {"llmtrain": "llmtrain.__main__:main"}
     assert {"mlflow", "hf", "k8s", "dev"} <= set(table["optional-dependencies"])
     torch = next(row for row in table["dependencies"] if row.startswith("torch"))
     assert number(torch) >= (2, 11)

@@ -15,8 +15,9 @@ import llmtrain
 from llmtrain.env import WORKER
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
+from llmtrain.interrupts import command_ended, command_starts
 from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report, write_success_report
-from llmtrain.terminal import discard, print_in_any_encoding, say
+from llmtrain.terminal import discard, print_in_any_encoding, say, stream_width
 
 # The parser does not support options with an optional value.
 _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
@@ -34,7 +35,8 @@ COMMANDS = {
         "validate": "Check a config and list every problem.",
         "print-config": "Print the resolved config.",
         "config-schema": "Print the JSON Schema of config files, for editors.",
-        "presets": "List the presets that --config accepts by name.",
+        "presets": "List the presets that --config accepts by name, or show one.",
+        "init": "Write a commented config for your text or examples.",
     },
     "On a Kubernetes cluster": {
         "launch": "Run a config or a command on a cluster, and watch it.",
@@ -59,7 +61,7 @@ COMMANDS = {
         "eval": "Evaluate a model on text files.",
         "export": "Write a model directory that transformers or peft loads.",
         "sync": "Copy a run directory to S3.",
-        "runs": "List, show and compare runs.",
+        "runs": "List, show, compare and prune runs.",
     },
     "Models and data": {
         "fetch-model": "Download a model from the Hugging Face hub.",
@@ -68,7 +70,7 @@ COMMANDS = {
         "tokenizer": "Train a tokenizer.",
     },
 }
-GROUPS = ("secret", "guard", "cluster", "runs", "tokenizer")
+GROUPS = ("secret", "guard", "cluster", "presets", "runs", "tokenizer")
 _MODULES = {"eval": "evaluate"}
 
 
@@ -77,6 +79,7 @@ class _LazyGroup(typer.core.TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
+        _show_flags_without_value(self)
         for panel, rows in COMMANDS.items():
             for name, summary in rows.items():
                 self.add_command(typer.core.TyperCommand(name, short_help=summary, rich_help_panel=panel))
@@ -86,13 +89,49 @@ class _LazyGroup(typer.core.TyperGroup):
         return name, load_command(name) if name and summary else None, rest
 
 
+class _Command(typer.core.TyperCommand):
+    """Refuses a second --config, of which the parser would silently take the last."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(parameter.name == "config" for parameter in self.params) and not ctx.resilient_parsing:
+            _, surplus, order = self.make_parser(ctx).parse_args(list(args))
+            if sum(parameter.name == "config" for parameter in order) > 1:
+                raise UsageError(
+                    "--config was given more than once.",
+                    remedy="Pass one file. To build on another one, write `extends: FILE-OR-PRESET` in it.",
+                )
+            if surplus:
+                hint = f"Did you mean --config {surplus[0]}? " if "-" not in surplus[0][:1] else ""
+                raise UsageError(f"Unexpected argument '{surplus[0]}'.", remedy=f"{hint}See `{ctx.command_path} -h`.")
+        return super().parse_args(ctx, args)
+
+
 def load_command(name: str) -> Any:
     module = importlib.import_module(f"llmtrain.commands.{_MODULES.get(name, name).replace('-', '_')}")
     if name in GROUPS:
-        return typer.main.get_group(module.app)
+        group = typer.main.get_group(module.app)
+        for command in (group, *group.commands.values()):
+            _show_flags_without_value(command)
+        return group
     single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    single.command(name)(module.command)
-    return typer.main.get_command(single)
+    single.command(name, cls=_Command)(module.command)
+    command = typer.main.get_command(single)
+    _show_flags_without_value(command)
+    return command
+
+
+def _show_flags_without_value(command: Any) -> None:
+    """In help texts: `--json`, not `--json <bool>`, which looks as if it took a value."""
+    get_params = command.get_params
+
+    def get_params_without_types(ctx: Any) -> list[Any]:
+        parameters: list[Any] = get_params(ctx)
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+    command.get_params = get_params_without_types
 
 
 SUMMARY = "Train a GPT or fine-tune a Hugging Face model, from one config, on a laptop or a Kubernetes cluster."
@@ -102,8 +141,8 @@ app = typer.Typer(
     cls=_LazyGroup,
     help=SUMMARY,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # contexts of the commands inherit it
 )
 
 
@@ -126,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit with its code, see errors.py. `node` translates it for its platform."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)  # the user's own command follows
+    dry_run = next((word for word in arguments[:end] if word.startswith("--dry-run=") and word not in _SPELLING), None)
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     forget_earlier_run()
     print_in_any_encoding()
@@ -136,15 +176,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _run_in_child(is_own_command=end < len(arguments)) if arguments[:1] == ["node"] else None
         if os.environ.get(WORKER) == "1":
             _terminate_with_parent()
+        if dry_run:
+            raise UsageError(
+                f"{dry_run}: use --dry-run=client (no cluster) or --dry-run=server (the API server checks)."
+            )
         if code is None:
-            code = app(args=arguments, standalone_mode=False, prog_name="llmtrain")
+            code = _run_command(arguments)
     except LlmtrainError as error:
         code = _report(error, arguments[:end])
     except _ParserError as error:
         message = error.format_message()  # empty if the help was printed instead
-        code = (
-            _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else UsageError.exit_code
-        )
+        code = _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else 0
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except OSError as problem:
@@ -163,6 +205,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     # A SIGTERM from now on, from a launcher that stops all processes, must not change the exit code.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run_command(arguments: list[str]) -> Any:
+    command_starts()
+    try:
+        return app(args=arguments, standalone_mode=False, prog_name="llmtrain")
+    finally:
+        command_ended()
 
 
 def _run_in_child(is_own_command: bool) -> int | None:
@@ -225,7 +275,7 @@ def _limit_spinning() -> None:
 
 def _help_hint(error: Any) -> str:
     path = error.ctx.command_path if error.ctx else "llmtrain"
-    return f"See `{path} --help`."
+    return f"See `{path} -h`."
 
 
 def _report(error: LlmtrainError, arguments: list[str]) -> int:
@@ -238,5 +288,11 @@ def _report(error: LlmtrainError, arguments: list[str]) -> int:
         with suppress(OSError):
             print(json.dumps(error.as_dict()))  # on one line, as `logs --json` prints one object per line
     with suppress(OSError):  # a log on a full disk must not change the exit code
-        say(f"{'stopped' if isinstance(error, Interrupted) else 'error'}: {error}", sys.stderr)
+        say(_interrupted_line(error) if isinstance(error, Interrupted) else f"error: {error}", sys.stderr)
     return error.exit_code
+
+
+def _interrupted_line(error: Interrupted) -> str:
+    """On one line, unless that would break the command to resume with in a narrow terminal."""
+    line, width = f"{error.what} {error.remedy or ''}".rstrip(), stream_width(sys.stderr)
+    return line if width is None or len(line) <= width else f"{error.what}\n{error.remedy}"

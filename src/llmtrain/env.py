@@ -25,6 +25,7 @@ RUN_DIR = "LLMTRAIN_RUN_DIR"
 SHARED_CORES = "LLMTRAIN_SHARED_CORES"
 START = "LLMTRAIN_START"
 TERMINATION_LOG = "LLMTRAIN_TERMINATION_LOG"
+TOKEN_CACHE = "LLMTRAIN_TOKEN_CACHE"
 WEBHOOK = "LLMTRAIN_WEBHOOK"
 WORK = "LLMTRAIN_WORK"
 WORKER = "LLMTRAIN_WORKER"
@@ -49,6 +50,7 @@ VARIABLES = {
         RUN_DIR: "Directory for the files of `llmtrain launch -- COMMAND`; `llmtrain fetch` downloads it.",
         SHARED_CORES: "`1` when llmtrain chose OMP_NUM_THREADS, so that it is not taken for your own choice.",
         START: "Identifies this start of the processes of a node.",
+        TOKEN_CACHE: "Directory of tokenized data on the runs volume. Replaces the default of `data.cache_dir`.",
         WORK: "Working directory of pods launched with `--hold`.",
         WORKER: "`1` in worker processes, whose errors are printed by their parent.",
     },

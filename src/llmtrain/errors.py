@@ -8,6 +8,7 @@
     ├── TrainingFailed    65  the run cannot continue: NaN, out of memory, disk full
     ├── JoinError         69  the processes did not find each other in time
     ├── ClusterError      69  the cluster is unreachable or refuses a request
+    ├── HubError          69  the Hugging Face hub is unreachable or refuses an upload
     └── Interrupted       75  SIGTERM or SIGINT; the run can be resumed
         ├── PeerLost      75  another process of the run ended or hangs: counts as a crash
         └── Superseded    75  another process has taken over the run
@@ -77,14 +78,19 @@ class UsageError(LlmtrainError):
 
 
 class ConfigError(UsageError):
-    """All problems of one config document."""
+    """All problems of one config document. `line`: of the only problem, if the document cannot be parsed."""
 
-    def __init__(self, source: str, problems: Sequence[str]) -> None:
+    def __init__(self, source: str, problems: Sequence[str], line: int | None = None) -> None:
         self.source = source
         self.problems = list(problems)
         count = len(self.problems)
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"{source}: {count} problem{'s' if count != 1 else ''}{lines}")
+        is_unparsed = line is not None and count == 1
+        super().__init__(
+            f"{source}:{line}: {self.problems[0]}."
+            if is_unparsed
+            else f"{source}: {count} problem{'s' if count != 1 else ''}{lines}"
+        )
 
     def as_dict(self) -> dict[str, object]:
         return {**super().as_dict(), "source": self.source, "problems": self.problems}
@@ -107,6 +113,10 @@ class JoinError(LlmtrainError):
 
 
 class ClusterError(LlmtrainError):
+    exit_code = 69
+
+
+class HubError(LlmtrainError):
     exit_code = 69
 
 

@@ -1,5 +1,6 @@
 """Reading and atomic writing of files: after a crash a file has its old or its new content, never a part of it."""
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -44,6 +45,13 @@ def is_there(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def use_default_mode(path: Path) -> None:
+    """Give a file the mode that the umask gives, which its directory has; libraries that write a temporary file first
+    leave it readable only for its owner. (The umask itself cannot be read without changing it for all threads.)"""
+    with contextlib.suppress(OSError):  # some network storage has fixed modes
+        path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def write_synced(path: Path, data: bytes) -> None:

@@ -1,6 +1,7 @@
 """Log lines to standard error and to a file, as tagged text or JSON. Results go to standard output, never here.
 
-Tags: [DDP] [DATA] [TRAIN] [EVAL] [EPOCH] [SAVE] [DONE]. `log("TRAIN", "step 10/100 ...")` prints `[TRAIN] step ...`.
+Tags: [SETUP] [DDP] [DATA] [TRAIN] [EVAL] [EPOCH] [SAVE] [DONE]. `log("TRAIN", "step 10/100")` prints
+`[TRAIN] step 10/100`.
 """
 
 import errno
@@ -13,10 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from llmtrain.env import DEBUG
+from llmtrain.terminal import color, fit_line, has_color, stream_width
 
 logger = logging.getLogger("llmtrain")
 
 _rank, _world_size = 0, 1
+_is_quiet = False
 
 
 def set_rank(rank: int, world_size: int) -> None:
@@ -24,6 +27,12 @@ def set_rank(rank: int, world_size: int) -> None:
     on standard error."""
     global _rank, _world_size
     _rank, _world_size = rank, world_size
+
+
+def set_quiet(is_quiet: bool) -> None:
+    """Whether standard error shows only warnings and errors; log files are not affected."""
+    global _is_quiet
+    _is_quiet = is_quiet
 
 
 def log(tag: str, text: str, level: int = logging.INFO, fields: dict[str, Any] | None = None) -> None:
@@ -66,6 +75,24 @@ class _TaggedFormatter(logging.Formatter):
         return f"[{tag}] {message}" if tag else message
 
 
+class _ConsoleFormatter(_TaggedFormatter):
+    """In a terminal, lines are wrapped between words, and tags and warnings have colors."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text, tag = super().format(record), getattr(record, "tag", None)
+        width = stream_width(sys.stderr)
+        if width is None:
+            return text
+        head = f"[{tag}]" if tag else ""
+        text = fit_line(text, width, indent=len(head) + 1 if head else 0)
+        if not has_color(sys.stderr):
+            return text
+        body = text.removeprefix(head)
+        if record.levelno > logging.INFO:
+            body = color(body, "red" if record.levelno >= logging.ERROR else "yellow")
+        return color(head, "cyan") + body if head else body
+
+
 class _TimedFormatter(_TaggedFormatter):
     def format(self, record: logging.LogRecord) -> str:
         return f"{self.formatTime(record, '%Y-%m-%d %H:%M:%S')} {super().format(record)}"
@@ -93,13 +120,14 @@ class _Stderr(logging.StreamHandler[Any]):
 
     def emit(self, record: logging.LogRecord) -> None:
         is_rank0_only = not self._all_ranks and not getattr(record, "on_every_rank", False)
-        if _rank and record.levelno == logging.INFO and is_rank0_only:
+        if record.levelno == logging.INFO and (_is_quiet or (_rank and is_rank0_only)):
             return
         self.stream = sys.stderr
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
-        if not isinstance(sys.exc_info()[1], OSError):  # a file on a full disk, or a closed pipe
+        # A file on a full disk, a closed pipe, or a signal handler that logs while a line is being written.
+        if not isinstance(sys.exc_info()[1], OSError | RuntimeError):
             super().handleError(record)
 
 
@@ -141,7 +169,7 @@ def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
     logger.setLevel(logging.DEBUG if is_debugging() else config.level)
     logger.propagate = False
     console = _Stderr(config.all_ranks)
-    console.setFormatter(_JsonFormatter() if config.json_output else _TaggedFormatter())
+    console.setFormatter(_JsonFormatter() if config.json_output else _ConsoleFormatter())
     logger.addHandler(console)
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -153,6 +181,13 @@ def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
 def console_handler() -> logging.Handler | None:
     """The handler for standard error, for a progress bar that filters its lines."""
     return next((h for h in logger.handlers if isinstance(h, _Stderr)), None)
+
+
+def shows_info() -> bool:
+    """Whether standard error shows INFO lines of this process, as text: then a live line may replace some of them."""
+    handler = console_handler()
+    is_text = handler is not None and isinstance(handler.formatter, _ConsoleFormatter)
+    return is_text and not _rank and not _is_quiet and logger.isEnabledFor(logging.INFO)
 
 
 def is_debugging() -> bool:

@@ -53,11 +53,18 @@ PLUGINS = {
 }
 
 
+# Names that Kubernetes has for kinds, in lower case and without separators.
+ALIASES = {"job": "indexed_job", "batchjob": "indexed_job", "sts": "stateful_set"}
+
+
 def check_name(field: str, name: str, table: dict[str, str]) -> str | None:
     """The problem with a name, or None if the table has it."""
     if name in table:
         return None
-    return f"{field} '{name}' is unknown.{nearest(name, table)} Known: {', '.join(sorted(table))}."
+    plain = name.lower().replace("-", "").replace("_", "")
+    alias = ALIASES.get(plain) or next((known for known in table if known.replace("_", "") == plain), None)
+    hint = f" Did you mean '{alias}'?" if alias in table else nearest(name, table)
+    return f"{field} '{name}' is unknown.{hint} Known: {', '.join(sorted(table))}."
 
 
 def resolve(field: str, name: str, table: dict[str, str]) -> Any:

@@ -5,9 +5,11 @@ import io
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Literal, TextIO
 
+_COLORS = {"red": 31, "yellow": 33, "cyan": 36}
 # Removed: mostly colors of a log.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 # Replaced: control characters except line break and tab, bidirectional overrides, and unpaired surrogates.
@@ -29,6 +31,40 @@ def printable(text: str) -> str:
 def printable_line(text: str) -> str:
     """As printable, on one line, so that a line break in a message does not look like another row."""
     return printable(" ".join(text.splitlines()).replace("\t", " "))
+
+
+def stream_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that a stream writes to; None if it is not a terminal."""
+    if not stream.isatty():
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def fit_line(text: str, width: int, indent: int = 0) -> str:
+    """The text wrapped between words, never inside one; continuation lines are indented."""
+    lines = []
+    for line in text.splitlines() or [text]:
+        is_wide = len(line) > width > indent
+        pieces = textwrap.wrap(
+            line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += pieces if is_wide else [line]
+    return "\n".join(lines)
+
+
+def has_color(stream: TextIO) -> bool:
+    """Whether a stream shows colors: a terminal, unless NO_COLOR is set (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def color(text: str, name: Literal["red", "yellow", "cyan"]) -> str:
+    return f"\x1b[{_COLORS[name]}m{text}\x1b[0m"
 
 
 def discard(stream: TextIO) -> None:

@@ -9,7 +9,7 @@ def one_line(value: object, limit: int | None = None) -> str:
 def plural(count: int, noun: str) -> str:
     """`1 thread`, `2 threads`, `2 processes`, `2 micro-batches`"""
     ending = "" if count == 1 else "es" if noun.endswith(("s", "ch")) else "s"
-    return f"{count} {noun}{ending}"
+    return f"{count:,} {noun}{ending}"
 
 
 def format_bytes(count: float) -> str:

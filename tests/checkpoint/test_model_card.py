@@ -68,8 +68,8 @@ def test_card_has_losses_steps_and_origin() -> None:
         "steps": "12",
         "epochs": "2",
         "target tokens seen": "34,567",
-        "training loss, first step": "5.2500",
-        "training loss, last step": "1.5000",
+        "training loss, first logged": "5.2500",
+        "training loss, last logged": "1.5000",
         "validation loss": "1.7500",
         "best validation loss (of step 8, not of these weights)": "1.6250",
     }

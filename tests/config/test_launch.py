@@ -3,7 +3,7 @@
 import pytest
 
 from llmtrain.config.document import parse_document
-from llmtrain.config.launch import amount
+from llmtrain.config.kubernetes_types import amount
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config, may_change
 from llmtrain.errors import ConfigError
@@ -23,13 +23,13 @@ def load(*sets: str, text: str = "") -> Config:
         (["nodes=4:2"], "MIN <= MAX"),
         (["nodes=0:2"], "launch.nodes"),
         (["namespace=Not_one"], "launch.namespace"),
-        (["resources.cpu=many"], "launch.resources.cpu: must be a quantity"),
-        (["resources.cpu=-1"], "launch.resources.cpu: must be a quantity"),
+        (["resources.cpu=many"], "launch.resources.cpu must be a quantity"),
+        (["resources.cpu=-1"], "launch.resources.cpu must be a quantity"),
         (["resources.cpu=0"], "launch.resources.cpu"),
-        (["resources.memory=4GB"], "launch.resources.memory: must be a quantity"),
+        (["resources.memory=4GB"], "launch.resources.memory must be a quantity"),
         (["resources.memory=1Gi", "resources.shm_size=1024Mi"], "launch.resources.shm_size"),
         (["resources.gpus=8"], "launch.processes_per_node"),
-        (["resources.cores=8"], "Known: cpu, gpu_resource, gpus, memory, shm_size"),
+        (["resources.cores=8"], "Known: cpu, ephemeral_storage, extra, gpu_resource, gpus, memory"),
         (["nodes=2", "runs_volume.access_mode=ReadWriteOnce"], "launch.nodes is 2"),
         (["nodes=1:3", "runs_volume.access_mode=ReadWriteOncePod"], "launch.nodes is 1:3"),
         (["runs_volume.access_mode=ReadOnlyMany"], "ReadOnlyMany"),
@@ -50,6 +50,22 @@ def load(*sets: str, text: str = "") -> Config:
         (["kind=stateful_set", "ttl_sec=5"], "launch.ttl_sec"),
         (["kind=stateful_set", "active_deadline_sec=5"], "launch.active_deadline_sec"),
         (["image.tag=1"], "launch.image is not a section"),
+        (["kind=job"], "Did you mean 'indexed_job'?"),
+        (["kind=PyTorchJob"], "Did you mean 'pytorch_job'?"),
+        (["labels={app: mine}"], "launch.labels.app"),
+        (["labels={llmtrain.dev/run: other}"], "launch.labels.llmtrain.dev/run"),
+        (["labels={team: two words}"], "launch.labels: values must have"),
+        (["labels={-team: x}"], "launch.labels: keys must be"),
+        (["annotations={llmtrain/guard-told: x}"], "launch.annotations"),
+        (["run_as_user=0"], "launch.security"),
+        (["capabilities=[ipc_lock]"], "launch.capabilities"),
+        (["topology_spread=[{maxSkew: 1}]"], "launch.topology_spread"),
+        (["resources.extra={memory: 5Gi}"], "launch.resources.extra.memory"),
+        (["resources.extra={rdma/ib: some}"], "must be a quantity"),
+        (["extra_volumes=[{name: a, emptyDir: {}}]"], "not in launch.extra_mounts"),
+        (["extra_mounts=[{name: a, mountPath: /a}]"], "not one of launch.extra_volumes"),
+        (["pod_patch={containers: []}"], "Known: metadata, spec"),
+        (["pod_patch={spec: {containers: [{name: trainer, env: [{name: MY_TOKEN, value: q8Zr4Lw2}]}]}}"], "secret"),
     ],
 )
 def test_invalid_launch_section_is_refused(sets: list[str], words: str) -> None:
@@ -94,3 +110,15 @@ def test_amount_of_a_quantity(text: str, value: float) -> None:
 def test_launch_section_may_change_on_resume() -> None:
     assert may_change("launch.nodes")
     assert may_change("launch")  # a run of an earlier version has no such section
+
+
+@pytest.mark.parametrize("volume", ["{name: runs, emptyDir: {}}", "{name: A, emptyDir: {}}", "{name: a}", "{nfs: {}}"])
+def test_invalid_extra_volume_is_refused(volume: str) -> None:
+    with pytest.raises(ConfigError, match="extra_volumes"):
+        load(f"extra_volumes=[{volume}]", "extra_mounts=[{name: a, mountPath: /a}]")
+
+
+@pytest.mark.parametrize("path", ["/config", "/config/x", "/tmp", "/cache/", "/dev/shm", "relative", "null"])
+def test_extra_mount_on_a_used_path_is_refused(path: str) -> None:
+    with pytest.raises(ConfigError, match="extra_mounts"):
+        load("extra_volumes=[{name: a, emptyDir: {}}]", f"extra_mounts=[{{name: a, mountPath: {path}}}]")

@@ -281,6 +281,58 @@ class TestChat:
             segments(module(train_file=train, val_file=train, tokenizer=str(directory)))
 
 
+class TestFormats:
+    """Examples in other formats than llmtrain's own."""
+
+    @pytest.mark.parametrize(
+        "record",
+        [
+            {"conversations": [{"from": "human", "value": "U"}, {"from": "gpt", "value": "A"}]},
+            {"conversations": [{"role": "user", "content": "U"}, {"role": "assistant", "content": "A"}]},
+            {"prompt": "U", "completion": "A"},
+            {"prompt": [{"role": "user", "content": "U"}], "completion": [{"role": "assistant", "content": "A"}]},
+        ],
+    )
+    def test_conversation_is_recognized(self, write_jsonl: Write, make_tokenizer: MakeTokenizer, record: Any) -> None:
+        expected = chat(("user", "U"), ("assistant", "A"))
+        train = write_jsonl(expected, record)
+        own, other = segments(module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer())))
+        assert own == other
+
+    def test_system_message_of_sharegpt_is_kept(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
+        turns = [("system", "S"), ("human", "U"), ("gpt", "A")]
+        record = {"conversations": [{"from": role, "value": text} for role, text in turns]}
+        train = write_jsonl(record, chat(("system", "S"), ("user", "U"), ("assistant", "A")))
+        own, other = segments(module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer())))
+        assert own == other
+
+    def test_prompt_and_completion_is_an_instruction(self, write_jsonl: Write) -> None:
+        train = write_jsonl(
+            {"prompt": "Say a.", "completion": "a"}, {"prompt": "not this", "completion": "", **EXAMPLE}
+        )
+        assert segments(module(train_file=train, val_file=train)) == [[(PLAIN, False), ("a", True)]] * 2
+
+    @pytest.mark.parametrize(
+        ("record", "remedy"),
+        [
+            ({"question": "U", "answer": "A"}, "data.instruction_field to question and data.output_field to answer"),
+            ({"messages": [{"role": "user", "content": "U"}]}, "data.name to chat_jsonl"),
+            ({"conversations": [{"from": "human", "value": "U"}]}, "data.name to chat_jsonl"),
+        ],
+    )
+    def test_other_instruction_fields_are_explained(self, write_jsonl: Write, record: Any, remedy: str) -> None:
+        train = write_jsonl(record)
+        with pytest.raises(DataError) as caught:
+            segments(module(train_file=train, val_file=train))
+        assert remedy in (caught.value.remedy or "")
+
+    def test_instruction_in_a_chat_file_is_explained(self, write_jsonl: Write, make_tokenizer: MakeTokenizer) -> None:
+        train = write_jsonl(EXAMPLE)
+        with pytest.raises(DataError) as caught:
+            segments(module("chat_jsonl", train_file=train, val_file=train, tokenizer=str(make_tokenizer())))
+        assert "instruct_jsonl" in (caught.value.remedy or "")
+
+
 BAD_LINES = [
     ("{", r"not valid JSON: Expecting property name enclosed in double quotes at character 2"),
     ('{"instruction": "x", }', "not valid JSON"),
@@ -300,7 +352,12 @@ BAD_LINES = [
     ('{"instruction": "a", "output": "b", "more": [{"x": 1, "x": 1}]}', "duplicate key 'x'"),
 ]
 BAD_CHATS = [
-    ({"conversations": []}, "'messages'.* 'conversations'"),
+    ({"conversations": []}, "'conversations' is empty"),
+    ({"conversations": "hello"}, "'conversations'.* got 'hello'"),
+    ({"conversations": [{"from": "narrator", "value": "x"}]}, "message 1.* 'narrator'"),
+    ({"conversations": [{"from": "human"}, {"from": "gpt", "value": "A"}]}, r"message 1 \(user\).* got None"),
+    ({"text": "x"}, "'messages' is missing.* 'text'"),
+    ({"prompt": 5, "completion": "A"}, r"message 1 \(user\).* got 5"),
     ({"messages": []}, "'messages'.* empty"),
     ({"messages": "hello"}, "'messages'.* got 'hello'"),
     ({"messages": ["hello"]}, "message 1 .*got 'hello'"),

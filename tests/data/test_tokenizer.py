@@ -1,3 +1,4 @@
+import json
 import re
 import shutil
 import time
@@ -52,6 +53,31 @@ class TestByte:
 
     def test_save_and_load(self, tmp_path: Path) -> None:
         assert isinstance(save_and_load(ByteTokenizer(), tmp_path / "x"), ByteTokenizer)
+
+
+class TestTokenBytes:
+    @given(text=any_text)
+    def test_lengths_add_up_to_the_text(self, bpe: HFTokenizer, text: str) -> None:
+        char = CharTokenizer.from_texts([text]) if text else ByteTokenizer()
+        for tokenizer in (ByteTokenizer(), char, bpe):
+            text = text.replace("\0", "")  # end of text of the byte tokenizer
+            lengths = tokenizer.token_bytes()
+            assert lengths is not None
+            assert lengths.shape == (tokenizer.vocab_size,)
+            assert lengths[tokenizer.encode(text)].sum() == len(text.encode())
+
+    def test_special_token_has_no_text(self, bpe: HFTokenizer) -> None:
+        lengths = bpe.token_bytes()
+        assert lengths is not None
+        assert lengths[bpe.end_of_text] == 0
+        assert (lengths == 0).sum() == 1
+
+    def test_unknown_after_normalization(self, bpe: HFTokenizer, tmp_path: Path) -> None:
+        bpe.save(tmp_path)
+        layout = json.loads((tmp_path / "tokenizer.json").read_text())
+        layout["normalizer"] = {"type": "Lowercase"}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+        assert HFTokenizer(tmp_path).token_bytes() is None
 
 
 class TestChar:

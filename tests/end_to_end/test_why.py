@@ -217,7 +217,7 @@ def test_remedy_fixes_the_run(kube: Kube, no_logs: Kube) -> None:
 def test_missing_claim(kube: Kube, no_logs: Kube) -> None:
     """`llmtrain launch` refuses it, so the manifests are applied with kubectl."""
     words = kube.launch_words("indexed_job", "no-claim", "--set", "launch.data_volume.claim=corpus", nodes=1)
-    kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim")
+    kube.local(*words, "--namespace", kube.namespace, "--dry-run", "-o", "no-claim/")
     kube.kubectl("apply", "-k", str(kube.folder / "no-claim"))
     named = ["The claim corpus does not exist.", 'persistentvolumeclaim "corpus" not found', "Claim runs: Bound."]
     check(ask(no_logs, "no-claim"), Expected([], "claim", named, ["--set launch.data_volume.claim=NAME"]))
@@ -270,7 +270,12 @@ def test_hanging_rank(kube: Kube, no_logs: Kube) -> None:
             f"{pod} is still running",
             "exit code 75",
         ]
-        check(ask(no_logs, "hung"), Expected([], "rank_hung", facts, ["llmtrain recover hung"]))
+        why = ask(no_logs, "hung")  # at first from the heartbeats
+        deadline = time.monotonic() + 60
+        while "exit code 75" not in "\n".join(why["evidence"]) and time.monotonic() < deadline:
+            check(why, Expected([], "rank_hung", ["Rank 1 ", pod], ["llmtrain recover hung"]))
+            why = ask(no_logs, "hung")
+        check(why, Expected([], "rank_hung", facts, ["llmtrain recover hung"]))
         done = kube.llmtrain("recover", "hung", "--json").json
         assert [row["name"] for row in done["frozen"]] == [pod]
         kube.wait("hung", lambda status: all(row["name"] != pod for row in status["pods"]))

@@ -18,6 +18,7 @@ from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes import client as module
 from llmtrain.kubernetes.api_errors import KindNotFound
 from llmtrain.kubernetes.client import Cluster
+from llmtrain.kubernetes.kubeconfig import default_context
 
 TOKEN = "canary-bearer-5f3a91c07e"
 
@@ -26,6 +27,9 @@ TOKEN = "canary-bearer-5f3a91c07e"
 def kube() -> Iterator[KubeServer]:
     with kube_server() as server:
         yield server
+
+
+ELSEWHERE = {"name": "here", "context": {"cluster": "local", "user": "me", "namespace": "elsewhere"}}
 
 
 def kubeconfig(directory: Path, port: int, **more: Any) -> str:
@@ -59,10 +63,40 @@ class TestConnect:
     def test_uses_the_default_kubeconfig(
         self, kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from kubernetes.config import kube_config
-
-        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", kubeconfig(tmp_path, kube.port))
+        monkeypatch.setenv("KUBECONFIG", f"/nowhere/at-all:{kubeconfig(tmp_path, kube.port)}")
         assert Cluster.connect().namespace == "team"
+        (tmp_path / ".kube").mkdir()
+        (tmp_path / "kubeconfig").rename(tmp_path / ".kube" / "config")
+        monkeypatch.delenv("KUBECONFIG")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert Cluster.connect().namespace == "team"
+
+    def test_first_of_several_files_wins(
+        self, kube: KubeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in kubectl, for contexts of the same name and for the current context."""
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+        one = kubeconfig(tmp_path / "one", kube.port)
+        two = kubeconfig(tmp_path / "two", kube.port, contexts=[ELSEWHERE])
+        monkeypatch.setenv("KUBECONFIG", f"{one}:{two}")
+        assert Cluster.connect().namespace == "team"
+        assert default_context() == ("here", "team")
+        monkeypatch.setenv("KUBECONFIG", f"{two}:{one}")
+        assert default_context() == ("here", "elsewhere")
+
+    def test_default_context_needs_no_kubeconfig(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert default_context() == (None, "default")
+        empty = tmp_path / "empty"
+        empty.write_text("apiVersion: v1\nkind: Config\n")
+        assert default_context(str(empty)) == (None, "default")
+        for options in ((str(tmp_path / "missing"), None), (None, "there"), (str(empty), "there")):
+            with pytest.raises(UsageError):
+                default_context(*options)
+        monkeypatch.setattr("llmtrain.kubernetes.kubeconfig._SERVICE_ACCOUNT", tmp_path)
+        (tmp_path / "token").write_text("x")
+        (tmp_path / "namespace").write_text("pods-own\n")
+        assert default_context() == (None, "pods-own")
 
     @pytest.mark.parametrize("context", [None, "here"])
     def test_missing_file_is_refused(self, tmp_path: Path, context: str | None) -> None:

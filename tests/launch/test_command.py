@@ -72,13 +72,19 @@ def test_user_errors_exit_with_64(cli: Cli) -> None:
         (("--kind", "indexed_jobs"), "Did you mean 'indexed_job'?"),
         (("--nodes", "none"), "launch.nodes"),
         (("--nodes", "0"), "launch.nodes"),
-        (("--name", "Not_A_Name"), "output.run_id"),
+        (("--name", "Not_A_Name"), "--name 'Not_A_Name'"),
+        (("--name", "Not_A_Name"), "Try 'not-a-name'"),
+        (("--namespace", "Bad_NS"), "--namespace 'Bad_NS'"),
+        (("--kind", "job"), "Did you mean 'indexed_job'?"),
+        (("--dry-run=maybe",), "--dry-run=server"),
+        (("-o", "yml"), "-o yml/"),
     ):
         done = cli(*DEMO, *flags)
         assert done.code == 64
         assert words in done.err
 
 
+IMAGE = ("--image", "registry.example.com/llmtrain:0.1.0")
 LOCAL = ("--model-local-dir", "/models/llama", "--tokenizer-local-dir", "/models/words", "--local-files-only")
 VOLUMES = (
     *("--set", "launch.models_volume.claim=models-pvc", "--set", "launch.data_volume.claim=datasets-pvc"),
@@ -89,7 +95,7 @@ VOLUMES = (
 @pytest.mark.parametrize("kind", sorted(registry.WORKLOADS))
 def test_model_on_a_volume_does_not_warn(cli: Cli, kind: str) -> None:
     """The offline options of document 1, as `train` takes them: nothing is fetched, and nothing may ask the hub."""
-    demo = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "train-llm", "--kind", kind)
+    demo = ("launch", "--dry-run", "--config", "lora_instruct", "--name", "train-llm", "--kind", kind, *IMAGE)
     done = cli(*demo, *LOCAL, *VOLUMES, "--set", "model.path=somebody/loses", "--json")
     assert done.code == 0, done.err
     assert done.err == "", "everything is on a volume"

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 import yaml
 
+from golden_cases import CASES, TWO_NODES
 from llmtrain.code_bundle import read_bundle
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import dump_manifests, render
@@ -15,69 +16,6 @@ from llmtrain.launch.plan import Manifest, plan_job
 from llmtrain.launch.work import Work
 
 GOLDEN = Path(__file__).parent / "golden"
-
-TWO_NODES = [
-    "output.run_id=ddp-demo",
-    "launch.namespace=research",
-    "launch.nodes=2",
-    "launch.image=registry.example.com/ml/llmtrain:0.1.0",
-    "launch.image_pull_secrets=registry-login",
-    "launch.resources.cpu=500m",
-    "launch.resources.memory=2Gi",
-    "launch.resources.shm_size=256Mi",
-    "launch.runs_volume.storage_class=nfs",
-    "launch.hf_token_secret.name=hf-token",
-    "launch.env_secrets=[s3-login]",
-    "launch.pod_disruption_budget=true",
-    "launch.queue=team-a",
-]
-GPU = [
-    "launch.namespace=research",
-    "launch.image=registry.example.com/ml/llmtrain:0.1.0-cuda",
-    "launch.runs_volume.claim=shared-runs",
-    "launch.data_volume.claim=corpora",
-    "launch.tolerations=[{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
-    "launch.node_selector={nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3}",
-    "launch.priority_class=training",
-    "launch.env={NCCL_DEBUG: WARN}",
-    "launch.ttl_sec=604800",
-]
-CASES = {
-    "indexed_job": ("ddp_smoke", TWO_NODES),
-    "stateful_set": ("ddp_smoke", [*TWO_NODES, "launch.kind=stateful_set"]),
-    "pytorch_job": ("ddp_smoke", [*TWO_NODES, "launch.kind=pytorch_job", "launch.processes_per_node=2"]),
-    "pytorch_job_master": ("ddp_smoke", [*TWO_NODES, "launch.kind=pytorch_job", "launch.pytorch_master=true"]),
-    "train_job": ("ddp_smoke", [*TWO_NODES, "launch.kind=train_job", "launch.processes_per_node=2"]),
-    "job_set": ("ddp_smoke", [*TWO_NODES, "launch.kind=job_set"]),
-    "gpu_4x1": (
-        "gpt2_124m",
-        [
-            *GPU,
-            "output.run_id=gpt2-4x1",
-            "launch.nodes=4",
-            "launch.resources.gpus=1",
-            "launch.resources.cpu=16",
-            "launch.resources.memory=128Gi",
-            "launch.resources.shm_size=16Gi",
-            "trainer.grad_accum_steps=40",
-        ],
-    ),
-    "gpu_64x8": (
-        "gpt2_124m",
-        [
-            *GPU,
-            "output.run_id=gpt2-64x8",
-            "launch.nodes=64",
-            "launch.processes_per_node=8",
-            "launch.resources.gpus=8",
-            "launch.resources.cpu=96",
-            "launch.resources.memory=1Ti",
-            "launch.resources.shm_size=128Gi",
-            "launch.active_deadline_sec=259200",
-            "trainer.grad_accum_steps=512",
-        ],
-    ),
-}
 
 
 @pytest.mark.parametrize("case", CASES)

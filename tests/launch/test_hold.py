@@ -102,7 +102,7 @@ class TestEveryKind:
         assert "initContainers" not in next(specs(render(plan)))
 
     def test_lint_finds_nothing(self, cli: Cli, kind: str) -> None:
-        done = cli(*HOLD, "--kind", kind, "--dry-run", "-o", "out")
+        done = cli(*HOLD, "--kind", kind, "--dry-run", "-o", "out/")
         assert done.code == 0, done.err
         checked = cli("lint", "out", "--json")
         assert (checked.code, checked.json["findings"]) == (0, [])

@@ -174,11 +174,27 @@ class TestEveryKind:
 
     def test_secrets_are_only_referenced(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_TOKEN", "hf_thisIsNotForAnybody")
-        _, manifests = make(kind, "launch.hf_token_secret.name=hub", "launch.hf_token_secret.key=t")
+        sets = ["launch.hf_token_secret.name=hub", "launch.hf_token_secret.key=t"]
+        hub = ["model.name=hf_causal_lm", "model.path=somebody/tiny"]
+        _, manifests = make(kind, *sets, *hub)
         for template in templates(manifests):
-            rows = {row["name"]: row for row in template["spec"]["containers"][0]["env"]}
+            rows = {row["name"]: row for row in template["spec"]["initContainers"][0]["env"]}
             assert rows["HF_TOKEN"] == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "t"}}}
         assert "hf_this" not in dump_manifests(manifests)
+
+    def test_only_containers_that_download_have_the_hub_token(self, kind: str) -> None:
+        def containers_with_token(*more: str, work: Work = Work()) -> set[str]:  # noqa: B008
+            sets = [*BASE, f"launch.kind={kind}", "launch.hf_token_secret.name=hub", *more]
+            found = templates(render(plan_job(load_config("ddp_smoke", sets), work)))
+            rows = [each for t in found for key in ("initContainers", "containers") for each in t["spec"].get(key, [])]
+            return {each["name"] for each in rows if "HF_TOKEN" in [row["name"] for row in each["env"]]}
+
+        trainer = make(kind)[0].container
+        assert containers_with_token() == set()
+        assert containers_with_token("model.name=hf_causal_lm", "model.path=somebody/tiny") == {"prefetch"}
+        assert containers_with_token(work=Work("smoke")) == set()
+        assert containers_with_token(work=Work("command", ("python", "train.py"))) == {trainer}
+        assert containers_with_token(work=Work("hold")) == {trainer}
 
     def test_pod_reads_its_node_rank(self, kind: str) -> None:
         """The command and what the platform adds to it, as `llmtrain node` reads them."""

@@ -392,10 +392,11 @@ class TestPrefetch:
 
 
 def test_token_is_only_set_where_the_hub_is_used() -> None:
-    for work in (Work("command", OWN), Work("command", OWN, "torchrun"), Work()):
+    for work in (Work("command", OWN), Work("command", OWN, "torchrun")):
         plan = make("indexed_job", "launch.hf_token_secret.name=hub", work=work)
         assert "HF_TOKEN" in env(pod(plan)["containers"][0])
-    assert "HF_TOKEN" not in env(pod(make("indexed_job"))["containers"][0])
+    for sets in ((), ("launch.hf_token_secret.name=hub",)):
+        assert "HF_TOKEN" not in env(pod(make("indexed_job", *sets))["containers"][0])
 
 
 class TestWarnings:

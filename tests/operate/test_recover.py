@@ -1,10 +1,15 @@
 """Detecting pods on lost nodes, and removing them."""
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from kube_runs import launch
 
 from kube_server import KubeServer
 from llmtrain.operate.guard.recover import find_lost, recover
@@ -69,3 +74,19 @@ def test_recover_does_not_remove_a_new_pod_of_the_same_name(kube: KubeServer) ->
     assert recover(kube.cluster(), "team", lost) == lost
     assert kube.objects == {}
     assert recover(kube.cluster(), "team", lost) == []
+
+
+def test_requests_are_those_in_the_docs(kube: KubeServer, cli: Callable[..., Any], tmp_path: Path) -> None:
+    run = launch(kube)
+    run.pod(0)
+    lost = run.pod(1)
+    old = (datetime.now(UTC) - timedelta(seconds=90)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": old}
+    kube.change("Pod", lost, {"status": {"conditions": [condition]}})
+    sent: list[str] = []
+    kube.gate = lambda method, path, headers: sent.append(f"{method} {unquote(path)}")  # noqa: ARG005
+    assert cli("recover", "demo", "--kubeconfig", str(kube.kubeconfig(tmp_path)), "--json").json["recovered"]
+    page = (Path(__file__).parents[2] / "docs" / "kubernetes.md").read_text()
+    shown = re.findall(r"^\| `((?:GET|PATCH|DELETE) [^`]+)` \|", page, re.M)
+    expected = [row.replace("RUN", "demo").replace("POD", lost) for row in shown]
+    assert [line.replace("/api/v1/namespaces/team/", "") for line in sent] == expected

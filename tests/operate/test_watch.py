@@ -55,6 +55,22 @@ def test_watch_from_launch_to_end(kube: KubeServer) -> None:
     assert len(changes) == len(set(changes)), "each change once"
 
 
+def test_resumed_run_is_starting_until_its_first_step(kube: KubeServer) -> None:
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    run.say(0, "[TRAIN] resumed from /out/demo/checkpoints/step_5")
+    watcher = Watcher(run)
+    watcher.until("is starting")
+    run.say(0, STEP.format(6))
+    watcher.until("is running")
+    run.end(0)
+    run.end(1)
+    run.finish()
+    watcher.end()
+    assert not any("restarting" in change for change in watcher.lines)
+
+
 def test_replaced_pod(kube: KubeServer) -> None:
     run = launch(kube)
     run.pod(0)

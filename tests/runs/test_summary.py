@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from llmtrain.runs.compare import compare
 from llmtrain.runs.directory import RunDirectory, list_runs
-from llmtrain.runs.summary import compare, describe, summarize_all
+from llmtrain.runs.summary import describe, summarize_all
 
 DEEP = "[" * 100_000
 
@@ -90,7 +91,7 @@ def test_damaged_run_does_not_hide_others(
     assert (rows["good"]["step"], rows["good"]["max_steps"], rows["good"]["val_loss"]) == (3, 3, 2.5)
     assert rows["bad"]["damaged"] == ([file] if file else [])
     assert describe(bad)["run_id"] == "bad"
-    assert compare(good, bad)["runs"][0]["run_id"] == "good"
+    assert compare([good, bad])["runs"][0]["run_id"] == "good"
 
 
 def test_deleted_run_has_no_row(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The same config gives the same run bit for bit, and a step does not depend on its split into micro-batches."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,32 @@ def test_first_loss_and_learning_rates_are_logged(make_config: MakeConfig) -> No
     assert [row["train/lr"] for row in found] == [lr_at(step, config.trainer) for step in range(8)]
     assert found[0]["train/loss"] == result["first_train_loss"]
     assert found[-1]["train/loss"] == result["final_train_loss"]
+
+
+def test_logged_loss_is_the_mean_since_the_last_line(make_config: MakeConfig) -> None:
+    """8 steps, logged at 3, 6 and 8; the summary has the means of the first and the last window."""
+    every, third = make_config(), make_config(trainer__log_every_steps=3)
+    trained(every)
+    result = trained(third)
+    steps = [float.fromhex(values[0]) for _, values in rows(every)]
+    windows = [steps[0:3], steps[3:6], steps[6:8]]
+    logged = {step: float.fromhex(values[0]) for step, values in rows(third)}
+    assert list(logged) == [3, 6, 8]
+    assert list(logged.values()) == pytest.approx([sum(window) / len(window) for window in windows], rel=1e-12)
+    assert (result["first_train_loss"], result["final_train_loss"]) == (logged[3], logged[8])
+
+
+def test_bits_per_byte_of_a_byte_tokenizer(make_config: MakeConfig) -> None:
+    """A token is a byte, except that between documents."""
+    config = make_config()
+    result = trained(config)
+    metrics = read_metrics(Path(config.output.root_dir) / RUN_ID / "metrics.jsonl")
+    found = [row for row in metrics if "val/loss" in row]
+    assert [row["val/bits_per_byte"] for row in found] == pytest.approx(
+        [row["val/loss"] / math.log(2) for row in found], rel=0.02
+    )
+    assert result["final_bits_per_byte"] == found[-1]["val/bits_per_byte"]
+    assert result["first_val_loss"] == found[0]["val/loss"]
 
 
 @pytest.mark.slow

@@ -9,11 +9,12 @@ from llmtrain.config.schema import Config
 from llmtrain.redact import redact
 
 _FIELDS = {
-    "model": ("block_size", "dtype", "lora"),
-    "data": ("packing", "train_on_prompt", "prompt_format"),
+    "data": ("name", "tokenizer", "packing", "train_on_prompt", "prompt_format"),
     "trainer": ("max_steps", "max_epochs", "micro_batch_size", "grad_accum_steps", "optimizer", "lr", "schedule"),
     "run": ("seed",),
 }
+
+_FINE_TUNED = ("block_size", "dtype", "lora")
 
 
 def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None, is_adapter: bool) -> str:
@@ -29,8 +30,8 @@ def model_card(config: Config, progress: dict[str, Any], base_sha256: str | None
         ("steps", progress.get("step")),
         ("epochs", progress.get("epoch")),
         ("target tokens seen", progress.get("tokens")),
-        ("training loss, first step", progress.get("first_train_loss")),
-        ("training loss, last step", progress.get("last_train_loss")),
+        ("training loss, first logged", progress.get("first_train_loss")),
+        ("training loss, last logged", progress.get("last_train_loss")),
         (f"validation loss{_at(progress, 'evaluated_step')}", progress.get("last_val_loss")),
         (f"best validation loss{_at(progress, 'best_step')}", progress.get("best_val_loss")),
     ]
@@ -75,9 +76,12 @@ def _at(progress: dict[str, Any], name: str) -> str:
 
 def _config_excerpt(config: Config) -> dict[str, Any]:
     values = config.as_dict()
+    # A model from scratch is described by its whole section, a fine-tuned one by its base model and few fields. `init`
+    # is not the one of the run: weights that are loaded from a checkpoint are not initialized again.
+    of_model = _FINE_TUNED if _base(config) else [name for name in values["model"] if name != "init"]
     return {
-        section: {name: values[section][name] for name in names if name in values[section]}
-        for section, names in _FIELDS.items()
+        section: {name: values[section][name] for name in names if values[section].get(name) is not None}
+        for section, names in {"model": of_model, **_FIELDS}.items()
     }
 
 

@@ -44,6 +44,32 @@ class TrainState:
     """Complete passes over the training data."""
     epoch_loss_sum: float = 0.0
     epoch_steps: int = 0
+    window_loss_sum: float = 0.0
+    """Of the steps since the last logged training loss, so that a resumed run logs the same mean."""
+    window_steps: int = 0
+    first_val_loss: float | None = None
+    last_bits_per_byte: float | None = None
+
+    def add_train_loss(self, loss: float) -> None:
+        self.epoch_loss_sum += loss
+        self.epoch_steps += 1
+        self.window_loss_sum += loss
+        self.window_steps += 1
+
+    def end_epoch(self) -> None:
+        self.epoch_loss_sum, self.epoch_steps = 0.0, 0
+
+    def end_window(self) -> float:
+        """The mean training loss since the last call; the next window starts here."""
+        loss = self._window_loss()
+        if self.first_train_loss is None:
+            self.first_train_loss = loss
+        self.last_train_loss = loss
+        self.window_loss_sum, self.window_steps = 0.0, 0
+        return loss if loss is not None else 0.0
+
+    def _window_loss(self) -> float | None:
+        return self.window_loss_sum / self.window_steps if self.window_steps else self.last_train_loss
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,11 +87,15 @@ class TrainState:
         return cls(**values)
 
     def losses(self) -> dict[str, Any]:
-        """The losses, under the names that the result of a run has for them."""
+        """The losses, under the names that the result of a run has for them. A training loss is the mean between two
+        log lines; that of a run which stopped before its first log line is the mean of its steps."""
+        window = self._window_loss()
         return {
-            "first_train_loss": self.first_train_loss,
-            "final_train_loss": self.last_train_loss,
+            "first_train_loss": window if self.first_train_loss is None else self.first_train_loss,
+            "final_train_loss": window if self.last_train_loss is None else self.last_train_loss,
+            "first_val_loss": self.first_val_loss,
             "final_val_loss": self.last_val_loss,
+            "final_bits_per_byte": self.last_bits_per_byte,
             "best_val_loss": self.best_val_loss,
             "best_step": self.best_step,
         }

@@ -25,7 +25,15 @@ from llmtrain.checkpoint.state import Tensors
 from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.errors import CheckpointError
 from llmtrain.fault_injection import inject_fault
-from llmtrain.files import RESERVE_BYTES, file_sha256, fsync_dir, open_text, write_atomic, write_synced
+from llmtrain.files import (
+    RESERVE_BYTES,
+    file_sha256,
+    fsync_dir,
+    open_text,
+    use_default_mode,
+    write_atomic,
+    write_synced,
+)
 from llmtrain.logs import log, warn
 from llmtrain.models.base import WriteInto
 from llmtrain.runs.lock import Lock
@@ -239,6 +247,7 @@ def _write_shards(folder: Path, shards: list[Shard], step: int, control: Control
                 save_file(shard.tensors, folder / name)
             except SafetensorError as problem:  # safetensors also raises this on ENOSPC
                 raise OSError(str(problem)) from None
+            use_default_mode(folder / name)
             written.files[name] = manifest_entry(folder / name)
         inject_fault("save_model_written", step)
     return written

@@ -1,8 +1,11 @@
 """Options shared by commands that talk to a cluster, and the connection to it."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from llmtrain.errors import UsageError
 
 if TYPE_CHECKING:
     from llmtrain.kubernetes.client import Cluster
@@ -15,9 +18,33 @@ ContextOption = Annotated[
     str | None,
     typer.Option("--context", help="Kubeconfig context. Default: the current context.", show_default=False),
 ]
+
+
+def _check_namespace(namespace: str | None) -> str | None:
+    from llmtrain.config.kubernetes_types import NAMESPACE_PATTERN
+
+    if namespace is None or re.fullmatch(NAMESPACE_PATTERN, namespace):
+        return namespace
+    raise UsageError(
+        f"--namespace '{namespace}': use lowercase letters, digits and hyphens.", remedy=suggestion(namespace)
+    )
+
+
+def suggestion(name: str) -> str | None:
+    """The nearest name that Kubernetes accepts, as a remedy."""
+    valid = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return f"Try '{valid}'." if valid else None
+
+
 NamespaceOption = Annotated[
     str | None,
-    typer.Option("--namespace", "-n", help="Namespace. Default: the namespace of the context.", show_default=False),
+    typer.Option(
+        "--namespace",
+        "-n",
+        help="Namespace. Default: the namespace of the context.",
+        show_default=False,
+        callback=_check_namespace,
+    ),
 ]
 AllNamespacesOption = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Show runs of all namespaces.")]
 RecoverOption = Annotated[
@@ -43,8 +70,16 @@ PodOption = Annotated[
 ]
 
 
-def connect(kubeconfig: str | None, context: str | None) -> "Cluster":
-    """Connect to the cluster the options select. The Kubernetes client is imported here, not at startup."""
+def connect(kubeconfig: str | None, context: str | None, run: str | None = None) -> "Cluster":
+    """Connect to the cluster the options select. The Kubernetes client is imported here, not at startup. `run`: the run
+    that the command is about, which may be a local one."""
     from llmtrain.kubernetes.client import Cluster
+    from llmtrain.kubernetes.kubeconfig import has_kubeconfig
+    from llmtrain.runs.directory import local_run_hint
 
-    return Cluster.connect(kubeconfig, context)
+    try:
+        return Cluster.connect(kubeconfig, context)
+    except UsageError as problem:
+        if run and not has_kubeconfig(kubeconfig) and (hint := local_run_hint(run)):
+            problem.remedy = hint
+        raise

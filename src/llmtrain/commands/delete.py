@@ -29,7 +29,7 @@ def command(
 
     if (run is None) is not all_:
         raise UsageError("Pass a run id or --all.")
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     namespace = namespace or cluster.namespace
     records = list_records(cluster, namespace) if run is None else [find_record(cluster, run, namespace)]
     if records and (all_ or data) and not yes:

@@ -14,6 +14,7 @@ from llmtrain.commands.options import (
     RunOption,
     show,
 )
+from llmtrain.commands.progress import progress
 
 if TYPE_CHECKING:
     from llmtrain.training.evaluate import EvalResult
@@ -34,14 +35,17 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Evaluate a run, adapter or model directory on files."""
-    from llmtrain.inference.evaluate import evaluate_files
-    from llmtrain.inference.load import Source, load_model
     from llmtrain.training.shutdown import StopFlag
 
-    with StopFlag() as stop:
+    with StopFlag() as stop, progress("Loading the model") as show_progress:
+        from llmtrain.inference.evaluate import evaluate_files
+        from llmtrain.inference.load import Source, load_model
+
         loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
         stop.enter_loop(saves=False)
-        results = evaluate_files(loaded, file, batch_size, block_size, stop=lambda: stop.requested)
+        results = evaluate_files(
+            loaded, file, batch_size, block_size, stop=lambda: stop.requested, progress=show_progress
+        )
     tuned = results["tuned"]
     value = {
         "run": loaded.label,

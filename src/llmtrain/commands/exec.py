@@ -41,7 +41,7 @@ def command(
     Ctrl-C stops it everywhere. Exits with the exit code of the first pod that failed."""
     from llmtrain.launch.record import find_record
 
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     if kill == bool(words) or (kill and detach):
         named = f"{run}{cluster.place(namespace or cluster.namespace)}"
         remedy = f"Example: llmtrain exec {named} -- torchrun train.py, or llmtrain exec {named} --kill"

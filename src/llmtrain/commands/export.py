@@ -1,7 +1,9 @@
 """llmtrain export: write a trained model in a format that transformers or peft loads."""
 
+import tempfile
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,34 +17,85 @@ from llmtrain.commands.options import (
     RunOption,
     show,
 )
+from llmtrain.commands.progress import progress
 from llmtrain.errors import UsageError
 
-DTYPES = ("float32", "bfloat16")
+if TYPE_CHECKING:
+    from llmtrain.inference.load import LoadedModel
+
+ToOption = Annotated[
+    str | None, typer.Option("--to", help="Directory to create; an existing one must be empty.", show_default=False)
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Data type of the weights: float32, bfloat16 or float16. Default: that of the base model; float32 for "
+        "weights that the run has trained.",
+        show_default=False,
+    ),
+]
+PushOption = Annotated[
+    str | None,
+    typer.Option(
+        "--push-to-hub",
+        help="Upload the result to this name on the Hugging Face hub: owner/name. Requires HF_TOKEN.",
+        show_default=False,
+    ),
+]
 
 
 def command(
-    to: Annotated[str, typer.Option("--to", help="Directory to create; an existing one must be empty.")],
+    to: ToOption = None,
     run: RunOption = None,
     adapter: AdapterOption = None,
     model: ModelOption = None,
     merge: Annotated[bool, typer.Option("--merge", help="LoRA runs: merge the adapter into the base model.")] = False,
-    dtype: Annotated[str, typer.Option(help="Data type of the weights: float32 or bfloat16.")] = "float32",
+    dtype: DtypeOption = None,
+    push_to_hub: PushOption = None,
+    private: Annotated[
+        bool, typer.Option("--private/--public", help="Visibility of a repository that --push-to-hub creates.")
+    ] = True,
     checkpoint: CheckpointOption = "best",
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
     """Export a model to a directory that transformers loads, or peft for a LoRA run without --merge."""
-    from llmtrain.inference.export import export_model
-    from llmtrain.inference.load import Source, load_model
+    from llmtrain.hub.upload import check_upload, upload_model
 
-    if dtype not in DTYPES:
-        raise UsageError(f"--dtype must be {' or '.join(DTYPES)}, got '{dtype}'.")
-    loaded = load_model(Source(run, adapter, model, checkpoint, root), "cpu")
-    source = adapter or model
-    files = export_model(
-        loaded, Path(to).expanduser(), merge, dtype, card_source=Path(source).expanduser() if source else None
-    )
-    value = {"run": loaded.label, "step": loaded.step, "val_loss": loaded.val_loss, "to": to, "files": files}
+    if to is None and push_to_hub is None:
+        raise UsageError("No destination was given.", remedy="Pass --to DIR, --push-to-hub NAME, or both.")
+    if push_to_hub is not None:
+        check_upload(push_to_hub)
+    destination = tempfile.TemporaryDirectory() if to is None else nullcontext(to)
+    with progress("Loading the model") as show_progress, destination as folder:
+        from llmtrain.inference.export import export_model
+        from llmtrain.inference.load import Source, load_model
+        from llmtrain.models.base import EXPORT_DTYPES
+
+        if dtype not in (None, *EXPORT_DTYPES):
+            raise UsageError(f"--dtype must be one of {', '.join(EXPORT_DTYPES)}, got '{dtype}'.")
+        loaded = load_model(Source(run, adapter, model, checkpoint, root), "cpu")
+        source = adapter or model
+        path = Path(folder).expanduser()
+        show_progress(f"Writing {loaded.label}")
+        files = export_model(loaded, path, merge, dtype, card_source=Path(source).expanduser() if source else None)
+        url = None
+        if push_to_hub is not None:
+            show_progress(f"Uploading {push_to_hub}")
+            url = upload_model(path, push_to_hub, private, f"{describe(loaded)}, exported by llmtrain")
+    value = {
+        "run": loaded.label,
+        "step": loaded.step,
+        "val_loss": loaded.val_loss,
+        "to": to,
+        "files": files,
+        "pushed_to": url,
+    }
+    places = ([f"written to {to}"] if to is not None else []) + ([f"uploaded to {url}"] if url else [])
+    show(json_, value, f"{describe(loaded)} {' and '.join(places)}: {', '.join(files)}")
+
+
+def describe(loaded: "LoadedModel") -> str:
+    """`first at step 60 (validation loss 3.0274)`"""
     loss = f" (validation loss {loaded.val_loss:.4f})" if loaded.val_loss is not None else ""
-    at = f" at step {loaded.step}{loss}" if loaded.step is not None else ""
-    show(json_, value, f"{loaded.label}{at} written to {to}: {', '.join(files)}")
+    return f"{loaded.label} at step {loaded.step}{loss}" if loaded.step is not None else loaded.label

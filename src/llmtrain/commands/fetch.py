@@ -63,7 +63,7 @@ def command(
         raise UsageError("--to-mlflow needs the metrics, which --only logs does not fetch.", remedy="Omit --only logs.")
     check_run_id(run)
     directory = Path(to).expanduser()
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     record = _find(cluster, run, namespace or cluster.namespace, claim, image)
     with _display(json_) as progress:
         value = fetch_run(cluster, record, directory, cast(Only, only or "all"), progress)

@@ -1,6 +1,9 @@
 """llmtrain generate: generate text with a trained model."""
 
 import sys
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +18,14 @@ from llmtrain.commands.options import (
     RunOption,
     show,
 )
-from llmtrain.errors import Interrupted
+from llmtrain.commands.progress import progress
+from llmtrain.commands.stream import TextStream, is_streaming
+from llmtrain.errors import DataError, Interrupted, UsageError
 from llmtrain.terminal import say
+
+SEPARATOR = "---"
+"""Line between two samples."""
+OnText = Callable[[str], None]
 
 
 def command(
@@ -24,12 +33,20 @@ def command(
     adapter: AdapterOption = None,
     model: ModelOption = None,
     prompt: Annotated[str, typer.Option(help="A question, or text to continue.")] = "",
+    prompt_file: Annotated[
+        str | None,
+        typer.Option("--prompt-file", help="Read the prompt from a file, or from standard input if it is '-'."),
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as plain text, without the prompt format of the model.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=1, help="Sample from this many most likely tokens.")] = 50,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the most likely tokens that have this total probability.")
+    ] = None,
+    num_samples: Annotated[int, typer.Option(min=1, help="Number of texts; sample N uses --seed plus N - 1.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     checkpoint: CheckpointOption = "best",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -37,23 +54,56 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Generate text from a run, adapter or model directory."""
-    from llmtrain.inference.generate import answers_questions, generate_text
-    from llmtrain.inference.load import Source, load_model
-    from llmtrain.training.sample import Sampling
     from llmtrain.training.shutdown import StopFlag
 
+    prompt = read_prompt(prompt, prompt_file)
     with StopFlag() as stop:
-        loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
+        with progress("Loading the model"):
+            from llmtrain.inference.generate import answers_questions, generate_text
+            from llmtrain.inference.load import Source, load_model
+            from llmtrain.training.sample import Sampling
+
+            loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
         is_question = bool(prompt) and not raw and answers_questions(loaded)
+        before = "" if is_question else prompt  # of a text that continues it
+        question = [{"role": "user", "content": prompt}] if is_question else prompt
+
+        def sample(number: int, on_text: OnText | None) -> str:
+            sampling = Sampling(max_new_tokens, temperature, top_k, seed + number, top_p)
+            return generate_text(loaded, question, sampling, stop=lambda: stop.requested, on_text=on_text)
+
         stop.enter_loop(saves=False)
-        text = generate_text(
-            loaded,
-            [{"role": "user", "content": prompt}] if is_question else prompt,
-            Sampling(max_new_tokens, temperature, top_k, seed),
-            stop=lambda: stop.requested,
-        )
-    value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": text}
-    show(json_, value, text if is_question else prompt + text)
+        numbers = takewhile(lambda number: not number or not stop.requested, range(num_samples))
+        is_streamed = is_streaming(json_)
+        samples = [stream_sample(sample, number, before) if is_streamed else sample(number, None) for number in numbers]
+    if not is_streamed:
+        value = {"run": loaded.label, "step": loaded.step, "prompt": prompt, "text": samples[0], "samples": samples}
+        show(json_, value, f"\n{SEPARATOR}\n".join(before + text for text in samples))
     if stop.requested:
         say("interrupted: the output is incomplete.", sys.stderr)
         raise typer.Exit(Interrupted.exit_code)
+
+
+def stream_sample(sample: Callable[[int, OnText], str], number: int, before: str) -> str:
+    """Print a sample while it is generated, after the text that it continues."""
+    if number:
+        say(SEPARATOR)
+    stream = TextStream(before)
+    text = sample(number, stream.show)
+    stream.end(text)
+    return text
+
+
+def read_prompt(prompt: str, file: str | None) -> str:
+    """The prompt, verbatim: a line break at the end of the file belongs to it."""
+    if file is None:
+        return prompt
+    if prompt:
+        raise UsageError("--prompt and --prompt-file cannot be combined.", remedy="Pass one of them.")
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
+        return data.decode()
+    except OSError as problem:
+        raise UsageError(f"--prompt-file: cannot read {file}: {problem.strerror or problem}.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"--prompt-file: {file} is not UTF-8 text.") from None

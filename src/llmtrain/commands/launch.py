@@ -1,6 +1,7 @@
 """llmtrain launch: run a config on a Kubernetes cluster."""
 
 import json
+import re
 import secrets
 import sys
 from pathlib import Path
@@ -8,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmtrain.commands.cluster_options import ContextOption, KubeconfigOption, NamespaceOption, RecoverOption, connect
+from llmtrain.commands.cluster_options import (
+    ContextOption,
+    KubeconfigOption,
+    NamespaceOption,
+    RecoverOption,
+    connect,
+    suggestion,
+)
 from llmtrain.commands.options import (
     ConfigOption,
     JsonOption,
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
     from llmtrain.launch.plan import JobPlan
     from llmtrain.launch.work import Work
 
+FORMATS = ("yaml", "json")
 KindOption = Annotated[str | None, typer.Option(help="Short for launch.kind.", show_default=False)]
 NodesOption = Annotated[str | None, typer.Option(help="Short for launch.nodes: N or MIN:MAX.", show_default=False)]
 ProcessesOption = Annotated[
@@ -46,8 +55,24 @@ CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- COMMAND ...]", help="Run this command of the image instead of training."),
 ]
+
+
+def _check_name(name: str | None) -> str | None:
+    from llmtrain.config.section import RUN_ID_PATTERN
+
+    if name is None or re.fullmatch(RUN_ID_PATTERN, name):
+        return name
+    raise UsageError(
+        f"--name '{name}' is not allowed: use 2 to 40 lowercase letters, digits and hyphens; begin with a letter.",
+        remedy=suggestion(name),
+    )
+
+
 NameOption = Annotated[
-    str | None, typer.Option(help="Short for output.run_id: name of the run and of its job.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Short for output.run_id: name of the run and of its job.", show_default=False, callback=_check_name
+    ),
 ]
 DryRunOption = Annotated[
     bool,
@@ -58,7 +83,13 @@ DryRunOption = Annotated[
 ]
 OutputOption = Annotated[
     str | None,
-    typer.Option("-o", "--output", help="With --dry-run: write files to this directory.", show_default=False),
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="yaml|json|DIR/",
+        help="With --dry-run: print YAML (the default) or a JSON List, or write files to a directory (with a slash).",
+        show_default=False,
+    ),
 ]
 SmokeOption = Annotated[bool, typer.Option("--smoke", help="Train a tiny classifier on the same pods, as a test.")]
 HoldOption = Annotated[bool, typer.Option("--hold", help="Start idle pods, for `push` and `exec`.")]
@@ -98,33 +129,41 @@ def command(
     """Run a config on a Kubernetes cluster and watch it. Ctrl-C stops watching, not the run."""
     from llmtrain.commands.watch import check_watching, follow_run
     from llmtrain.config.load import load_config
+    from llmtrain.kubernetes.kubeconfig import default_context
     from llmtrain.launch.plan import plan_job
 
     work = _work(own_command, smoke, doctor, hold, launcher)
-    if output is not None and not dry_run:
-        raise UsageError("-o needs --dry-run.", remedy="Add --dry-run, or remove -o.")
-    if own_command and (model_local_dir or tokenizer_local_dir or local_files_only):
-        raise UsageError(
-            "--model-local-dir, --tokenizer-local-dir and --local-files-only only apply to llmtrain's trainer.",
-            remedy="Pass options of your command after it: -- python train.py ...",
-        )
+    _check_output(output, dry_run)
+    _check_shorthands(bool(own_command), bool(model_local_dir or tokenizer_local_dir or local_files_only))
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     overrides += short_options(kind, nodes, processes_per_node, image, namespace, name)
     loaded = load_config(config, overrides, for_launch=True)
     code = read_own_code(loaded, config, with_code)
     if dry_run:
-        _print_manifests(plan_job(loaded, work, code=code), output, json_)
+        local_context, local_namespace = default_context(kubeconfig, context)
+        loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or local_namespace)
+        plan = plan_job(loaded, work, code=code)
+        warn_of(plan, local_context)
+        _print_manifests(plan, output, json_)
         return
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
     plan = plan_job(loaded, work, nonce=secrets.token_hex(3), code=code)
-    warn_of(plan)
+    warn_of(plan, cluster.name)
     if server:
         _check_on_server(cluster, plan, json_)
         return
     _submit(cluster, plan, resume)
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
+
+
+def _check_shorthands(has_command: bool, are_given: bool) -> None:
+    if has_command and are_given:
+        raise UsageError(
+            "--model-local-dir, --tokenizer-local-dir and --local-files-only only apply to llmtrain's trainer.",
+            remedy="Pass options of your command after it: -- python train.py ...",
+        )
 
 
 def read_own_code(loaded: "Config", config: str | None, with_code: str | None) -> "CodeBundle | None":
@@ -178,9 +217,22 @@ def short_options(
     return short + ([f"launch.processes_per_node={processes_per_node}"] if processes_per_node is not None else [])
 
 
-def warn_of(plan: "JobPlan") -> None:
-    for warning in plan.warnings:
+def warn_of(plan: "JobPlan", context: str | None) -> None:
+    """Print the warnings about a plan. `context`: the kubeconfig context, if known."""
+    from llmtrain.launch.plan_warnings import image_warning
+
+    image = image_warning(plan.launch, context)
+    for warning in [*plan.warnings, *([image] if image else [])]:
         say(f"warning: {warning}", sys.stderr)
+
+
+def _check_output(output: str | None, dry_run: bool) -> None:
+    if output is None:
+        return
+    if not dry_run:
+        raise UsageError("-o needs --dry-run.", remedy="Add --dry-run, or remove -o.")
+    if output not in FORMATS and "/" not in output:
+        raise UsageError(f"-o must be yaml, json or DIR/, got '{output}'.", remedy=f"For a directory: -o {output}/")
 
 
 def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, launcher: str) -> "Work":
@@ -202,15 +254,18 @@ def _work(own_command: list[str] | None, smoke: bool, doctor: bool, hold: bool, 
 
 
 def _print_manifests(plan: "JobPlan", output: str | None, json_: bool) -> None:
+    """To standard output, or as files."""
     from llmtrain.launch.manifests import as_files, dump_manifests, render
 
-    warn_of(plan)
     manifests = render(plan)
-    if output is None:
-        show(json_, {"manifests": manifests}, dump_manifests(manifests).rstrip("\n"))
+    if output in (None, *FORMATS):
+        text = dump_manifests(manifests).rstrip("\n")
+        if output == "json":
+            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests}, indent=2)
+        show(json_, {"manifests": manifests}, text)
         return
     files = as_files(plan, manifests)
-    directory = Path(output).expanduser()
+    directory = Path(str(output)).expanduser()
     _write(directory, files)
     paths = [str(directory / file) for file in files]
     lines = [*paths, f"Apply them: kubectl apply -k {directory}"]

@@ -30,7 +30,7 @@ def command(
     from llmtrain.launch.record import find_record
     from llmtrain.operate.logs.merged_logs import line_as_dict, merged_logs
 
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     record = find_record(cluster, run, namespace or cluster.namespace)
     is_terminal = sys.stdout.isatty()
     try:

@@ -8,15 +8,41 @@ import typer
 
 from llmtrain.terminal import discard, say
 
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Presets, for shell completion; the shell itself completes files if there is no such preset."""
+    from llmtrain.config.load import list_presets
+
+    return [name for name in list_presets() if name.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Runs in the default directory, for shell completion."""
+    from llmtrain.runs.directory import list_runs
+
+    return [run.run_id for run in list_runs(DEFAULT_ROOT) if run.run_id.startswith(incomplete)]
+
+
 ConfigOption = Annotated[
     str | None,
-    typer.Option("--config", "-c", help="Config file or name of a preset.", show_default=False),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="CONFIG",
+        help="Config file or name of a preset.",
+        show_default=False,
+        autocompletion=complete_preset,
+    ),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a config field: section.field=value. Repeatable.")
+    list[str] | None,
+    typer.Option("--set", metavar="FIELD=VALUE", help="Override a config field: section.field=value. Repeatable."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-RunOption = Annotated[str | None, typer.Option("--run", help="Run id or path of a run directory.", show_default=False)]
+RunOption = Annotated[
+    str | None,
+    typer.Option("--run", help="Run id or path of a run directory.", show_default=False, autocompletion=complete_run),
+]
 AdapterOption = Annotated[
     str | None, typer.Option("--adapter", help="Directory of a peft adapter.", show_default=False)
 ]

@@ -1,21 +1,71 @@
-"""llmtrain presets: the configs that ship with llmtrain."""
+"""llmtrain presets: the configs that ship with llmtrain, in the order in which to try them."""
 
 from pathlib import Path
+from typing import Annotated
 
-from llmtrain.commands.options import JsonOption, show
+import typer
+
+from llmtrain.commands.options import JsonOption, complete_preset, show
+
+app = typer.Typer(help="List the presets that --config accepts by name, or show one.")
+
+GROUPS = {
+    "Start here": ("gpt_stdlib", "shakespeare_char", "gpt_wikitext_local", "gpt_wikitext", "example"),
+    "Fine-tune": ("lora_instruct", "full_finetune_small", "continue_pretrain"),
+    "GPU": ("gpt2_124m", "lora_llama_1b"),
+    "Kubernetes": (
+        "k8s_indexed_job",
+        "k8s_stateful_set",
+        "k8s_job_set",
+        "k8s_pytorch_job",
+        "k8s_train_job",
+        "k8s_gpu_4x1",
+        "k8s_gpu_64x8",
+    ),
+    "Smoke tests": ("gpt_smoke", "ddp_smoke", "fsdp_smoke", "mlflow", "ddp_mlflow"),
+}
+_REST = "More"
 
 
-def command(json_: JsonOption = False) -> None:
+@app.callback(invoke_without_command=True)
+def list_command(ctx: typer.Context, json_: JsonOption = False) -> None:
     """List the presets that --config accepts by name."""
+    if ctx.invoked_subcommand is not None:
+        return
     from llmtrain.config.load import DEFAULT_PRESET, list_presets
 
     presets = list_presets()
-    rows = [{"name": name, "path": str(path), "about": _about(path)} for name, path in presets.items()]
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {**GROUPS, _REST: tuple(name for name in presets if name not in grouped)}
     width = max(len(name) for name in presets)
-    lines = [
-        f"{row['name']:<{width}}  {row['about']}{' (default)' if row['name'] == DEFAULT_PRESET else ''}" for row in rows
-    ]
+    rows: list[dict[str, str]] = []
+    lines: list[str] = []
+    for group, names in groups.items():
+        existing = [name for name in names if name in presets]
+        lines += ["", group] if lines and existing else [group] if existing else []
+        for name in existing:
+            about = _about(presets[name])
+            rows.append({"name": name, "path": str(presets[name]), "about": about, "group": group})
+            lines.append(f"  {name:<{width}}  {about}{' (default)' if name == DEFAULT_PRESET else ''}")
+    lines += ["", "Print one with `llmtrain presets show NAME`; copy it with `llmtrain init --preset NAME`."]
     show(json_, {"presets": rows}, "\n".join(lines))
+
+
+@app.command("show")
+def show_command(
+    name: Annotated[str, typer.Argument(help="Name of the preset.", autocompletion=complete_preset)],
+    json_: JsonOption = False,
+) -> None:
+    """Print the file of a preset, with its comments."""
+    from llmtrain.config.load import list_presets
+    from llmtrain.config.starter import preset_text
+    from llmtrain.errors import UsageError, nearest
+
+    presets = list_presets()
+    if name not in presets:
+        raise UsageError(f"There is no preset '{name}'.{nearest(name, presets)}", known=presets)
+    text = preset_text(presets[name])
+    show(json_, {"name": name, "path": str(presets[name]), "text": text}, text.rstrip("\n"))
 
 
 def _about(path: Path) -> str:

@@ -33,7 +33,7 @@ def command(
     from llmtrain.operate.exec.run_in_pods import bundle_files, push
     from llmtrain.text import plural
 
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     bundle = bundle_files(files)
     pods = push(cluster, find_record(cluster, run, namespace or cluster.namespace), bundle, pod or ())
     if bundle.skipped:

@@ -27,7 +27,7 @@ def command(
     from llmtrain.operate.guard.stalled_pods import find_stalled, replace_stalled
     from llmtrain.operate.status.run_status import find_pods
 
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     record = find_record(cluster, run, namespace or cluster.namespace)
     lost, early = find_lost(find_pods(cluster, record), after)
     lost = recover(cluster, record.namespace, lost)

@@ -48,7 +48,7 @@ def command(
     from llmtrain.launch.record import check_applied, find_record
 
     check_watching(detach, recover)
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     record = find_record(cluster, run, namespace or cluster.namespace)
     check_ended(cluster, record)
     if record.unknown:
@@ -67,6 +67,6 @@ def command(
             f"A resume cannot change the name or namespace of run '{run}'.", remedy="Remove them from --set."
         )
     check_applied(record, changed, plan)
-    warn_of(plan)
+    warn_of(plan, cluster.name)
     warn_of_stuck_pods(lifecycle.resume(cluster, record, plan, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)

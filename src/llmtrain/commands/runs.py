@@ -1,108 +1,114 @@
-"""llmtrain runs: list, show and compare runs by reading their directories."""
+"""llmtrain runs: list, show, compare and prune runs by reading their directories."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, show
-from llmtrain.terminal import format_columns
+from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, complete_run, show
+from llmtrain.errors import UsageError
 
-app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True)
+app = typer.Typer(help="List, show, compare and prune runs.", no_args_is_help=True)
+
+RunsArgument = Annotated[list[str], typer.Argument(help="Run ids or paths.", autocompletion=complete_run)]
 
 
 @app.command("list")
-def list_command(root: RootOption = DEFAULT_ROOT, json_: JsonOption = False) -> None:
-    """List all runs, oldest first."""
+def list_command(
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="Order: val_loss, best_val_loss, train_loss, step, lr, run_id or age (newest first). Default: oldest "
+            "first.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of runs; without --sort: the newest.")] = None,
+    filter_: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="TEXT", help="Only runs with this text in id, name, status, data or model."),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    json_: JsonOption = False,
+) -> None:
+    """List runs with their losses, age, dataset, learning rate and number of parameters."""
+    from llmtrain.commands.run_tables import run_table
     from llmtrain.runs.directory import list_runs
+    from llmtrain.runs.listing import select_rows
     from llmtrain.runs.summary import summarize_all
 
-    rows = summarize_all(list_runs(root))
-    columns = ("run_id", "status", "step", "max_steps", "train_loss", "val_loss", "best_val_loss")
-    more = ("damaged",) if any(row["damaged"] for row in rows) else ()
-    show(json_, {"root": root, "runs": rows}, _table(rows, (*columns, *more)) if rows else f"No runs in {root}.")
+    everything = summarize_all(list_runs(root))
+    rows = select_rows(everything, sort, limit, filter_)
+    empty = f"No runs in {root}." if not everything else f"None of the {len(everything)} runs in {root} matches."
+    show(json_, {"root": root, "runs": rows}, run_table(rows) if rows else empty)
 
 
 @app.command("show")
 def show_command(
-    run: Annotated[str, typer.Argument(help="Run id or path.")],
+    run: Annotated[str, typer.Argument(help="Run id or path.", autocompletion=complete_run)],
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
     """Show summary, checkpoints, starts, result, metadata and config of a run."""
+    from llmtrain.commands.run_tables import description_lines
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.summary import describe
 
     value = describe(find_run(root, run))
-    show(json_, value, "\n".join(_lines(value)))
+    show(json_, value, "\n".join(description_lines(value)))
 
 
 @app.command("compare")
-def compare_command(
-    first: Annotated[str, typer.Argument(help="Run id or path.")],
-    second: Annotated[str, typer.Argument(help="Run id or path.")],
+def compare_command(runs: RunsArgument, root: RootOption = DEFAULT_ROOT, json_: JsonOption = False) -> None:
+    """Compare two runs or more: what differs in their configs, their losses, and which one is best."""
+    from llmtrain.commands.run_tables import comparison_lines
+    from llmtrain.runs.compare import compare
+    from llmtrain.runs.directory import find_run
+
+    if len(runs) < 2:
+        raise UsageError("Pass at least two runs to compare.", remedy="`llmtrain runs list` lists them.")
+    value = compare([find_run(root, run) for run in runs])
+    show(json_, value, "\n".join(comparison_lines(value)))
+
+
+@app.command("prune")
+def prune_command(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids.", autocompletion=complete_run)
+    ] = None,
+    older_than: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Runs that wrote nothing for this long, such as 12h or 30d.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="All but the newest N runs that match.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Runs whose last start crashed or failed.")] = False,
+    checkpoints: Annotated[
+        bool, typer.Option("--checkpoints", help="Delete only checkpoints, except the newest and the best of each run.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete. Without it, only show what would be deleted.")] = False,
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Compare config, losses and final state of two runs."""
+    """Delete runs, or their older checkpoints. Several criteria must all be met. A running run is never touched."""
+    from llmtrain.commands.run_tables import prune_lines
     from llmtrain.runs.directory import find_run
-    from llmtrain.runs.summary import compare
+    from llmtrain.runs.prune import Criteria, delete, parse_age, plan_prune, remove_leftovers, select_runs
 
-    value = compare(find_run(root, first), find_run(root, second))
-    lines = [
-        _table(
-            value["runs"],
-            ("run_id", "status", "step", "train_loss", "val_loss", "best_val_loss", "state_sha256"),
+    age = parse_age(older_than) if older_than is not None else None
+    criteria = Criteria(tuple(runs or ()), age, keep, failed)
+    if criteria.is_empty() and not checkpoints:
+        raise UsageError(
+            "Pass which runs to delete.", remedy="Name them, or use --older-than, --keep, --failed or --checkpoints."
         )
-    ]
-    lines += ["", *(f"{d['field']}: {d['first']!r} -> {d['second']!r}" for d in value["config_differences"])]
-    if not value["config_differences"]:
-        lines.append("The configs are equal.")
-    if value["first_different_step"] is not None:
-        lines.append(f"The training losses differ from step {value['first_different_step']} on.")
-    elif value["compared_steps"]:
-        lines.append(f"The training losses are equal at all {value['compared_steps']} steps that both logged.")
-    if value["same_state"] is not None:
-        lines.append(f"The final states are {'identical' if value['same_state'] else 'different'}.")
-    if not value["same_state"]:
-        lines += _causes(value)
-    show(json_, value, "\n".join(lines))
-
-
-def _causes(value: dict[str, Any]) -> list[str]:
-    """Differences between the machines that change results in the last bits."""
-    labels = {"architectures": "CPU architecture", "threads": "number of CPU threads"}
-    lines = []
-    for name, label in labels.items():
-        first, second = value[name]
-        if first and second and (first != second or len(first) > 1):
-            lines.append(f"The {label} differs: {_then(first)} in the first run, {_then(second)} in the second.")
-    note = "Results are bit-identical only on the same architecture with the same number of threads."
-    return [*lines, note] if lines else []
-
-
-def _then(values: list[Any]) -> str:
-    return ", then ".join(map(str, values))
-
-
-def _table(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> str:
-    return format_columns([columns, *([_cell(row.get(column)) for column in columns] for row in rows)])
-
-
-def _cell(value: Any) -> str:
-    if value is None or value == []:
-        return "-"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    return str(value)[:40]
-
-
-def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
-    lines = []
-    for key, item in value.items():
-        if isinstance(item, dict):
-            lines += [f"{indent}{key}:", *_lines(item, indent + "  ")]
-        else:
-            lines.append(f"{indent}{key}: {item}")
-    return lines
+    for name in criteria.names:
+        find_run(root, name)  # raises for a run that does not exist
+    result = plan_prune(root, select_runs(root, criteria), checkpoints)
+    if yes:
+        result = delete(result)
+        remove_leftovers(root)
+    value = {
+        "root": root,
+        "is_deleted": yes,
+        "bytes": result.bytes,
+        "runs": [candidate.as_dict() for candidate in result.deleted],
+        "kept": [candidate.as_dict() for candidate in result.kept],
+    }
+    show(json_, value, "\n".join(prune_lines(result, is_deleted=yes)))

@@ -52,7 +52,7 @@ def command(
         raise UsageError(
             "--recover-lost-nodes only works with --watch and one run.", remedy="Pass a run id and --watch."
         )
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     selected = None if all_namespaces else namespace or cluster.namespace
     if run is None:
         _show_all(cluster, selected, watch, json_)

@@ -27,7 +27,7 @@ def command(
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status.run_status import run_status
 
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     record = find_record(cluster, run, namespace or cluster.namespace)
     try:
         before = run_status(cluster, record, with_usage=False).state

@@ -1,6 +1,8 @@
 """llmtrain train: start or resume a training run."""
 
 import json
+import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,7 @@ from llmtrain.commands.options import (
     ModelDirOption,
     SetOption,
     TokenizerDirOption,
+    complete_run,
     shorthands,
     show,
 )
@@ -27,8 +30,10 @@ from llmtrain.commands.processes import (
 )
 from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
-from llmtrain.logs import is_debugging
+from llmtrain.logs import is_debugging, log, setup_logging
+from llmtrain.progress import phases
 from llmtrain.terminal import discard, printable
+from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
@@ -41,6 +46,17 @@ def command(
     resume: Annotated[
         str | None,
         typer.Option(help="Resume a run (id, checkpoint path or `auto`).", show_default=False),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="RUN[@STEP]",
+            help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
+            "--config it has the same config.",
+            show_default=False,
+            autocompletion=complete_run,
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run one forward pass; report sizes and memory.")] = False,
     allow_config_change: Annotated[
@@ -59,17 +75,26 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Train a model. The default config is the preset gpt_stdlib."""
-    if dry_run and (resume or processes):
-        raise UsageError("--dry-run cannot be combined with --resume or --processes.")
+    if dry_run and (resume or processes or from_):
+        raise UsageError("--dry-run cannot be combined with --resume, --processes or --from.")
+    if from_ and resume not in (None, "auto"):
+        raise UsageError(
+            "--from starts a new run and --resume continues one.", remedy="Pass one of them, or --resume auto."
+        )
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
+    if from_ and config is None:
+        config, overrides = _origin_config(from_, overrides)
     loaded = _load(config, overrides, resume)
+    setup_logging(loaded.logging)
     if processes:
-        _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, allow_config_change, json_)
+        options = ["--from", from_] if from_ else []
+        options += ["--allow-config-change"] if allow_config_change else []
+        _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, options, json_)
         return
     from llmtrain.training.shutdown import StopFlag
 
     # Importing torch takes seconds, in which a pod may receive SIGTERM.
-    with StopFlag() as stop:
+    with phases("loading torch"), StopFlag() as stop:
         if dry_run:
             from llmtrain.training.dry_run import dry_run as report_sizes
 
@@ -81,7 +106,7 @@ def command(
             if is_debugging():
                 _diagnose(loaded)
             with diagnosed_join_errors(loaded):
-                result = run_training(loaded, resume, allow_config_change, stop)
+                result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
             if result is not None:  # other ranks than 0 have no result
                 _show(json_, result)
 
@@ -93,23 +118,21 @@ def _train_in_processes(
     config: str | None,
     overrides: list[str],
     resume: str | None,
-    allow_config_change: bool,
+    options: list[str],
     json_: bool,
 ) -> None:
     """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
     from llmtrain.distributed.batch_split import micro_batches_in_step
-    from llmtrain.logs import setup_logging
     from llmtrain.runs.directory import new_run
 
-    setup_logging(loaded.logging)
     micro_batches_in_step(loaded, processes)
-    arguments = ["train", *forwarded_options(config, overrides, json_)]
+    arguments = ["train", *forwarded_options(config, overrides, json_), *options]
     if resume is None:
         run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
         arguments += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
     else:
         arguments += ["--resume", resume]
-    arguments += ["--allow-config-change"] if allow_config_change else []
+    log("SETUP", f"starting {plural(processes, 'process')}")
     run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
 
 
@@ -142,6 +165,20 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     return loaded
 
 
+def _origin_config(reference: str, overrides: list[str]) -> tuple[str, list[str]]:
+    """The config file of the run that --from names, and overrides for a new run beside it."""
+    from llmtrain.runs.directory import find_run
+    from llmtrain.runs.summary import config_values
+
+    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
+    name = re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference)
+    run = find_run(root, name)
+    if not run.config.is_file():
+        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
+    location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
+    return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
+
+
 def _current_location(run: "RunDirectory", output: object) -> list[str]:
     """Overrides for a run that was renamed, copied or moved: its config.yaml has its first location."""
     recorded = output if isinstance(output, dict) else {}
@@ -166,23 +203,52 @@ def _show(as_json: bool, result: dict[str, Any]) -> None:
 
 
 def _result_text(result: dict[str, Any]) -> str:
-    sample = printable(result["sample"]).rstrip()
-    return "\n".join(
-        [
-            *(
-                ["", "A sample the model wrote:", "", *(f"  | {line}" for line in sample.splitlines()), ""]
-                if sample
-                else []
-            ),
-            f"train loss  {result['first_train_loss']:.4f} -> {result['final_train_loss']:.4f}",
-            f"val loss    {result['final_val_loss']:.4f}, "
-            f"best {result['best_val_loss']:.4f} at step {result['best_step']}",
-            f"speed       {result['tokens_per_second']:,.0f} tokens/s, {result['steps']} steps",
-            f"state       sha256 {result['state_sha256'][:16]}...",
-            f"run         {result['run_dir']}",
-            *([f"mlflow      {result['tracking_uri']}"] if result.get("tracking_uri") else []),
-        ]
-    )
+    lines = _sample_lines(result)
+    first_val, bits = result.get("first_val_loss"), result.get("final_bits_per_byte")
+    val_loss = f"{result['final_val_loss']:.4f}" if first_val is None else _from_to(first_val, result["final_val_loss"])
+    lines += [
+        f"train loss  {_from_to(result['first_train_loss'], result['final_train_loss'])}",
+        f"val loss    {val_loss}, best {result['best_val_loss']:.4f} at step {result['best_step']}",
+        *([f"bits/byte   {bits:.4f} on the validation text"] if bits is not None else []),
+        f"speed       {result['tokens_per_second']:,.0f} tokens/s, {plural(result['steps'], 'step')}",
+        f"state       sha256 {result['state_sha256'][:16]}...",
+        f"run         {result['run_dir']}",
+    ]
+    return "\n".join([*lines, *_next_steps(result)])
+
+
+def _from_to(first: float, last: float) -> str:
+    return f"{first:.4f} -> {last:.4f}"
+
+
+def _sample_lines(result: dict[str, Any]) -> list[str]:
+    prompt, sample = (printable(result.get(name) or "").strip() for name in ("sample_prompt", "sample"))
+    if not sample:
+        return []
+    title = ["The model's answer to:", "", *(f"  > {line}" for line in prompt.splitlines())]
+    lines = title if prompt else ["A sample the model wrote:"]
+    return ["", *lines, "", *(f"  | {line}" for line in sample.splitlines()), ""]
+
+
+def _next_steps(result: dict[str, Any]) -> list[str]:
+    """What to do with a finished run: use it, train it longer, see its curve."""
+    is_default_root = Path(result["run_dir"]).parent == Path(DEFAULT_ROOT)
+    run = shlex.quote(result["run_id"] if is_default_root else result["run_dir"])
+    epochs = result.get("wanted", {}).get("max_epochs")
+    length = f"trainer.max_epochs={2 * epochs}" if epochs else f"trainer.max_steps={2 * result['steps']}"
+    uri = result.get("tracking_uri")
+    if uri:
+        curve = uri if uri.startswith("http") else f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    elif (Path(result["run_dir"]) / "tensorboard").is_dir():
+        curve = f"tensorboard --logdir {shlex.quote(result['run_dir'])}"
+    else:
+        curve = f"{Path(result['run_dir']) / 'metrics.jsonl'} has the curves"
+    return [
+        "",
+        f"use it      llmtrain generate --run {run}",
+        f"train more  llmtrain train --resume {run} --set {length}",
+        f"curves      {curve}",
+    ]
 
 
 def _dry_run_text(report: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ def command(
     from llmtrain.launch.record import find_record
     from llmtrain.operate.why.explain import explain
 
-    cluster = connect(kubeconfig, context)
+    cluster = connect(kubeconfig, context, run)
     why = explain(cluster, find_record(cluster, run, namespace or cluster.namespace))
     show(json_, why.as_dict(), why.text)
     if why.cause == "unknown":

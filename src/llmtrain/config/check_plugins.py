@@ -8,6 +8,7 @@ from typing import Any
 from llmtrain.config.data import CustomDataSection
 from llmtrain.config.document import Document, KeyPath
 from llmtrain.config.model import CustomModelSection
+from llmtrain.config.problems import Problems
 from llmtrain.config.schema import Config
 from llmtrain.errors import ConfigError, UsageError
 from llmtrain.plugins import describe_plugin, load_plugin, read_options, search_in
@@ -45,33 +46,36 @@ def check_plugins(
     directories: Iterable[Path] = (),
     *,
     chosen: Sequence[Choice] | None = None,
+    overridden: Iterable[str] = (),
     unchecked: list[str] | None = None,
 ) -> None:
     """Import the classes that a config names, from `directories` and the current one too, and validate their options.
-    All problems are raised as one ConfigError. `chosen`: only these. `unchecked`: gets a message for each class that
-    needs a package which is not installed here, instead of an error."""
+    All problems are raised as one ConfigError. `chosen`: only these. `overridden`: keys of --set. `unchecked`: gets a
+    message for each class that needs a package which is not installed here, instead of an error."""
     chosen = list(choices(config)) if chosen is None else chosen
     if not chosen:
         return
     search_in([*directories, Path.cwd()])
-    problems = [problem for choice in chosen for problem in _problems(choice, document, unchecked)]
+    problems = Problems(document, overridden)
+    for choice in chosen:
+        for path, text in _problems(choice, unchecked):
+            problems.add(text, path)
     if problems:
-        raise ConfigError(document.source, problems)
+        raise ConfigError(document.source, problems.sorted())
 
 
-def _problems(choice: Choice, document: Document, unchecked: list[str] | None) -> Iterator[str]:
+def _problems(choice: Choice, unchecked: list[str] | None) -> Iterator[tuple[KeyPath, str]]:
     try:
         kind = choice.load()
     except UsageError as error:
         if unchecked is not None and error.details.get("missing_module"):
             unchecked.append(f"{error.what} The class is not checked here.")
             return
-        yield document.where((*choice.path, "name")) + " ".join(filter(None, (error.what_and_known, error.remedy)))
+        yield (*choice.path, "name"), " ".join(filter(None, (error.what_and_known, error.remedy)))
         return
     for path, text in read_options(kind, choice.options)[1]:
         full = (*choice.path, "options", *path)
-        where = document.where(full[:3]) or document.where(full[:2])
-        yield f"{where}{'.'.join(full)}: {text}"
+        yield full, f"{'.'.join(full)}: {text}"
 
 
 def describe_plugins(config: Config) -> dict[str, dict[str, Any]]:

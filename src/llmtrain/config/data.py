@@ -19,7 +19,8 @@ class DataSection(Section):
     """`byte`, `char` (one token per character of the text), `gpt2`, or a Hugging Face tokenizer directory
     (`llmtrain tokenizer train` makes one). null uses the model's own for `hf_causal_lm`, else `byte`."""
     cache_dir: MayChange[str] = "~/.cache/llmtrain"
-    """Directory of tokenized data, reused while source and tokenizer are unchanged."""
+    """Directory of tokenized data, reused while source and tokenizer are unchanged. The default is, in pods,
+    .cache/llmtrain on the runs volume."""
     num_workers: MayChange[CountOrZero] = 0
     """Number of worker processes that prepare batches. 0 prepares them in the training process. Workers import the main
     module, so a script of your own needs `if __name__ == "__main__":`."""

@@ -4,12 +4,12 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
+from llmtrain.config.yaml_errors import explain_yaml_error
 from llmtrain.errors import ConfigError, UsageError
-from llmtrain.text import one_line
 
 KeyPath = tuple[str, ...]
 MAX_LEVELS = 50
@@ -63,6 +63,21 @@ def dump_document(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=120)
 
 
+class Place(NamedTuple):
+    """Where a key is written."""
+
+    line: int
+    file: str | None = None
+    """None: in the document itself, else in a base that it extends."""
+
+    @property
+    def is_inherited(self) -> bool:
+        return self.file is not None
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}:" if self.file else f"line {self.line}:"
+
+
 @dataclass
 class Document:
     """A parsed config file: its values, and the line number of each key."""
@@ -70,10 +85,12 @@ class Document:
     source: str
     values: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)
+    inherited: dict[KeyPath, Place] = field(default_factory=dict)
+    """Places of the keys of its bases (see extends.py)."""
 
-    def where(self, path: KeyPath) -> str:
+    def place(self, path: KeyPath) -> Place | None:
         line = self.lines.get(path)
-        return f"line {line}: " if line else ""
+        return Place(line) if line else self.inherited.get(path)
 
 
 def read_document(path: Path) -> Document:
@@ -93,7 +110,8 @@ def parse_document(text: str, source: str) -> Document:
     try:
         node, values = _load(text)
     except (yaml.YAMLError, ValueError) as problem:
-        raise ConfigError(source, [f"not valid YAML: {one_line(problem)}"]) from None
+        what, line = explain_yaml_error(problem, text)
+        raise ConfigError(source, [f"not valid YAML: {what}"], line) from None
     if values is None:
         values = {}
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):

@@ -4,71 +4,45 @@
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from llmtrain import registry
+from llmtrain.config.extra_volumes import env_in, extra_volume_problems
+from llmtrain.config.kubernetes_types import (
+    MOUNT_PATH_PATTERN,
+    AccessMode,
+    Annotations,
+    Capability,
+    EnvVariables,
+    KubeName,
+    Labels,
+    MountPath,
+    Namespace,
+    NodeCount,
+    Quantity,
+    Spread,
+    UserId,
+    amount,
+)
 from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem, Section, Text
 from llmtrain.redact import has_secret, is_secret_setting
 
-NAME_LIMIT = 63  # characters of a DNS label, which pod names and label values must fit
 SINGLE_NODE_MODES = ("ReadWriteOnce", "ReadWriteOncePod")
 NO_TTL = ("stateful_set", "train_job")  # a StatefulSet never finishes, and a TrainJob has no such field
-MOUNT_PATH_PATTERN = r"^(/[A-Za-z0-9._-]+)+$"
+# Labels that llmtrain, Kubernetes or an operator sets and selects pods by.
+RESERVED_LABELS = (
+    *("app", "app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/managed-by"),
+    *("job-name", "controller-uid", "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"),
+)
+OWN_PREFIXES = ("llmtrain", "llmtrain.dev")
+RESERVED_PREFIXES = (
+    *OWN_PREFIXES,
+    *("batch.kubernetes.io", "apps.kubernetes.io", "statefulset.kubernetes.io"),
+    *("training.kubeflow.org", "jobset.sigs.k8s.io"),
+)
 RESERVED_PATHS = ("/config", "/tmp", "/cache", "/dev", "/proc", "/sys")
-
-SUFFIXES: dict[str, int | Decimal] = {
-    "": 1,
-    "m": Decimal("0.001"),
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "P": 10**15,
-}
-SUFFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
-
-
-def _as_text(value: object) -> object:
-    """A number as text, which Kubernetes requires."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-def _quantity(value: object) -> object:
-    text = _as_text(value)
-    if isinstance(text, str) and not re.fullmatch(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?", text):
-        raise PydanticCustomError("quantity", "must be a quantity such as 500m, 2 or 4Gi")
-    return text
-
-
-def _nodes(value: object) -> object:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    is_range = isinstance(value, str) and re.fullmatch(r"[1-9][0-9]{0,5}:[1-9][0-9]{0,5}", value)
-    if not is_count and not is_range:
-        raise PydanticCustomError("nodes", "must be an integer >= 1, or 'MIN:MAX' such as '2:4'")
-    return value
-
-
-def _texts(value: object) -> object:
-    return {key: _as_text(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-Quantity = Annotated[str, BeforeValidator(_quantity, json_schema_input_type=str | float)]
-NodeCount = Annotated[int | str, BeforeValidator(_nodes, json_schema_input_type=int | str)]
-KubeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$", max_length=253)]
-Namespace = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=NAME_LIMIT)]
-MountPath = Annotated[str, Field(pattern=MOUNT_PATH_PATTERN)]
-AccessMode = Literal["ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany", "ReadOnlyMany"]
-EnvVariables = Annotated[dict[str, str], BeforeValidator(_texts, json_schema_input_type=dict[str, str | float])]
-
-
-def amount(quantity: str) -> Decimal:
-    """Value of a quantity in bytes or cores."""
-    number = quantity.rstrip("mkMGTPi")
-    return Decimal(number) * SUFFIXES[quantity[len(number) :]]
 
 
 class ResourcesSection(Section):
@@ -84,6 +58,10 @@ class ResourcesSection(Section):
     """Resource name of the GPUs."""
     shm_size: Quantity = "1Gi"
     """Size of /dev/shm, which data workers and NCCL use. Kubernetes' own default is 64 MB."""
+    ephemeral_storage: Quantity | None = None
+    """Local disk per pod, for /tmp, /cache and logs. null requests none and sets no limit."""
+    extra: dict[str, Quantity] = {}
+    """Other resources per pod, such as `vpc.amazonaws.com/efa`, `rdma/ib` or `hugepages-2Mi`."""
 
 
 class VolumeSection(Section):
@@ -171,8 +149,36 @@ class LaunchSection(Section):
     """Tolerations, in Kubernetes syntax."""
     affinity: dict[str, Any] = {}
     """Affinity, in Kubernetes syntax."""
-    topology_spread: bool = True
-    """Prefer to schedule each pod on a different node."""
+    topology_spread: Spread = True
+    """true: prefer to schedule each pod on a different node. Or topologySpreadConstraints in Kubernetes syntax; their
+    labelSelector defaults to the pods of the run."""
+    labels: Labels = {}
+    """Additional labels of all objects of the run and of its pods."""
+    annotations: Annotations = {}
+    """Additional annotations of the job and its pods."""
+    service_account: KubeName | None = None
+    """ServiceAccount of the pods, for a cloud identity such as IRSA. Its token is not mounted."""
+    runtime_class: KubeName | None = None
+    """RuntimeClass of the pods."""
+    scheduler_name: KubeName | None = None
+    """Scheduler of the pods. null uses the cluster's default scheduler."""
+    host_network: bool = False
+    """Use the network of the node. At most one pod of the run then fits on a node."""
+    run_as_user: UserId | None = None
+    """User id of the containers. null means 1000 with `security: restricted`, else the image's user."""
+    run_as_group: UserId | None = None
+    """Group id of the containers. null means 1000 with `security: restricted`, else the image's group."""
+    fs_group: UserId | None = None
+    """Group that owns the volumes. null means 1000, with `security: none` the storage's own."""
+    capabilities: list[Capability] = []
+    """Linux capabilities to add to the training container, such as IPC_LOCK."""
+    extra_volumes: list[dict[str, Any]] = []
+    """Additional volumes, in Kubernetes syntax: persistentVolumeClaim, secret, configMap, hostPath, nfs, ..."""
+    extra_mounts: list[dict[str, Any]] = []
+    """Where to mount `extra_volumes`: volumeMounts in Kubernetes syntax."""
+    pod_patch: dict[str, Any] = {}
+    """Strategic merge patch over the pod template (`metadata` and `spec`), for what has no field of its own. In it,
+    `trainer` names the training container of every kind."""
     pod_disruption_budget: bool = False
     """Create a PodDisruptionBudget, so that draining a node waits for the run."""
     priority_class: KubeName | None = None
@@ -233,6 +239,7 @@ class LaunchSection(Section):
             yield ("nodes",), f"launch.nodes must be MIN:MAX with MIN <= MAX, got {self.nodes}."
         yield from self._resource_problems()
         yield from self._volume_problems(most)
+        yield from self._pod_problems()
         for name in self.env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
                 yield ("env",), f"launch.env: {name!r} is not a valid name of an environment variable."
@@ -257,6 +264,8 @@ class LaunchSection(Section):
                 f"launch.resources.shm_size {resources.shm_size} must be below launch.resources.memory "
                 f"{resources.memory}, which includes shared memory. Raise memory, or lower shm_size.",
             )
+        for name in {"cpu", "memory", "ephemeral-storage", resources.gpu_resource} & set(resources.extra):
+            yield ("resources",), f"launch.resources.extra.{name} has a field of its own in launch.resources. Use that."
         if resources.gpus and resources.gpus != self.processes_per_node:
             yield (
                 ("resources", "processes_per_node"),
@@ -287,17 +296,38 @@ class LaunchSection(Section):
                     f"{field} would create an empty read-only volume. Set {field}.claim to an existing claim, or "
                     f"{field}.read_only to false.",
                 )
+        yield from extra_volume_problems(self.extra_volumes, self.extra_mounts)
         own = {name: path for name, path in self.mounts("").items() if name != "runs"}
         yield from (((f"{name}_volume",), text) for name, text in mount_problems(own))
+
+    def _pod_problems(self) -> Iterator[Problem]:
+        for name in self.labels:
+            if name in RESERVED_LABELS or name.partition("/")[0] in RESERVED_PREFIXES:
+                yield ("labels",), f"launch.labels.{name} is set by llmtrain or Kubernetes. Choose another key."
+        for name in self.annotations:
+            if name.partition("/")[0] in OWN_PREFIXES:
+                yield ("annotations",), f"launch.annotations.{name} is set by llmtrain. Choose another key."
+        if self.security == "restricted" and self.run_as_user == 0:
+            yield (
+                ("run_as_user", "security"),
+                "launch.run_as_user 0 is root, which launch.security restricted forbids. Set launch.security to "
+                "baseline, or another user.",
+            )
+        for name in set(self.pod_patch) - {"metadata", "spec"}:
+            yield (
+                ("pod_patch",),
+                f"launch.pod_patch.{name} is not part of a pod template. Known: metadata, spec.",
+            )
 
     def secret_problems(self) -> Iterator[Problem]:
         """Secrets that would be readable in a manifest. Not part of `problems`: the config of a run that is already on
         the cluster must stay readable."""
-        for name, value in self.env.items():
+        in_patch = [(f"pod_patch: the variable {name}", name, value) for name, value in env_in(self.pod_patch)]
+        for where, name, value in [*((f"env.{name}", name, value) for name, value in self.env.items()), *in_patch]:
             if is_secret_setting(name, value) or has_secret(value):
                 yield (
-                    ("env",),
-                    f"launch.env.{name} looks like a secret, which every manifest would show. Put it into a Secret: "
+                    ("env", "pod_patch"),
+                    f"launch.{where} looks like a secret, which every manifest would show. Put it into a Secret: "
                     "launch.hf_token_secret for a Hugging Face token, launch.env_secrets for others.",
                 )
 

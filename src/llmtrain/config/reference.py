@@ -20,10 +20,13 @@ HEADER = """# Config reference
 Generated from the schema by `llmtrain print-config --reference`; a test keeps it up to date.
 A config sets only what differs from the defaults. `--set section.field=value` overrides one field;
 `--set model.lora.rank=8` overrides a field of a section inside a section.
+`extends: BASE` at the top of a file starts from a preset or another file, relative to it: sections are merged field by
+field, lists are replaced.
 `llmtrain config-schema` prints the same as a JSON Schema for editors. Fields marked `yes` under *resume* may differ
 when a run is resumed; any other change requires `--allow-config-change`.
 """
 CUSTOM_NAME = "package.module:Class"
+EXTENDS = "Config that this one is merged over: a preset, or a file relative to this one."
 TABLE_HEAD = "| field | type | default | resume | description |\n|---|---|---|---|---|"
 
 
@@ -64,6 +67,7 @@ def json_schema() -> dict[str, Any]:
         _accept_installed(schema["$defs"][name]["properties"]["name"], field)
     for section in SECTIONS:
         del schema["properties"][section]["default"]  # long, and repeated in the section
+    schema["properties"] = {"extends": {"type": "string", "description": EXTENDS}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_titles(schema)}
 
 

@@ -38,7 +38,24 @@ _REPEATED_DEFAULTS: dict[KeyPath, Any] = {
     ("launch", "runs_volume", "mount_path"): DEFAULT_MOUNT_PATH,
     ("launch", "master_port"): DEFAULT_MASTER_PORT,
 }
-_ONLY_IN_V3: tuple[KeyPath, ...] = (("launch", "image_schema"),)
+_ONLY_IN_V3: tuple[KeyPath, ...] = (
+    ("launch", "image_schema"),
+    ("launch", "resources", "ephemeral_storage"),
+    ("launch", "resources", "extra"),
+    ("launch", "labels"),
+    ("launch", "annotations"),
+    ("launch", "service_account"),
+    ("launch", "runtime_class"),
+    ("launch", "scheduler_name"),
+    ("launch", "host_network"),
+    ("launch", "run_as_user"),
+    ("launch", "run_as_group"),
+    ("launch", "fs_group"),
+    ("launch", "capabilities"),
+    ("launch", "extra_volumes"),
+    ("launch", "extra_mounts"),
+    ("launch", "pod_patch"),
+)
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads
 # the document.
 _ADDED_TO_V2: tuple[KeyPath, ...] = (
@@ -102,6 +119,14 @@ def downgrade(values: dict[str, Any]) -> dict[str, Any]:
             _put(old, path, names.get(value, value) if isinstance(value, str) else value)
     old.pop("tracking")
     return {**old, "schema_version": 2}
+
+
+def lost_in_v2(values: dict[str, Any]) -> list[str]:
+    """Fields of a resolved config with values that a version-2 document cannot hold."""
+    paths = [path for path in _ONLY_IN_V3[1:] if _get(values, path) not in (None, False, {}, [])]  # their defaults
+    if isinstance(_get(values, ("launch", "topology_spread")), list):
+        paths.append(("launch", "topology_spread"))
+    return [".".join(path) for path in paths]
 
 
 def is_old_name(path: str, version: int) -> bool:

@@ -11,12 +11,12 @@ a class of the user's own (docs/extending.md).
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from llmtrain.config.data import CustomDataSection, DataSection
+from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
@@ -49,7 +49,7 @@ class DataModule(ABC):
         self.options: BaseModel = parse_options(type(self), getattr(config, "options", {}))
         self.seed = seed
         self.tokenizer_spec = config.tokenizer or "byte"
-        self.cache_dir = Path(config.cache_dir).expanduser()
+        self.cache_dir = token_cache_dir(config)
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:

@@ -64,6 +64,11 @@ class TrainBatches(Dataset[Batch], ABC):
 
     @property
     @abstractmethod
+    def tokens(self) -> int:
+        """Input tokens of the training data that are used: after truncation, and without what is dropped."""
+
+    @property
+    @abstractmethod
     def tokens_per_step(self) -> float:
         """Mean number of input tokens per step, without padding."""
 

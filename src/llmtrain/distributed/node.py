@@ -121,7 +121,8 @@ def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[
         except SignalException as interrupt:
             was_interrupted = True
             with suppress(SignalException):  # a second signal while the workers are stopping
-                log("DDP", f"{signal.Signals(interrupt.sigval).name}: the processes of this node have stopped")
+                level = logging.INFO if job.node.nodes > 1 else logging.DEBUG
+                log("DDP", f"{signal.Signals(interrupt.sigval).name}: the processes of this node have stopped", level)
         except RendezvousClosedError:
             raise PeerLost(
                 "The other nodes have ended the run.", remedy="See the log of the node that ended first."

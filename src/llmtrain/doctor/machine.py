@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from llmtrain.config.schema import Config
+from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.distributed.env import gpu_count, usable_cores
 from llmtrain.errors import LlmtrainError
 from llmtrain.files import is_there
@@ -132,7 +133,7 @@ def volumes(config: Config, checkpoint_bytes: int | None, time_writing: bool) ->
     yield finding
     if time_writing and finding.status == "pass":
         yield write_speed(nearest_directory(directory))
-    cache = Path(config.data.cache_dir).expanduser()
+    cache = token_cache_dir(config.data)
     yield free_space("cache space", cache, GIB)
     yield writable("cache", cache, "Set data.cache_dir to a directory you may write to.")
 

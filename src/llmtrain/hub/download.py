@@ -123,7 +123,7 @@ def _fetch(request: _Request, directory: Path, force: bool) -> dict[str, Any]:
         "DATA",
         f"downloading {request.what} ({plural(len(state['files']), 'file')}, {format_bytes(total)}) into {directory}",
     )
-    quiet_bars()
+    quiet_bars(f"downloading {request.what}")
     snapshot_download(
         request.repo,
         repo_type=request.kind,

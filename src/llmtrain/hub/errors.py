@@ -16,25 +16,27 @@ OFFLINE_REMEDY = (
 )
 
 
-def explain_hub_error(problem: BaseException, what: str, offline_remedy: str = OFFLINE_REMEDY) -> LlmtrainError:
+def explain_hub_error(
+    problem: BaseException, what: str, offline_remedy: str = OFFLINE_REMEDY, failed: str = "cannot be downloaded"
+) -> LlmtrainError:
     """The error for an exception of huggingface_hub, also if transformers or datasets wrapped it; without tokens.
     `what` begins the message: "Model 'owner/name'"."""
     error: LlmtrainError | None = None
     cause: BaseException | None = problem
     while cause is not None and error is None:
-        error = _explain_one(cause, what, offline_remedy)
+        error = _explain_one(cause, what, offline_remedy, failed)
         cause = cause.__cause__
     if error is None:
         lines = [line for line in str(problem).splitlines() if line.strip()] or [""]
-        error = DataError(f"{what} cannot be downloaded: {type(problem).__name__}: {lines[0].strip():.300}")
+        error = DataError(f"{what} {failed}: {type(problem).__name__}: {lines[0].strip():.300}")
     return type(error)(redact_tokens(error.what), remedy=redact_tokens(error.remedy) if error.remedy else None)
 
 
-def _explain_one(problem: BaseException, what: str, offline_remedy: str) -> LlmtrainError | None:
+def _explain_one(problem: BaseException, what: str, offline_remedy: str, failed: str) -> LlmtrainError | None:
     from huggingface_hub import errors
 
     if isinstance(problem, errors.HfHubHTTPError):
-        return _explain_answer(problem, what)
+        return _explain_answer(problem, what, failed)
     if isinstance(problem, errors.LocalEntryNotFoundError) and problem.__cause__ is not None:
         return None  # raised for any failure of the hub: the cause is more specific
     if isinstance(problem, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
@@ -57,7 +59,7 @@ def _explain_one(problem: BaseException, what: str, offline_remedy: str) -> Llmt
     return None
 
 
-def _explain_answer(problem: Any, what: str) -> LlmtrainError:
+def _explain_answer(problem: Any, what: str, failed: str) -> LlmtrainError:
     """The error for an HTTP error response of the hub."""
     from huggingface_hub import errors
 
@@ -90,4 +92,4 @@ def _explain_answer(problem: Any, what: str) -> LlmtrainError:
     if status == 429:
         return DataError(f"{what}: the rate limit of the hub is exceeded (429).", remedy="Retry later, with a token.")
     reason = (problem.server_message or str(problem)).strip().partition("\n")[0][:300]
-    return DataError(f"{what} cannot be downloaded: the hub returned {status} ({type(problem).__name__}): {reason}")
+    return DataError(f"{what} {failed}: the hub returned {status} ({type(problem).__name__}): {reason}")

@@ -8,6 +8,7 @@ from typing import Any
 from llmtrain.errors import UsageError
 from llmtrain.hub.errors import explain_hub_error
 from llmtrain.hub.token import hub_token, is_offline, redact_tokens
+from llmtrain.progress import detail
 
 # The files that transformers needs to load a causal language model. No pickles: loading one runs code.
 MODEL_FILES = ("*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt", "vocab.txt")
@@ -32,7 +33,7 @@ def find_model(
     try:
         from huggingface_hub import snapshot_download
 
-        quiet_bars()
+        quiet_bars(path)
         snapshot = snapshot_download(
             path,
             revision=revision,
@@ -88,9 +89,9 @@ def file_patterns(kind: str, code: bool) -> dict[str, Any]:
     return {"allow_patterns": allowed, "ignore_patterns": [*OTHER_FORMATS, *MARKERS]}
 
 
-def quiet_bars() -> None:
-    """Disable progress bars without a terminal."""
+def quiet_bars(what: str) -> None:
+    """Disable the library's progress bars without a terminal, and while a live line shows what is being done."""
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # public, but lazily so
 
-    if not sys.stderr.isatty():
+    if detail(what) or not sys.stderr.isatty():
         disable_progress_bars()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.logs import warn
+from llmtrain.models.hf.lora import has_adapter
 from llmtrain.training.build import base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.model import ModelHandle
@@ -33,14 +35,17 @@ def evaluate_files(
     batch_size: int,
     block_size: int | None = None,
     stop: Callable[[], bool] = lambda: False,
+    progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,  # noqa: ARG005
 ) -> dict[str, EvalResult]:
-    """Loss on files: `tuned`, and `base` if the model was fine-tuned from another one."""
+    """Loss on files: `tuned`, and `base` if the model was fine-tuned from another one. `progress` is called with what
+    is being done, the number of batches done, and their total if it is known."""
     block_size = block_size or loaded.config.model.block_size
     context_length = loaded.adapter.context_length()
     if block_size > context_length:
         raise UsageError(
             f"--block-size must be at most {context_length}, the context length of the model, got {block_size}."
         )
+    progress("Tokenizing", 0, None)
     store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
     if (
         isinstance(data, ExampleBatchesSection)
@@ -58,25 +63,30 @@ def evaluate_files(
         can_pack=loaded.adapter.can_pack,
     )
 
-    def measure(module: nn.Module) -> EvalResult:
-        adapter = loaded.adapter
+    def measure(module: nn.Module, what: str) -> EvalResult:
+        adapter, done = loaded.adapter, count()
+
+        def stop_between_batches() -> bool:
+            progress(what, next(done), len(batches))
+            return stop()
+
         model = ModelHandle(adapter, module, ParallelModel(module), adapter.loss, loaded.autocast)
-        result = evaluate(model, batches, World(device=loaded.device), stop=stop)
+        result = evaluate(model, batches, World(device=loaded.device), stop=stop_between_batches)
         if result is None:
             raise Interrupted("Interrupted before the evaluation was complete.", remedy="Run the same command again.")
         return result
 
-    results = {"tuned": measure(loaded.module)}
+    results = {"tuned": measure(loaded.module, f"Evaluating {loaded.label}")}
     with base_model(loaded) as base:
         if base is not None:
-            results["base"] = measure(base)
+            results["base"] = measure(base, "Evaluating the base model")
     return results
 
 
 @contextmanager
 def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
     """The model before fine-tuning: with its adapters disabled, or read again; None if it was not fine-tuned."""
-    from llmtrain.models.hf.causal_lm import enable_adapters, has_adapter
+    from llmtrain.models.hf.causal_lm import enable_adapters
 
     if has_adapter(loaded.module):
         enable_adapters(loaded.module, False)

@@ -19,12 +19,19 @@ def answers_questions(loaded: LoadedModel) -> bool:
 
 
 def generate_text(
-    loaded: LoadedModel, prompt: str | Messages, sampling: Sampling, stop: Callable[[], bool] = lambda: False
+    loaded: LoadedModel,
+    prompt: str | Messages,
+    sampling: Sampling,
+    stop: Callable[[], bool] = lambda: False,
+    on_text: Callable[[str], None] | None = None,
 ) -> str:
-    """The continuation of a text, or the answer to a conversation."""
+    """The continuation of a text, or the answer to a conversation. `on_text` is called with the text so far whenever
+    there is more of it."""
     temperature = sampling.temperature
     if temperature != 0 and not MIN_TEMPERATURE <= temperature < float("inf"):
         raise UsageError(f"--temperature must be 0 or at least {MIN_TEMPERATURE}, got {temperature}.")
+    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
+        raise UsageError(f"--top-p must be above 0 and at most 1, got {sampling.top_p}.")
     data, tokenizer_dir = loaded.config.data, loaded.tokenizer_dir
     if isinstance(prompt, str):
         text, prefix = prompt, [] if loaded.is_run else loaded.tokenizer.prefix_ids()
@@ -40,4 +47,5 @@ def generate_text(
             loaded.adapter.context_length(),
             prefix=prefix,
             stop=stop,
+            on_text=on_text,
         )

@@ -1,5 +1,6 @@
 """Loads a trained model: from a run, a peft adapter, or a model directory."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
 from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.run_plugins import check_run_plugins
-from llmtrain.runs.summary import config_values
+from llmtrain.runs.summary import config_values, summarize
 from llmtrain.training.build import GPU_ATTENTION, autocast_for, base_sha256, build_adapter, with_device_precision
 from llmtrain.training.model import Autocast
 from llmtrain.training.resume import warn_of_changed_code
@@ -223,7 +225,7 @@ def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
         if checkpoint:
             warn("SAVE", f"run {run.run_id} has no '{name}' checkpoint; using {checkpoint.path.name}")
             return checkpoint
-        raise CheckpointError(f"Run '{run.run_id}' has no checkpoint yet.", remedy=_first_save(run))
+        raise _no_checkpoint(run)
     try:
         return find_checkpoint(run.checkpoints / name)
     except CheckpointError:
@@ -233,8 +235,22 @@ def choose_checkpoint(run: RunDirectory, name: str) -> Checkpoint:
         ) from None
 
 
-def _first_save(run: RunDirectory) -> str:
+def _no_checkpoint(run: RunDirectory) -> CheckpointError:
+    """Says when there will be one; `step` and `next_checkpoint` are in the error's JSON."""
     trainer = config_values(run).get("trainer")
     every = trainer.get("save_every_steps") if isinstance(trainer, dict) else None
-    where = f"at step {every} (trainer.save_every_steps)" if every else "at the end of the epoch or of the run"
-    return f"Wait for the first one, which is saved {where}."
+    summary = summarize(run)
+    beats = (beat.get("step") for beat in read_heartbeats(run.heartbeats).values())
+    step = max([summary["step"], *(step for step in beats if isinstance(step, int))])
+    following = None
+    if isinstance(every, int) and every > 0:
+        following = min(step // every * every + every, summary["max_steps"] or sys.maxsize)
+    if summary["status"] != "running":
+        remedy = f"It is {summary['status']}. Resume it with: llmtrain train --resume {run.run_id}"
+    elif following is None:
+        remedy = "The next one is saved at the end of the epoch or of the run."
+    else:
+        remedy = f"The next one is saved at step {following} (trainer.save_every_steps is {every})."
+    error = CheckpointError(f"Run '{run.run_id}' has no checkpoint yet; it is at step {step}.", remedy=remedy)
+    error.details = {"step": step, "next_checkpoint": following}
+    return error

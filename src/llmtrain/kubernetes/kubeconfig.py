@@ -1,14 +1,19 @@
 """The connection settings of a cluster: from a kubeconfig, or inside a pod from its service account."""
 
 import logging
+import os
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from llmtrain.errors import UsageError
 from llmtrain.redact import redacted_line
 
+DEFAULT_NAMESPACE = "default"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
@@ -35,45 +40,88 @@ def load_connection(kubeconfig: str | None = None, context: str | None = None) -
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # our errors report retries and failures
     settings = client.Configuration()
     settings.keep_alive = True
+    if _is_in_pod(kubeconfig, context):
+        config.load_incluster_config(settings)
+        return Connection(settings, "the cluster of this pod", _pod_namespace())
+    selected = read_context(kubeconfig, context)
+    if selected is None and has_kubeconfig(kubeconfig):
+        raise _no_context("The kubeconfig has no current context.", [])
+    if selected is None:
+        raise _no_kubeconfig(kubeconfig)
     try:
-        contexts, current = _contexts(kubeconfig)
-    except config.ConfigException as problem:
-        if kubeconfig is None and context is None and (_SERVICE_ACCOUNT / "token").exists():
-            config.load_incluster_config(settings)
-            namespace = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
-            return Connection(settings, "the cluster of this pod", namespace)
-        raise UsageError(
-            f"No usable kubeconfig: {redacted_line(problem)}",
-            remedy="Set KUBECONFIG, or name a kubeconfig with --kubeconfig.",
-        ) from None
-    except Exception as problem:  # YAML errors of many types
+        config.load_kube_config(_location(kubeconfig), selected.name, settings)
+    except Exception as problem:  # missing certificate files, failing credential plugins
+        raise UsageError(f"The context {selected.name} is not usable: {redacted_line(problem)}") from None
+    given = {"--kubeconfig": kubeconfig, "--context": context}
+    options = "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
+    return Connection(settings, selected.name, selected.namespace, options)
+
+
+@dataclass(frozen=True)
+class Context:
+    name: str
+    namespace: str
+
+
+def read_context(kubeconfig: str | None = None, context: str | None = None) -> Context | None:
+    """The selected context, from the kubeconfig files alone; None if there is none."""
+    try:
+        documents = [yaml.safe_load(path.read_bytes()) or {} for path in _files(kubeconfig)]
+        rows = [row for document in documents for row in document.get("contexts") or []]
+        # As in kubectl, the first of several files wins.
+        contexts = {str(row["name"]): row.get("context") or {} for row in reversed(rows)}
+        current = next((name for each in documents if (name := each.get("current-context"))), None)
+    except Exception as problem:  # many types: not YAML, not readable, another structure
         raise UsageError(f"The kubeconfig is not readable: {redacted_line(problem)}") from None
     name = context or current
+    if not documents and (kubeconfig or context):
+        raise _no_kubeconfig(kubeconfig)
+    if not name:
+        return None
     if name not in contexts:
-        what = f"The kubeconfig has no context '{name}'." if name else "The kubeconfig has no current context."
-        raise UsageError(what, known=contexts, remedy="Select one with --context.")
-    try:
-        config.load_kube_config(kubeconfig, name, settings)
-    except Exception as problem:  # missing certificate files, failing credential plugins
-        raise UsageError(f"The context {name} is not usable: {redacted_line(problem)}") from None
-    selected = {"--kubeconfig": kubeconfig, "--context": context}
-    options = "".join(f" {option} {shlex.quote(value)}" for option, value in selected.items() if value)
-    return Connection(settings, name, contexts[name].get("namespace") or "default", options)
+        raise _no_context(f"The kubeconfig has no context '{name}'.", contexts)
+    return Context(name, contexts[name].get("namespace") or DEFAULT_NAMESPACE)
 
 
-def _contexts(kubeconfig: str | None) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """Contexts by name, and the current one. The client's own function fails without a current context."""
-    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, KubeConfigMerger
+def default_context(kubeconfig: str | None = None, context: str | None = None) -> tuple[str | None, str]:
+    """Name and namespace of the context that a command would use, without contacting a cluster. Without a kubeconfig:
+    (None, the namespace of this pod, or `default`)."""
+    if _is_in_pod(kubeconfig, context):
+        return None, _pod_namespace()
+    selected = read_context(kubeconfig, context)
+    return (selected.name, selected.namespace) if selected else (None, DEFAULT_NAMESPACE)
 
-    from kubernetes import config
 
-    location = kubeconfig or KUBE_CONFIG_DEFAULT_LOCATION
-    merged = KubeConfigMerger(location).config
-    if merged is None:
-        raise config.ConfigException(f"{location} does not exist")
-    # With several files, some parts are wrapped in a ConfigNode.
-    values = getattr(merged, "value", merged)
-    listed = getattr(values.get("contexts"), "value", values.get("contexts")) or []
-    rows = [getattr(row, "value", row) for row in listed]
-    contexts = {row["name"]: getattr(row.get("context"), "value", row.get("context")) or {} for row in rows}
-    return contexts, values.get("current-context")
+def has_kubeconfig(kubeconfig: str | None) -> bool:
+    return bool(_files(kubeconfig))
+
+
+def _location(kubeconfig: str | None) -> str:
+    return kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def _files(kubeconfig: str | None) -> list[Path]:
+    """The files that exist: $KUBECONFIG may list several, and those that are missing do not count."""
+    paths = [Path(text).expanduser() for text in _location(kubeconfig).split(os.pathsep) if text]
+    return [path for path in paths if path.exists()]
+
+
+def _is_in_pod(kubeconfig: str | None, context: str | None) -> bool:
+    """Whether the service account of this pod is to be used."""
+    return kubeconfig is None and context is None and not has_kubeconfig(None) and (_SERVICE_ACCOUNT / "token").exists()
+
+
+def _pod_namespace() -> str:
+    return (_SERVICE_ACCOUNT / "namespace").read_text().strip()
+
+
+def _no_context(what: str, known: Iterable[str]) -> UsageError:
+    return UsageError(what, known=known, remedy="Select one with --context.")
+
+
+def _no_kubeconfig(kubeconfig: str | None) -> UsageError:
+    set_to = os.environ.get("KUBECONFIG")
+    looked = f"--kubeconfig {kubeconfig}" if kubeconfig else f"KUBECONFIG={set_to}" if set_to else "~/.kube/config"
+    return UsageError(
+        f"No kubeconfig found (looked at {looked}).", remedy="Set KUBECONFIG, or name a kubeconfig with --kubeconfig."
+    )

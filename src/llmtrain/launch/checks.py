@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from llmtrain.config.check_plugins import choices
-from llmtrain.config.launch import NAME_LIMIT, mount_problems
+from llmtrain.config.kubernetes_types import NAME_LIMIT
+from llmtrain.config.launch import mount_problems
 from llmtrain.config.schema import SCHEMA_VERSION, Config
+from llmtrain.config.upgrade import lost_in_v2
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
 from llmtrain.env import CODE_DIR, CODE_HASH, EXIT_CODES, LAUNCH
@@ -53,6 +55,31 @@ def check_config(config: Config, work: Work, master_addr: str, has_code: bool = 
         raise UsageError(
             f"launch.env sets {', '.join(conflicts)}, which the launcher or the platform sets.",
             remedy="Remove it. launch.nodes, launch.processes_per_node and distributed.rendezvous apply to all pods.",
+        )
+
+
+def check_launch(config: Config, work: Work) -> None:
+    """What is only refused before a launch: a run that is on the cluster already must stay removable."""
+    check_secrets(config, work)
+    launch = config.launch
+    lost = lost_in_v2(config.as_dict()) if launch.image_schema == 2 else []
+    if lost:
+        raise UsageError(
+            f"{', '.join(lost)} cannot be recorded with launch.image_schema 2, so `resume` would lose the value.",
+            remedy="Use an image of this version of llmtrain and leave image_schema out, or remove the fields.",
+        )
+    mounts = [*launch.mounts(config.output.mount_path).values(), WORK_DIR]
+    taken = [path for each in launch.extra_mounts if (path := each["mountPath"].rstrip("/")) in mounts]
+    if taken:
+        raise UsageError(
+            f"launch.extra_mounts: {', '.join(taken)} is already used in pods.", remedy="Choose another mountPath."
+        )
+    may_have_gpus = launch.resources.gpus or launch.resources.extra or launch.pod_patch  # such as a resource claim
+    if work.mode == "train" and config.run.device == "cuda" and not may_have_gpus:
+        raise UsageError(
+            "run.device is cuda, but launch.resources.gpus is 0: the pods would have no GPU.",
+            remedy="Set launch.resources.gpus, for example --set launch.resources.gpus=1 (equal to "
+            "launch.processes_per_node), or run.device: cpu.",
         )
 
 

@@ -32,7 +32,8 @@ def metadata(plan: JobPlan, name: str | None = None, labels: dict[str, str] | No
 def job_metadata(plan: JobPlan) -> Manifest:
     """Metadata of the job, with the labels that Kueue reads."""
     launch = plan.launch
-    return metadata(plan, labels=without_empty({QUEUE_LABEL: launch.queue, PRIORITY_LABEL: launch.queue_priority}))
+    meta = metadata(plan, labels=without_empty({QUEUE_LABEL: launch.queue, PRIORITY_LABEL: launch.queue_priority}))
+    return meta | ({"annotations": dict(launch.annotations)} if launch.annotations else {})
 
 
 def headless_service(plan: JobPlan) -> Manifest:

@@ -13,8 +13,9 @@ from llmtrain.config.schema import SCHEMA_VERSION, Config
 from llmtrain.config.upgrade import downgrade
 from llmtrain.hub.needs import hub_needs
 from llmtrain.hub.token import is_offline
+from llmtrain.kubernetes.kubeconfig import DEFAULT_NAMESPACE
 from llmtrain.kubernetes.labels import COMMON_LABELS, RUN_LABEL, run_selector
-from llmtrain.launch.checks import check_config, check_secrets
+from llmtrain.launch.checks import check_config, check_launch
 from llmtrain.launch.endpoints import egress_ports
 from llmtrain.launch.plan_warnings import plan_warnings
 from llmtrain.launch.pod_command import pod_command
@@ -24,7 +25,6 @@ from llmtrain.runs.directory import new_run_id
 Manifest = dict[str, Any]
 
 JOB_FILE = "job.json"
-DEFAULT_NAMESPACE = "default"
 # Fields of the config that describe one process; in a cluster each pod reads them from its environment.
 PROCESS_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "init_method")
 
@@ -61,6 +61,8 @@ class JobPlan:
     run_label: str = RUN_LABEL
     """Key of the label that carries the run id: that of the run's first launch (see kubernetes/labels.py)."""
     warnings: list[str] = field(default_factory=list)
+    is_launched: bool = field(default=False, compare=False)
+    """The plan of a run that is on the cluster already."""
 
     @property
     def world_size(self) -> int:
@@ -81,7 +83,8 @@ class JobPlan:
     @property
     def labels(self) -> dict[str, str]:
         """Labels of every object of the run."""
-        return {**COMMON_LABELS, self.run_label: self.run_id}
+        standard = {"app.kubernetes.io/instance": self.run_id, "app.kubernetes.io/managed-by": "llmtrain"}
+        return {**COMMON_LABELS, **standard, self.run_label: self.run_id, **self.launch.labels}
 
     @property
     def selector(self) -> dict[str, str]:
@@ -158,7 +161,7 @@ def plan_job(
     is_launched: bool = False,
 ) -> JobPlan:
     """Pure, except that it generates a run id if the config has none. `is_launched`: the run is on the cluster already,
-    where refusing a secret in its config would only prevent removing it."""
+    where refusing a part of its config would only prevent removing it."""
     launch = config.launch
     workload = find_workload(launch)
     run_id = config.output.run_id or new_run_id(config.run.name)
@@ -167,7 +170,7 @@ def plan_job(
     master_addr = workload.master_addr(run_id, launch)
     check_config(config, work, master_addr, has_code=code is not None)
     if not is_launched:
-        check_secrets(config, work)
+        check_launch(config, work)
     resolved = _config_in_pod(config, run_id)
     is_fetching = work.mode in ("train", "hold") and hub_needs(resolved).any and not is_offline(launch.env)
     return JobPlan(
@@ -200,6 +203,7 @@ def plan_job(
         nonce=nonce,
         run_label=run_label,
         warnings=plan_warnings(resolved, work),
+        is_launched=is_launched,
     )
 
 

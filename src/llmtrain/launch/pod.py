@@ -1,11 +1,23 @@
-"""The pod template of all workloads. It passes Pod Security `restricted` unless launch.security is lowered."""
+"""The pod template of all workloads. It passes Pod Security `restricted` unless the config says otherwise."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import CODE_DIR, CODE_HASH, EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR
+from llmtrain.env import (
+    CODE_DIR,
+    CODE_HASH,
+    EXIT_CODES,
+    HOLD_SCRIPT,
+    LAUNCH,
+    NODE_NAME,
+    PREFETCHED,
+    RUN_DIR,
+    TOKEN_CACHE,
+)
 from llmtrain.launch.code_map import code_volume
 from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.pod_patch import patched
 from llmtrain.launch.pod_scripts import script_text
 from llmtrain.launch.work import CODE_PATH, CONFIG_DIR, CONFIG_FILE, WORK_DIR
 
@@ -52,12 +64,17 @@ BASELINE_POD_SECURITY: Manifest = {
 
 
 def pod_security(launch: LaunchSection) -> Manifest:
-    return {"restricted": POD_SECURITY, "baseline": BASELINE_POD_SECURITY, "none": {}}[launch.security]
+    level = {"restricted": POD_SECURITY, "baseline": BASELINE_POD_SECURITY, "none": {}}[launch.security]
+    ids = {"runAsUser": launch.run_as_user, "runAsGroup": launch.run_as_group, "fsGroup": launch.fs_group}
+    return {**level, **without_empty(ids)}
 
 
-def container_security(launch: LaunchSection) -> Manifest:
+def container_security(launch: LaunchSection, capabilities: Sequence[str] = ()) -> Manifest:
     """The securityContext field of a container, if any."""
-    return {"securityContext": CONTAINER_SECURITY} if launch.security == "restricted" else {}
+    context = CONTAINER_SECURITY if launch.security == "restricted" else {}
+    if capabilities:
+        context = {**context, "capabilities": {**context.get("capabilities", {}), "add": list(capabilities)}}
+    return {"securityContext": context} if context else {}
 
 
 def pod_template(
@@ -73,8 +90,12 @@ def pod_template(
         "restartPolicy": restart_policy,
         "subdomain": subdomain,
         "terminationGracePeriodSeconds": launch.grace_period_sec + GRACE_MARGIN_SEC,
+        "serviceAccountName": launch.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if launch.host_network else {}),
+        "runtimeClassName": launch.runtime_class,
+        "schedulerName": launch.scheduler_name,
         "securityContext": pod_security(launch),
         "imagePullSecrets": [{"name": name} for name in launch.image_pull_secrets],
         "priorityClassName": launch.priority_class,
@@ -86,10 +107,11 @@ def pod_template(
         "containers": [_container(plan, env or [], port_name)],
         "volumes": _volumes(plan),
     }
-    return {
-        "metadata": {"labels": {**plan.labels, **NO_SIDECAR}, "annotations": NO_SIDECAR},
-        "spec": without_empty(spec),
+    meta = {
+        "labels": {**plan.labels, **NO_SIDECAR, **launch.labels},
+        "annotations": {**NO_SIDECAR, **launch.annotations},
     }
+    return patched({"metadata": meta, "spec": without_empty(spec)}, plan)
 
 
 def without_empty(values: Manifest) -> Manifest:
@@ -118,7 +140,7 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         **_env_from(plan),
         "ports": [{"name": port_name, "containerPort": plan.master_port}],
         "resources": _resources(plan),
-        **container_security(launch),
+        **container_security(launch, launch.capabilities),
         "volumeMounts": _mounts(plan),
     }
 
@@ -148,7 +170,8 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     launch, is_held = plan.launch, plan.work.mode == "hold"
     # Training does not need the hub after the prefetch. In held pods users may want other models than the config's.
     uses_hub = is_prefetch or is_held or not plan.is_fetching
-    plain = {**WRITABLE, LAUNCH: plan.launch_id}
+    # On the volume, tokens outlive the pod, and the next run finds them.
+    plain = {**WRITABLE, LAUNCH: plan.launch_id, TOKEN_CACHE: f"{plan.mounts['runs']}/.cache/llmtrain"}
     plain |= {"MLFLOW_TRACKING_URI": plan.tracking_uri} if plan.tracking_uri else {}
     models = launch.models_volume
     if "models" in launch.volumes and not models.read_only:  # downloaded once for all pods
@@ -166,7 +189,7 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     token = launch.hf_token_secret
-    if token.name and uses_hub:
+    if token.name and (is_prefetch or plan.work.mode in ("hold", "command")):  # only where downloads happen
         rows.append(
             {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key}}},
         )
@@ -177,8 +200,11 @@ def _resources(plan: JobPlan) -> Manifest:
     """Requests equal limits (QoS class Guaranteed): the pod is evicted last."""
     resources = plan.launch.resources
     amounts: dict[str, Any] = {"cpu": resources.cpu, "memory": resources.memory}
+    if resources.ephemeral_storage:
+        amounts["ephemeral-storage"] = resources.ephemeral_storage
     if resources.gpus:
         amounts[resources.gpu_resource] = str(resources.gpus)
+    amounts |= resources.extra
     return {"requests": amounts, "limits": amounts}
 
 
@@ -194,7 +220,7 @@ def _mounts(plan: JobPlan) -> list[Manifest]:
     for name, volume in plan.launch.volumes.items():
         is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
         mounts.append({"name": name, "mountPath": plan.mounts[name]} | ({"readOnly": True} if is_read_only else {}))
-    return mounts
+    return [*mounts, *plan.launch.extra_mounts]
 
 
 def _volumes(plan: JobPlan) -> list[Manifest]:
@@ -206,17 +232,13 @@ def _volumes(plan: JobPlan) -> list[Manifest]:
         *([{"name": "work", "emptyDir": {}}] if plan.work.mode == "hold" else []),
         *([{"name": "code", "configMap": code_volume(plan)}] if plan.code else []),
         *({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}} for name in plan.launch.volumes),
+        *plan.launch.extra_volumes,
     ]
 
 
 def _spread(plan: JobPlan) -> list[Manifest]:
-    if not plan.launch.topology_spread or plan.nodes == 1:
-        return []
-    return [
-        {
-            "maxSkew": 1,
-            "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "ScheduleAnyway",
-            "labelSelector": {"matchLabels": plan.selector},
-        }
-    ]
+    spread = plan.launch.topology_spread
+    if isinstance(spread, bool):
+        prefer = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
+        spread = [prefer] if spread and plan.nodes > 1 else []
+    return [{**row, "labelSelector": row.get("labelSelector", {"matchLabels": plan.selector})} for row in spread]

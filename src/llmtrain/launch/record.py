@@ -34,6 +34,7 @@ from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, Workload, config_map_name, find_workload, plan_job
 from llmtrain.launch.work import CONFIG_FILE, Work
 from llmtrain.redact import redacted_line
+from llmtrain.runs.directory import local_run_hint
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def find_record(cluster: Cluster, run_id: str, namespace: str) -> Record:
     raise UsageError(
         f"Run '{run_id}' does not exist in namespace {namespace} of {cluster.name}.{nearest(run_id, known)}",
         known=known,
-        remedy=f"List the runs of all namespaces: llmtrain status --all-namespaces{cluster.options}. Select another "
+        remedy=local_run_hint(run_id)
+        or f"List the runs of all namespaces: llmtrain status --all-namespaces{cluster.options}. Select another "
         "namespace or cluster with --namespace and --context.",
     )
 

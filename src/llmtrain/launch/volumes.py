@@ -3,7 +3,8 @@
 from contextlib import suppress
 from decimal import Decimal
 
-from llmtrain.config.launch import SINGLE_NODE_MODES, LaunchSection, amount
+from llmtrain.config.kubernetes_types import amount
+from llmtrain.config.launch import SINGLE_NODE_MODES, LaunchSection
 from llmtrain.errors import UsageError
 from llmtrain.kubernetes.api_errors import AlreadyExists
 from llmtrain.kubernetes.client import Cluster, Object

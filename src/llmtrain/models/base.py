@@ -22,6 +22,7 @@ LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | N
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
 """Token ids so far -> logits of the next token. Successive calls extend the ids by one or more."""
 WriteInto = Callable[[Path], None]
+EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ModelAdapter(ABC):
@@ -130,6 +131,10 @@ class ModelAdapter(ABC):
     def flops_per_token(self, module: nn.Module) -> float:
         """Floating-point operations of forward and backward per token: 6 per weight, without attention."""
         return 6.0 * parameter_count(module)
+
+    def base_dtype(self) -> str:
+        """Data type in which the weights of the pretrained base model are stored."""
+        return "float32"
 
     def export(
         self,

@@ -187,6 +187,15 @@ def find_run(root: str, reference: str) -> RunDirectory:
     return run
 
 
+def local_run_hint(run_id: str, root: str = "runs") -> str | None:
+    """What to do instead if a run that was looked for on a cluster is one of this machine."""
+    if run_id not in [run.run_id for run in list_runs(root)]:
+        return None
+    return (
+        f"'{run_id}' is a local run: resume it with `llmtrain train --resume {run_id}`, or see `llmtrain runs --help`."
+    )
+
+
 def list_runs(root: str) -> list[RunDirectory]:
     """Runs by the time of their first start."""
     directory = Path(root).expanduser()

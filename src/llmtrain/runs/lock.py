@@ -69,6 +69,14 @@ class RunLock(Lock):
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)
 
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    def follow(self, path: Path) -> None:
+        """The run directory was renamed by the owner of this lock: release it there."""
+        self._path = path
+
     def __enter__(self) -> "RunLock":
         deadline = time.monotonic() + self._wait_sec
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from llmtrain.files import open_text, write_atomic
 from llmtrain.logs import warn
+from llmtrain.text import plural
 
 Row = dict[str, Any]
 SYNC_BYTES = 1 << 20
@@ -73,7 +74,7 @@ class MetricsLog:
                 self._write()
             count = self._rows[self._written :].count(b"\n")
             if count:
-                warn("TRAIN", f"could not write {count} rows of {self._path}")
+                warn("TRAIN", f"could not write {plural(count, 'row')} of {self._path}")
         with suppress(OSError):
             os.close(self._descriptor)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.document import read_document
-from llmtrain.config.schema import differences
 from llmtrain.config.upgrade import upgraded_values
 from llmtrain.errors import LlmtrainError
 from llmtrain.files import is_there, open_text, read_json
@@ -14,7 +13,6 @@ from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.lock import is_held
-from llmtrain.runs.metadata import architecture_of
 from llmtrain.runs.metrics import read_metrics
 
 
@@ -25,9 +23,10 @@ def summarize(run: RunDirectory) -> dict[str, Any]:
     result = _dictionary(run.finished, damaged)
     losses = _numbers(rows, "train/loss", damaged)
     val_losses = _numbers(rows, "val/loss", damaged)
+    meta, values = _dictionary(run.meta, damaged), upgraded_values(config_values(run))
     return {
         "run_id": run.run_id,
-        "name": _dictionary(run.meta, damaged).get("name"),
+        "name": meta.get("name"),
         "status": _status(run, damaged),
         "step": max((row["step"] for row in rows), default=0),
         "max_steps": _max_steps(run, damaged),
@@ -35,9 +34,27 @@ def summarize(run: RunDirectory) -> dict[str, Any]:
         "val_loss": val_losses[-1] if val_losses else None,
         "best_val_loss": min(val_losses, default=None),
         "state_sha256": result.get("state_sha256"),
+        "started_at": meta.get("started_at"),
+        "dataset": _dataset(values),
+        "model": _section(values, "model").get("name"),
+        "lr": _section(values, "trainer").get("lr"),
+        "parameters": result.get("parameters"),
         "path": str(run.path),
         "damaged": sorted(set(damaged)),
     }
+
+
+def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
+    section = values.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def _dataset(values: dict[str, Any]) -> str | None:
+    """What the run is trained on: its dataset or first file, else the kind of data."""
+    data = _section(values, "data")
+    files = data.get("files") if isinstance(data.get("files"), list) else None
+    named = data.get("dataset_name") or data.get("train_file") or (files[0] if files else None)
+    return str(named or data.get("name")) if data else None
 
 
 def summarize_all(runs: Iterable[RunDirectory]) -> list[dict[str, Any]]:
@@ -87,44 +104,16 @@ def _max_steps(run: RunDirectory, damaged: list[str]) -> int | None:
 def describe(run: RunDirectory) -> dict[str, Any]:
     return {
         **summarize(run),
-        "last_written": _last_written(run),
-        "checkpoints": _checkpoints(run),
-        "latest": _pointer(run, "latest"),
-        "best": _pointer(run, "best"),
+        "last_written": _local_time(last_written(run)),
+        "checkpoints": checkpoint_names(run),
+        "latest": pointed_checkpoint(run, "latest"),
+        "best": pointed_checkpoint(run, "best"),
         "ranks": [beat for _, beat in sorted(read_heartbeats(run.heartbeats).items())],
         "generations": read_generations(run),
         "result": read_json(run.finished),
         "meta": read_json(run.meta),
         "config": config_values(run),
     }
-
-
-def compare(first: RunDirectory, second: RunDirectory) -> dict[str, Any]:
-    rows = [summarize(first), summarize(second)]
-    changes = differences(*(upgraded_values(config_values(run)) for run in (first, second)))
-    losses = [
-        {row["step"]: row["train/loss"] for row in _metrics(run, []) if row.get("train/loss") is not None}
-        for run in (first, second)
-    ]
-    common = sorted(losses[0].keys() & losses[1].keys())
-    hashes = [row["state_sha256"] for row in rows]
-    return {
-        "runs": rows,
-        "config_differences": [
-            {"field": path, "first": old, "second": new} for path, old, new in changes if path != "output.run_id"
-        ],
-        "compared_steps": len(common),
-        "first_different_step": next((step for step in common if losses[0][step] != losses[1][step]), None),
-        "same_state": hashes[0] == hashes[1] if all(hashes) else None,
-        "architectures": [_recorded(run, "architecture", architecture_of(read_meta(run))) for run in (first, second)],
-        "threads": [_recorded(run, "threads") for run in (first, second)],
-    }
-
-
-def _recorded(run: RunDirectory, name: str, default: Any = None) -> list[Any]:
-    """The distinct values that the starts of a run recorded, in order; `default` if none did."""
-    values = [row[name] for row in read_generations(run) if row.get(name) is not None] or [default]
-    return list(dict.fromkeys(value for value in values if isinstance(value, str | int)))
 
 
 def config_values(run: RunDirectory) -> dict[str, Any]:
@@ -147,12 +136,12 @@ def _status(run: RunDirectory, damaged: list[str]) -> str:
     return "finished" if run.finished.exists() else "stopped"
 
 
-def _checkpoints(run: RunDirectory) -> list[str]:
+def checkpoint_names(run: RunDirectory) -> list[str]:
     steps = (path.name.removeprefix("step_") for path in run.checkpoints.glob("step_*"))
     return [f"step_{step}" for step in sorted(int(step) for step in steps if step.isdecimal())]
 
 
-def _pointer(run: RunDirectory, name: str) -> str | None:
+def pointed_checkpoint(run: RunDirectory, name: str) -> str | None:
     try:
         with open_text(run.checkpoints / name) as file:
             return file.read().strip()
@@ -160,9 +149,13 @@ def _pointer(run: RunDirectory, name: str) -> str | None:
         return None
 
 
-def _last_written(run: RunDirectory) -> str | None:
+def last_written(run: RunDirectory) -> float | None:
+    """When the run last wrote metrics."""
     try:
-        at = (run.metrics if run.metrics.exists() else run.path).stat().st_mtime
+        return (run.metrics if run.metrics.exists() else run.path).stat().st_mtime
     except OSError:
         return None
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _local_time(at: float | None) -> str | None:
+    return None if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

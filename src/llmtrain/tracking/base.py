@@ -42,6 +42,12 @@ class Tracker:
     def log(self, step: int, metrics: Metrics) -> None:
         """Called with the metrics of a step, which include train/loss, val/loss or both."""
 
+    def step(self, step: int, seconds_left: float | None) -> None:
+        """Called after every step, so it must be fast. There is no loss yet: reading it would wait for the GPU."""
+
+    def activity(self, what: str) -> None:
+        """Called when the next step has to wait: `compiling`, `evaluating`, `saving`."""
+
     def saved(self, step: int) -> None:
         """Called before the checkpoint of a step is published."""
 
@@ -60,6 +66,12 @@ class Trackers(Tracker):
 
     def log(self, step: int, metrics: Metrics) -> None:
         self._each(lambda tracker: tracker.log(step, metrics))
+
+    def step(self, step: int, seconds_left: float | None) -> None:
+        self._each(lambda tracker: tracker.step(step, seconds_left))
+
+    def activity(self, what: str) -> None:
+        self._each(lambda tracker: tracker.activity(what))
 
     def saved(self, step: int) -> None:
         self._each(lambda tracker: tracker.saved(step))

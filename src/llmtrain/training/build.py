@@ -28,6 +28,7 @@ from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
 from llmtrain.plugins import parse_options
+from llmtrain.progress import phase
 from llmtrain.redact import redact_values
 from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
@@ -63,6 +64,7 @@ def build_components(config: Config, world: World) -> Components:
     prepared = build_data(config).prepare(config.run.threads)
     for prompt in config.trainer.eval_prompts:
         prepared.tokenizer.encode(prompt)  # raises for characters that are not in the vocabulary
+    phase("building the model")
     adapter = build_adapter(with_device_precision(config, world.device), prepared.tokenizer.vocab_size)
     train_batches, eval_batches = make_batches(
         prepared,

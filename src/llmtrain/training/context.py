@@ -6,6 +6,7 @@ from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import Lock
+from llmtrain.training.origin import Origin
 from llmtrain.training.resume import Resumption
 from llmtrain.training.shutdown import StopFlag
 
@@ -24,6 +25,8 @@ class RunContext:
     resumption: Resumption | None
     """None for a new run."""
     stop: StopFlag
+    origin: Origin | None = None
+    """Whose weights the run starts from, until its first checkpoint."""
 
     @property
     def resumed_step(self) -> int | None:

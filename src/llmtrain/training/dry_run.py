@@ -7,6 +7,7 @@ from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.progress import phase
 from llmtrain.training.build import autocast_for, build_components, resolve_steps, resolve_threads, set_up_torch
 from llmtrain.training.throughput import peak_memory_bytes
 
@@ -18,6 +19,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     micro_batches_in_step(config, current_process_info(config.distributed).world_size)
     config, _ = resolve_threads(config, None, world)
     set_up_torch(config)
+    phase("reading data")
     components = build_components(config, world)
     module = components.module
     batch = components.train_batches[0].to(world.device)
@@ -34,7 +36,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         "parameters": parameter_count(module),
         "trainable_parameters": trainable,
         "vocab_size": components.adapter.vocab_size,
-        "train_tokens": len(components.prepared.train),
+        "train_tokens": components.train_batches.tokens,
         "val_tokens": len(components.prepared.val),
         "eval_batches": len(components.eval_batches),
         "tokens_per_step": round(components.train_batches.tokens_per_step),

@@ -55,21 +55,23 @@ class EvalPrompts:
         write_json(path, redact_values(answers))
         return path
 
-    def sample(self, is_interrupted: Callable[[], bool]) -> str:
-        """A short text that shows what the model has learned. `is_interrupted` tells about this rank only."""
+    def sample(self, is_interrupted: Callable[[], bool]) -> tuple[str, str]:
+        """A prompt, and a short text from it that shows what the model has learned. `is_interrupted` tells about this
+        rank only."""
         prompts = self.config.trainer.eval_prompts
         if self._has_examples() and not prompts:
-            return ""
+            return "", ""
+        prompt = prompts[0] if prompts else ""
         deadline = time.monotonic() + SAMPLE_SEC
         sampling = Sampling(SAMPLE_TOKENS, temperature=0.8, top_k=50, seed=self.config.run.seed)
         try:
-            return self._generate(
-                prompts[0] if prompts else "",
+            return prompt, self._generate(
+                prompt,
                 sampling,
                 lambda: self.world.control.any(is_interrupted() or time.monotonic() > deadline),
             )
         except DataError:  # a char tokenizer whose training text has no line break
-            return ""
+            return "", ""
 
     def _generate(self, prompt: str, sampling: Sampling, stop: Callable[[], bool]) -> str:
         prefix: list[int] = []

@@ -4,6 +4,7 @@ import math
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -13,6 +14,8 @@ from llmtrain.checkpoint.state import TrainState, model_tensors, optimizer_tenso
 from llmtrain.checkpoint.store import CheckpointRequest
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.data.batches import Batch, TrainBatches
+from llmtrain.data.store.token_store import TokenStore
+from llmtrain.data.tokenizers.base import TokenBytes
 from llmtrain.distributed.batch_split import MicroBatchRange
 from llmtrain.distributed.world import World
 from llmtrain.errors import Interrupted, TrainingFailed
@@ -26,7 +29,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.evaluate import evaluate
 from llmtrain.training.optim import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
-from llmtrain.training.throughput import Throughput
+from llmtrain.training.throughput import Throughput, peak_memory_bytes
 from llmtrain.training.watchdog import Watchdog
 
 
@@ -78,6 +81,7 @@ class Trainer:
             ) from None
 
     def _loop(self) -> None:
+        self.tracker.activity("compiling" if self.config.compile else "first step")
         self.throughput.restart()
         while True:
             if self._evaluation_due() and not self._is_interrupted():
@@ -136,42 +140,45 @@ class Trainer:
         self._unread.append((self.progress.step, result))
         if self._is_warming_up:
             # The first step of a process allocates and compiles, so its time is not counted.
-            loss = self._read_losses()
+            self._read_losses()
             self._is_warming_up = False
             self.throughput.restart()
-            if self.progress.first_train_loss is None:
-                self.progress.first_train_loss = loss
+        self.tracker.step(self.progress.step, self._seconds_left())
         if self._is_due(self.config.log_every_steps):
             self._log(result)
 
     def _log(self, result: StepResult) -> None:
         self.context.lock.check()
         step = self.progress.step
-        loss = self._read_losses()
+        self._read_losses()
         metrics: Metrics = {
-            "train/loss": loss,
+            "train/loss": self.progress.end_window(),
             "train/lr": lr_at(step - 1, self.config),
             "train/grad_norm": float(result.grad_norm),
             "train/tokens": self.progress.tokens,
             "train/epoch": self._epochs(),
         }
-        speed = self.throughput.read()
-        if speed:
-            rate, seconds = speed
-            metrics["train/tokens_per_second"] = rate
-            metrics["train/seconds_left"] = (self.config.steps - step) * seconds
+        rate = self.throughput.read()
+        seconds_left = self._seconds_left()
+        if rate is not None and seconds_left is not None:
+            metrics["train/tokens_per_second"], metrics["train/seconds_left"] = rate, seconds_left
             mfu = self.throughput.mfu(rate)
             if mfu is not None:
                 metrics["train/mfu"] = mfu
+        if self.world.device.type == "cuda":
+            metrics["train/peak_memory_bytes"] = peak_memory_bytes(self.world.device)
         self.tracker.log(step, metrics)
 
-    def _read_losses(self) -> float:
-        """Fetch the losses since the last call in one transfer (each waits for the GPU) and return the last one.
+    def _seconds_left(self) -> float | None:
+        return self.throughput.seconds_left(self.config.steps - self.progress.step)
+
+    def _read_losses(self) -> None:
+        """Fetch the losses since the last call, in one transfer: each waits for the GPU.
 
         Raises at the first loss or gradient norm that is not finite. Steps after it were wasted, but none of them has
         been saved."""
         if not self._unread:
-            return self.progress.last_train_loss or 0.0
+            return
         # One row per step: the losses of this rank's micro-batches, then the gradient norm (equal on all ranks).
         own = torch.stack([torch.cat([r.losses, r.grad_norm.float().reshape(1)]) for _, r in self._unread])
         by_rank = self.world.control.gather_tensors(own).tolist()  # (ranks, steps, micro-batches + 1)
@@ -179,13 +186,10 @@ class Trainer:
             # Summed in the order of the micro-batches, so that it does not depend on which rank computed which.
             loss = sum(value for rows in by_rank for value in rows[index][:-1])
             self._check_finite(step, loss, by_rank[0][index][-1])
-            self.progress.last_train_loss = loss
             if self._epoch_ended_at(step - 1):
-                self.progress.epoch_loss_sum, self.progress.epoch_steps = 0.0, 0
-            self.progress.epoch_loss_sum += loss
-            self.progress.epoch_steps += 1
+                self.progress.end_epoch()
+            self.progress.add_train_loss(loss)
         self._unread.clear()
-        return self.progress.last_train_loss or 0.0
 
     def _check_finite(self, step: int, loss: float, grad_norm: float) -> None:
         """An infinite gradient corrupts the weights even if the loss was finite."""
@@ -222,11 +226,18 @@ class Trainer:
     def _evaluation_due(self) -> bool:
         return self._is_due(self.config.eval_every_steps) and self.progress.step > self.progress.evaluated_step
 
+    @cached_property
+    def _token_bytes(self) -> TokenBytes | None:
+        """None for examples: only part of their text counts."""
+        prepared = self.components.prepared
+        return prepared.tokenizer.token_bytes() if isinstance(prepared.val, TokenStore) else None
+
     def _evaluate(self) -> None:
-        with self._paused():
+        with self._paused("evaluating"):
             step = self.progress.step
             inject_fault("evaluate", step)
-            result = evaluate(self.stepper.model, self.components.eval_batches, self.world, stop=self._is_interrupted)
+            batches = self.components.eval_batches
+            result = evaluate(self.stepper.model, batches, self.world, self._is_interrupted, self._token_bytes)
             if result is None:
                 return  # interrupted: the resumed run repeats the evaluation
             if not math.isfinite(result.loss):
@@ -235,6 +246,8 @@ class Trainer:
             if answers is None:
                 return
             progress = self.progress
+            if not progress.evaluated_step:
+                progress.first_val_loss = result.loss
             is_best = progress.best_val_loss is None or result.loss < progress.best_val_loss
             if is_best:
                 progress.best_val_loss, progress.best_step, progress.evaluations_since_best = result.loss, step, 0
@@ -243,6 +256,8 @@ class Trainer:
             progress.last_val_loss, progress.evaluated_step = result.loss, step
             self.context.lock.check()
             metrics = {"val/loss": result.loss, "val/perplexity": result.perplexity, "val/is_best": float(is_best)}
+            if result.bits_per_byte is not None:
+                metrics["val/bits_per_byte"] = progress.last_bits_per_byte = result.bits_per_byte
             self.tracker.log(step, {**metrics, **self._epoch_metrics()})
             if answers and self.world.is_first:
                 self._save_answers(answers)
@@ -273,7 +288,7 @@ class Trainer:
         self._finish_save(is_last_chance=False)
         if step == 0 or self._is_saved():
             return
-        with self._paused():  # has checked the losses: nothing after a NaN is saved
+        with self._paused("saving"):  # has checked the losses: nothing after a NaN is saved
             self.context.lock.check()
             self.tracker.saved(step)
             self._saved_before, self.saved = self.saved, (step, self.progress.evaluated_step)
@@ -314,8 +329,8 @@ class Trainer:
         ended_at = self._epoch_ended_at if self.config.max_epochs else lambda _: None
         self.artifacts.repair(self.progress.epoch, ended_at)
 
-    def sample(self) -> str:
-        """A text that the model generates, for the result of the run."""
+    def sample(self) -> tuple[str, str]:
+        """A prompt, which may be empty, and what the model generates from it, for the result of the run."""
 
         def is_interrupted() -> bool:
             self.watchdog.tick()
@@ -324,11 +339,13 @@ class Trainer:
         return self.eval_prompts.sample(is_interrupted)
 
     @contextmanager
-    def _paused(self) -> Iterator[None]:
+    def _paused(self, activity: str) -> Iterator[None]:
         """Evaluation and saving do not count as training time."""
+        self.tracker.activity(activity)
         self._read_losses()  # waits for the GPU, so that its steps count as training time
         if self.progress.step:
             self.throughput.read()
         yield
+        self.tracker.activity("")
         if self.progress.step:
             self.throughput.restart()

@@ -10,11 +10,12 @@ from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.env import NODE
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, UsageError
-from llmtrain.files import is_full
+from llmtrain.files import is_full, write_json
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.exit_report import report_to_run, set_position
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.lock import STALE_AFTER_SEC, Lock, NullLock, RunLock, is_held
+from llmtrain.training.origin import Origin
 from llmtrain.training.resume import Resumption
 
 ExitCallback = Callable[[type[BaseException] | None, BaseException | None, object], None]
@@ -43,6 +44,8 @@ class RunOwnership:
         self._lock: Lock | None = None
         self._generation: int | None = None
         self._is_provisional = True
+        self.origin: Origin | None = None
+        """Recorded with the directory of a new run."""
 
     def acquire(self) -> Lock:
         """Create the directory of a new run and take the lock, once."""
@@ -74,8 +77,8 @@ class RunOwnership:
         self._is_provisional = False
 
     def _create(self) -> None:
-        run, world = self._run, self._world
-        world.control.on_rank0(lambda: _create_directory(run))
+        run, world, origin = self._run, self._world, self.origin
+        world.control.on_rank0(lambda: _create_directory(run, origin))
         if world.is_first:
             self._stack.push(lambda _, error, __: _remove_if_empty(run) if is_full(error) else None)
             self._stack.push(self._remove_provisional)
@@ -85,7 +88,7 @@ class RunOwnership:
         is_crash = isinstance(error, PeerLost) or (kind and issubclass(kind, Exception) and not _is_expected(error))
         if self._is_provisional and error is not None and not is_crash and not self._run.lock.exists():
             with suppress(OSError):
-                for path in (self._run.generations, self._run.path / ".lock.guard"):
+                for path in (self._run.generations, self._run.meta, self._run.path / ".lock.guard"):
                     path.unlink(missing_ok=True)
                 self._run.path.rmdir()
 
@@ -113,9 +116,11 @@ def owns_run(lock: Lock) -> bool:
     return True
 
 
-def _create_directory(run: RunDirectory) -> None:
+def _create_directory(run: RunDirectory, origin: Origin | None) -> None:
     try:
         run.create()
+        if origin:
+            write_json(run.meta, {"origin": origin.as_dict()})
     except UsageError:
         if not is_unattended() or not run.exists():
             raise

@@ -40,7 +40,7 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
     config, world, run = context.config, context.world, context.run
     progress, throughput, model = trainer.progress, trainer.throughput, trainer.stepper.model
     recorded = trainer.components.recorded
-    sample = trainer.sample()
+    prompt, sample = trainer.sample()
     best = CheckpointStore(run.checkpoints).best()
     if best and best.step != progress.best_step and world.is_first:
         warn(
@@ -81,6 +81,7 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
         # Of a sharded model every rank must contribute its part; otherwise rank 0 has all of it.
         "state_sha256": state_sha256(*groups) if model.parallel.is_sharded or world.is_first else "",
         "sample": sample,
+        "sample_prompt": prompt,
     }
 
 

@@ -3,6 +3,7 @@
 import os
 import time
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import torch
 
@@ -16,12 +17,14 @@ from llmtrain.config.schema import Config
 from llmtrain.data.batches import MicroBatchNumbers
 from llmtrain.distributed.batch_split import MicroBatchRange, micro_batches_in_step
 from llmtrain.distributed.control_group import peer_errors
+from llmtrain.distributed.process_info import ProcessInfo
 from llmtrain.distributed.world import World, current_process_info, join_world
 from llmtrain.env import LAUNCH, START
 from llmtrain.errors import Interrupted, PeerLost, Superseded
 from llmtrain.fault_injection import inject_fault
 from llmtrain.logs import log, log_on_every_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.progress import ProgressMode, is_live, phase, progress_mode
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
@@ -44,6 +47,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import build_optimizer
+from llmtrain.training.origin import check_architecture, load_weights, resolve_origin, split_reference
 from llmtrain.training.ownership import RunOwnership, is_restart, may_be_restarted, owns_run
 from llmtrain.training.rank_checks import check_same_data_and_model, check_shared_directory
 from llmtrain.training.result import (
@@ -72,19 +76,22 @@ from llmtrain.training.watchdog import Watchdog
 
 
 def run_training(
-    config: Config, resume: str | None = None, allow_config_change: bool = False, stop: StopFlag | None = None
+    config: Config,
+    resume: str | None = None,
+    allow_config_change: bool = False,
+    stop: StopFlag | None = None,
+    progress: ProgressMode = "auto",
+    start_from: str | None = None,
 ) -> TrainResult | None:
-    """Start or resume a run and train it to its end. Returns the result on rank 0, None on other ranks."""
+    """Start or resume a run and train it to its end. Returns the result on rank 0, None on other ranks.
+    `start_from`: RUN[@STEP] whose weights a new run starts from."""
     setup_logging(config.logging)
     with ExitStack() as stack:
+        stack.enter_context(progress_mode(progress))
         stack.enter_context(explain_storage_errors(config))
         stop = stop or stack.enter_context(StopFlag())
 
-        # Before joining the other processes: what can be checked without waiting
-        process = current_process_info(config.distributed)
-        micro_batches_in_step(config, process.world_size)
-        if config.output.sync_uri:
-            check_sync_installed("output.sync_uri is set")
+        process = _check_before_joining(config)
         if finished := find_finished_run(config, resume, process):
             return complete_finished(config, *finished) if process.rank == 0 else None
 
@@ -96,7 +103,9 @@ def run_training(
         rank0 = world.control.on_rank0
 
         # The run directory, and the checkpoint to resume from
-        run, ownership, resumption = _open_run(config, resume, world, stack)
+        run, ownership, resumption = _open_run(config, resume, world, stack, start_from)
+        origin = rank0(lambda: resolve_origin(config, start_from, resumption))
+        ownership.origin = origin
         config, threads = rank0(lambda: resolve_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
@@ -106,6 +115,7 @@ def run_training(
             ownership.begin_generation(config, resumption)  # already now, to count crashes while data is prepared
 
         # Data and model
+        phase("reading data")
         inject_fault("prepare", 0)
         set_up_torch(config)
         components = world.control.all_or_none(lambda: build_components(config, world))
@@ -115,6 +125,8 @@ def run_training(
         if resumption:
             rank0(lambda: check_recorded(resumption, components.recorded, allow_config_change))
             rank0(lambda: check_not_past(resumption, resolved))
+        if origin:
+            rank0(lambda: check_architecture(origin, config, components.recorded))
 
         # From here on the run exists on disk: the loop handles signals
         stop.enter_loop()
@@ -123,22 +135,32 @@ def run_training(
         check_shared_directory(world, run, lock)
         generation = ownership.begin_generation(config, resumption)
         rank0(lambda: note_generation(run, generation, to_step=resolved.trainer.steps))
-        _log_to_run(config, run, world)
-        log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
-        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop)
+        _log_to_run(config, run, world, threads)
+        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop, origin)
         result = _train(context, components)
         if result and config.output.sync_uri:
             sync_finished(run, config.output.sync_uri)
         return result
 
 
+def _check_before_joining(config: Config) -> ProcessInfo:
+    """Check what needs no other process, so that nothing waits for them in vain."""
+    process = current_process_info(config.distributed)
+    micro_batches_in_step(config, process.world_size)
+    if config.output.sync_uri:
+        check_sync_installed("output.sync_uri is set")
+    return process
+
+
 def _open_run(
-    config: Config, resume: str | None, world: World, stack: ExitStack
+    config: Config, resume: str | None, world: World, stack: ExitStack, start_from: str | None
 ) -> tuple[RunDirectory, RunOwnership, Resumption | None]:
     """An existing run, locked, with the checkpoint to resume from; or the directory that a new run will get."""
     rank0 = world.control.on_rank0
     resume = resume or ("auto" if is_restart() else None)
     existing = rank0(lambda: find_resumed_run(config, resume) if resume else None)
+    if existing and start_from and not config.output.run_id and is_restart():
+        existing = None if existing.run_id == Path(split_reference(start_from)[0]).name else existing
     if existing is None:
         run = rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name))
         return run, RunOwnership(stack, run, world, is_new=True), None
@@ -155,7 +177,7 @@ def _resume_reference(run: RunDirectory, resume: str | None) -> str:
     return resume or "auto"
 
 
-def _log_to_run(config: Config, run: RunDirectory, world: World) -> None:
+def _log_to_run(config: Config, run: RunDirectory, world: World, threads: str) -> None:
     path = run.logs / (config.logging.file_name if world.is_first else f"rank-{world.rank}.log")
     setup_logging(config.logging, path if config.logging.log_to_file else None)
     if not world.is_first and world.local_rank == 0 and not config.logging.all_ranks:  # else a pod's log is empty
@@ -163,6 +185,10 @@ def _log_to_run(config: Config, run: RunDirectory, world: World) -> None:
         log_on_every_rank(
             "DDP", f"the log of rank {world.rank} is {place}; set logging.all_ranks to show it here as well"
         )
+    if world.is_joined:
+        log("DDP", f"rank {world.rank} of {world.world_size} on {world.device}, {threads}")
+    else:
+        log("SETUP", f"device {world.device}, {threads}")
 
 
 def _train(context: RunContext, components: Components) -> TrainResult | None:
@@ -171,8 +197,12 @@ def _train(context: RunContext, components: Components) -> TrainResult | None:
     model = build_model(config, world, components)
     optimizer = build_optimizer(model.module, config.trainer)
     progress = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
+    if context.origin:
+        origin = context.origin
+        world.control.all_or_none(lambda: load_weights(origin, model.module))
     world.control.on_rank0(lambda: _record_start(context, components, progress.step))
     tracker = _open_tracker(context, components, model, progress)
+    _prepare_interrupt(context, tracker, progress)
     trainer = _build_trainer(context, components, store, model, optimizer, progress, tracker)
     if context.resumption and world.is_first:
         with suppress(OSError):
@@ -211,7 +241,7 @@ def _open_tracker(context: RunContext, components: Components, model: ModelHandl
     of_them = f" ({trainable:,} of them trained, {trainable / parameters:.2%})" if trainable < parameters else ""
     log(
         "TRAIN",
-        f"run {context.run.run_id}: {parameters:,} parameters{of_them}, {len(components.prepared.train):,} training "
+        f"run {context.run.run_id}: {parameters:,} parameters{of_them}, {components.train_batches.tokens:,} training "
         f"tokens, {tokens_per_step:,} tokens per step, from step {progress.step} to {config.trainer.steps}",
     )
     facts = {
@@ -274,12 +304,27 @@ def _interrupted_status(error: Interrupted) -> Status:
     return "superseded" if isinstance(error, Superseded) else "stopped"
 
 
+def _prepare_interrupt(context: RunContext, tracker: Tracker, progress: TrainState) -> None:
+    """What a signal shows and, if it is a second Ctrl-C, leaves behind."""
+    stop, world = context.stop, context.world
+    stop.remedy = _resume_hint(context)
+    if is_live():
+        stop.show = tracker.activity
+    if world.is_first:
+        stop.before_leaving = lambda: end_generation(context.run, context.generation, "stopped", progress.step)
+
+
+def _resume_hint(context: RunContext) -> str:
+    run = context.run
+    is_default_root = context.config.output.root_dir == OutputSection().root_dir
+    command = f"train --resume {run.run_id if is_default_root else run.path}"
+    return f"Resume with: llmtrain {f'resume {run.run_id}' if LAUNCH in os.environ else command}"
+
+
 def _add_resume_hint(context: RunContext, error: Interrupted, step: int) -> None:
     run = context.run
     if _interrupted_status(error) == "stopped":
-        is_default_root = context.config.output.root_dir == OutputSection().root_dir
-        command = f"train --resume {run.run_id if is_default_root else run.path}"
-        error.remedy = f"Resume with: llmtrain {f'resume {run.run_id}' if LAUNCH in os.environ else command}"
+        error.remedy = _resume_hint(context)
     error.details = {**error.details, "run_id": run.run_id, "run_dir": str(run.path), "steps": step}
 
 
@@ -300,7 +345,7 @@ def _end_run(
     if status == "finished" and result:
         log(
             "DONE",
-            f"{progress.step} steps, train loss {progress.last_train_loss:.4f}, "
-            f"val loss {progress.last_val_loss:.4f}, best {result['best_val_loss']:.4f}",
+            f"{progress.step} steps, train loss {result['final_train_loss']:.4f}, "
+            f"val loss {result['final_val_loss']:.4f}, best {result['best_val_loss']:.4f}",
         )
     setup_logging(context.config.logging)  # closes the run's log file

@@ -24,6 +24,8 @@ class Sampling:
     """0 always takes the most likely token."""
     top_k: int | None = None
     seed: int = 0
+    top_p: float | None = None
+    """Sample from the most likely tokens whose probabilities add up to this."""
 
 
 @torch.no_grad()
@@ -36,8 +38,10 @@ def sample_ids(
     stop_token_ids: Collection[int] = (),
     stop: Callable[[], bool] = lambda: False,
     agree: Callable[[int], int] = lambda token: token,
+    on_ids: Callable[[Sequence[int]], None] = lambda ids: None,  # noqa: ARG005
 ) -> list[int]:
-    """Token ids that follow the prompt. `agree` picks one token where several processes generate together."""
+    """Token ids that follow the prompt. `agree` picks one token where several processes generate together; `on_ids` is
+    called with all new ids after each of them."""
     generator = torch.Generator().manual_seed(derive_seed(sampling.seed, "sample"))
     ids = list(prompt)
     next_logits = adapter.next_logits(module, block_size)
@@ -45,6 +49,7 @@ def sample_ids(
         while len(ids) < len(prompt) + sampling.max_new_tokens and not stop():
             logits = next_logits(ids).float().cpu()
             ids.append(agree(_choose(logits, sampling, generator)))
+            on_ids(ids[len(prompt) :])
             if ids[-1] in stop_token_ids:
                 break
     return ids[len(prompt) :]
@@ -62,7 +67,17 @@ def _choose(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator
     if sampling.top_k is not None and sampling.top_k < len(logits):
         lowest = logits.topk(sampling.top_k).values[-1]
         logits = logits.masked_fill(logits < lowest, float("-inf"))
-    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))
+    probabilities = (logits / sampling.temperature).softmax(-1)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        probabilities = _nucleus(probabilities, sampling.top_p)
+    return int(torch.multinomial(probabilities, 1, generator=generator))
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Zero for all but the fewest most likely tokens that together have at least this probability."""
+    values, order = probabilities.sort(descending=True, stable=True)
+    is_kept = values.cumsum(-1) - values < top_p  # the probability of all tokens before it
+    return torch.zeros_like(probabilities).scatter_(0, order[is_kept], values[is_kept])
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -83,14 +98,25 @@ def sample_text(
     prefix: Sequence[int] = (),
     stop: Callable[[], bool] = lambda: False,
     agree: Callable[[int], int] = lambda token: token,
+    on_text: Callable[[str], None] | None = None,
 ) -> str:
-    """The text that follows the prompt, up to the end of the document. `prefix`: token ids before the prompt."""
+    """The text that follows the prompt, up to the end of the document. `prefix`: token ids before the prompt. `on_text`
+    is called with the text so far whenever there is more of it."""
     stop_token_ids = adapter.stop_token_ids() | (
         {tokenizer.end_of_text} if tokenizer.end_of_text is not None else set()
     )
     prompted = [*prefix, *prompt_ids(tokenizer, prompt)]
     if len(prompted) > block_size:
         warn("TRAIN", f"the prompt has {len(prompted):,} tokens; the model sees only the last {block_size:,}")
-    ids = sample_ids(adapter, module, prompted, sampling, block_size, stop_token_ids, stop, agree)
-    # Ids at or above vocab_size only pad the vocabulary.
-    return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i not in stop_token_ids])
+
+    def decode(ids: Sequence[int]) -> str:
+        # Ids at or above vocab_size only pad the vocabulary.
+        return tokenizer.decode([i for i in ids if i < tokenizer.vocab_size and i not in stop_token_ids])
+
+    def decode_so_far(ids: Sequence[int]) -> None:
+        if on_text is not None:
+            # The last character may be incomplete: its remaining bytes are in tokens to come.
+            on_text(decode(ids).rstrip("\N{REPLACEMENT CHARACTER}"))
+
+    ids = sample_ids(adapter, module, prompted, sampling, block_size, stop_token_ids, stop, agree, decode_so_far)
+    return decode(ids)

@@ -30,6 +30,7 @@ class Throughput:
         self._started = time.perf_counter()
         self._steps = self._tokens = self._total_tokens = 0
         self._total_seconds = 0.0
+        self._seconds_per_step: float | None = None
 
     def restart(self) -> None:
         """Start timing, without counting what has passed since the last reading."""
@@ -39,9 +40,9 @@ class Throughput:
         self._steps += 1
         self._tokens += tokens
 
-    def read(self) -> tuple[float, float] | None:
-        """(tokens per second, seconds per step) since the last reading; None if there was no step. The caller must have
-        waited for the device."""
+    def read(self) -> float | None:
+        """Tokens per second since the last reading; None if there was no step. The caller must have waited for the
+        device."""
         now = time.perf_counter()
         seconds, steps, tokens = now - self._started, self._steps, self._tokens
         if not steps:
@@ -49,7 +50,16 @@ class Throughput:
         self._total_seconds += seconds
         self._total_tokens += tokens
         self._started, self._steps, self._tokens = now, 0, 0
-        return tokens / seconds, seconds / steps
+        self._seconds_per_step = seconds / steps
+        return tokens / seconds
+
+    def seconds_left(self, steps: int) -> float | None:
+        """Time for this many steps, at the speed of the last reading; before the first one, since the start. None if no
+        step has been timed."""
+        pace = self._seconds_per_step
+        if pace is None and self._steps:
+            pace = (time.perf_counter() - self._started) / self._steps
+        return None if pace is None else steps * pace
 
     @property
     def overall(self) -> float:

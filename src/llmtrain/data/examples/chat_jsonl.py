@@ -1,7 +1,9 @@
-"""`chat_jsonl`: conversations, one JSON object each: {"messages": [{"role": ..., "content": ...}, ...]}."""
+"""`chat_jsonl`: conversations, one JSON object each: {"messages": [{"role": ..., "content": ...}, ...]}, or one of
+the formats in formats.py."""
 
 from typing import Any
 
+from llmtrain.data.examples.formats import messages_of
 from llmtrain.data.examples.json_examples import JsonExamples, text_of
 from llmtrain.data.examples.prompts import conversation
 from llmtrain.data.tokenizers.chat_template import ROLES, Message
@@ -10,14 +12,12 @@ from llmtrain.data.types import BadExample, Segment
 
 class ChatJsonl(JsonExamples):
     def segments(self, record: dict[str, Any]) -> list[Segment]:
-        if "messages" not in record:
-            fields = ", ".join(map(repr, sorted(record))) or "no fields"
-            raise BadExample(f"field 'messages' is missing; the example has {fields}")
-        messages = record["messages"]
+        messages = messages_of(record)
+        field = "messages" if "messages" in record else "conversations"
         if not isinstance(messages, list):
-            raise BadExample(f"'messages' must be a list, got {messages!r:.60}")
+            raise BadExample(f"'{field}' must be a list, got {messages!r:.60}")
         if not messages:
-            raise BadExample("'messages' is empty")
+            raise BadExample(f"'{field}' is empty")
         checked = [_message(number, message) for number, message in enumerate(messages, 1)]
         if not any(message["role"] == "assistant" for message in checked):
             raise BadExample("no answer: no message has the role 'assistant'")

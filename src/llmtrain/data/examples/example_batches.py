@@ -105,8 +105,12 @@ class ExampleBatches(TrainBatches):
         return step // self.steps_in_epoch
 
     @property
+    def tokens(self) -> int:
+        return int(self.samples.selection.lengths.sum())
+
+    @property
     def tokens_per_step(self) -> float:
-        return float(self.samples.selection.lengths.sum() / self.steps_in_epoch)
+        return self.tokens / self.steps_in_epoch
 
     def __getitem__(self, number: int) -> Batch:
         return self.samples.batch(self._samples_of(number), number * self.size)

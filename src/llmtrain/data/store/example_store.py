@@ -21,6 +21,7 @@ from llmtrain.data.store.token_store import TokenizeProgress, in_groups, map_arr
 from llmtrain.data.tokenizers.base import Ids, Tokenizer
 from llmtrain.data.types import Example, Split
 from llmtrain.errors import DataError
+from llmtrain.text import plural
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def example_writer(examples: Callable[[Split], Iterable[Example]], threads: int)
                 os.fsync(file.fileno())
         if not count:
             raise DataError(f"There are no {'training' if split == 'train' else 'validation'} examples.")
-        progress.finish(position, f" of {count:,} examples")
+        progress.finish(position, f" of {plural(count, 'example')}")
         return Written(position, digest.hexdigest(), {"dtype": np.dtype(dtype).str, "files": files.names})
 
     return write

@@ -16,6 +16,7 @@ from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.types import Split, TextChunk
 from llmtrain.errors import DataError
 from llmtrain.logs import log
+from llmtrain.progress import detail
 
 GROUP_CHARACTERS = 4 << 20  # per call of the tokenizer
 PROGRESS_SEC = 2.0
@@ -101,7 +102,7 @@ def write_tokens(
 
 
 class TokenizeProgress:
-    """Logs the progress of tokenizing, one line every few seconds."""
+    """Shows the progress of tokenizing: on the live line, else as a log line every few seconds."""
 
     def __init__(self, label: str) -> None:
         self.characters = 0
@@ -109,10 +110,12 @@ class TokenizeProgress:
         self._started = self._logged = time.monotonic()
 
     def log(self) -> None:
-        if time.monotonic() - self._logged > PROGRESS_SEC:
-            self._logged = time.monotonic()
-            rate = self.characters / 1e6 / (self._logged - self._started)
-            log("DATA", f"tokenizing {self._label}: {self.characters / 1e6:.0f} M characters, {rate:.1f} M/s")
+        now = time.monotonic()
+        rate = self.characters / 1e6 / max(1e-3, now - self._started)
+        text = f"tokenizing {self._label}: {self.characters / 1e6:.0f} M characters, {rate:.1f} M/s"
+        if not detail(text) and now - self._logged > PROGRESS_SEC:
+            self._logged = now
+            log("DATA", text)
 
     def finish(self, tokens: int, of_examples: str = "") -> None:
         seconds = time.monotonic() - self._started

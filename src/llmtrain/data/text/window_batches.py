@@ -32,6 +32,10 @@ class WindowBatches(TrainBatches):
         return step * self.size * self.micro_batches // self.sampler.windows
 
     @property
+    def tokens(self) -> int:
+        return len(self.store)
+
+    @property
     def tokens_per_step(self) -> float:
         return float(self.size * self.micro_batches * self.block_size)
 

@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.files import write_json
+from llmtrain.files import read_json, write_json
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
+TokenBytes = npt.NDArray[np.int64]
+"""(vocab_size,): length of the UTF-8 text of each token; 0 for special tokens."""
 DESCRIPTION = "llmtrain_tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+GENERIC_CLASS = "PreTrainedTokenizerFast"
+"""The class of transformers that takes tokenizer.json as it is. Others, and AutoTokenizer without a class, rebuild the
+tokenizer in the way of one model, and then ids differ."""
+_ADDS_TOKENS = ("add_bos_token", "add_eos_token")
 
 
 class Tokenizer(ABC):
@@ -39,6 +47,10 @@ class Tokenizer(ABC):
         """Encode several texts, on several threads where the implementation supports it."""
         return map(self.encode, texts)
 
+    def token_bytes(self) -> TokenBytes | None:
+        """The length of each token's text; None if tokens have no length of their own, as after normalization."""
+        return None
+
     def prefix_ids(self) -> list[int]:
         """Ids that the tokenizer puts before a text for its model (BOS); often none."""
         return []
@@ -46,6 +58,25 @@ class Tokenizer(ABC):
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / DESCRIPTION, {"kind": self.kind, "sha256": self.sha256(), **self._description()})
+
+    def export(self, directory: Path, context_length: int) -> None:
+        """Save it for a model trained on the ids of `encode`: transformers' AutoTokenizer gives the same ids."""
+        self.save(directory)
+        tokenizer = self._to_tokenizers()
+        tokenizer.save(str(directory / TOKENIZER_FILE))
+        end_of_text = None if self.end_of_text is None else tokenizer.id_to_token(self.end_of_text)
+        values = {
+            **({"bos_token": end_of_text, "eos_token": end_of_text} if end_of_text is not None else {}),
+            **(read_json(directory / TOKENIZER_CONFIG) or {}),
+            "tokenizer_class": GENERIC_CLASS,
+            "model_max_length": context_length,
+            "clean_up_tokenization_spaces": False,
+        }
+        write_json(directory / TOKENIZER_CONFIG, {key: values[key] for key in values if key not in _ADDS_TOKENS})
+
+    @abstractmethod
+    def _to_tokenizers(self) -> Any:
+        """The same tokenizer as a tokenizers.Tokenizer, for `export`."""
 
     def sha256(self) -> str:
         """Hash of what the ids mean: equal hashes decode equal ids to equal text."""

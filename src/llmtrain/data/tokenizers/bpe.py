@@ -4,10 +4,11 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+from llmtrain.data.tokenizers.base import GENERIC_CLASS
+from llmtrain.data.tokenizers.gpt2 import END_OF_TEXT
 from llmtrain.data.tokenizers.hf import HFTokenizer
 from llmtrain.errors import UsageError
 
-END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257  # every byte, and end of text
 
 
@@ -26,6 +27,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int, directory: Path) -> HFToken
     except OSError as problem:
         raise UsageError(f"Cannot write to {directory}: {problem.strerror or problem}.") from None
     bpe.save(str(directory / "tokenizer.json"))
-    tokenizer_config = {"tokenizer_class": "GPT2TokenizerFast", "eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT}
+    tokenizer_config = {"tokenizer_class": GENERIC_CLASS, "eos_token": END_OF_TEXT, "bos_token": END_OF_TEXT}
     (directory / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=2) + "\n")
     return HFTokenizer(directory)

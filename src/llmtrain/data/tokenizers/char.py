@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
 from llmtrain.errors import DataError
 
 
@@ -45,6 +45,19 @@ class CharTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters[i] for i in ids)
+
+    def _to_tokenizers(self) -> Any:
+        """Refuses unknown characters, as `encode` does: `<unk>`, more than one character, is not in the vocabulary."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+        names = {character: index for index, character in enumerate(self._characters)}
+        tokenizer = Tokenizer(models.WordLevel(names, unk_token="<unk>"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        return tokenizer
+
+    def token_bytes(self) -> TokenBytes:
+        return np.array([len(character.encode(errors="surrogatepass")) for character in self._characters], np.int64)
 
     def _description(self) -> dict[str, Any]:
         return {"characters": self._characters}

@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from llmtrain.config.schema import VOCABULARIES
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
+from llmtrain.data.tokenizers.byte_level import as_characters, byte_level_tokenizer, merges_of
 from llmtrain.errors import DataError
+
+END_OF_TEXT = "<|endoftext|>"
 
 
 class GPT2Tokenizer(Tokenizer):
@@ -37,3 +41,13 @@ class GPT2Tokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._encoding.decode(list(ids)))
+
+    def _to_tokenizers(self) -> Any:
+        ranks = {self._encoding.decode_single_token_bytes(i): i for i in range(self.end_of_text)}
+        names = {as_characters(token): rank for token, rank in ranks.items()}
+        vocabulary = {**names, END_OF_TEXT: self.end_of_text}
+        return byte_level_tokenizer(vocabulary, merges_of(ranks), END_OF_TEXT, splits_words=True)
+
+    def token_bytes(self) -> TokenBytes:
+        lengths = [len(self._encoding.decode_single_token_bytes(token)) for token in range(self.end_of_text)]
+        return np.array([*lengths, 0], np.int64)  # the last one is end of text

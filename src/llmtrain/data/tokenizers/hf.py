@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmtrain.data.tokenizers.base import Ids, Tokenizer
+from llmtrain.data.tokenizers.base import TOKENIZER_CONFIG, TOKENIZER_FILE, Ids, TokenBytes, Tokenizer
 from llmtrain.data.tokenizers.split import split_words
 from llmtrain.errors import DataError
 from llmtrain.files import read_json, write_json
@@ -37,7 +37,7 @@ class HFTokenizer(Tokenizer):
         self._can_split_words = _can_split_words(json.loads(self._tokenizer.to_str()))
 
     def _find_end_of_text(self) -> int | None:
-        eos_token = (read_json(self._directory / "tokenizer_config.json") or {}).get("eos_token")
+        eos_token = (read_json(self._directory / TOKENIZER_CONFIG) or {}).get("eos_token")
         if isinstance(eos_token, dict):
             eos_token = eos_token.get("content")
         names = ([eos_token] if eos_token else []) + list(_END_OF_TEXT_NAMES)
@@ -67,6 +67,17 @@ class HFTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def token_bytes(self) -> TokenBytes | None:
+        layout = json.loads(self._tokenizer.to_str())
+        if layout["normalizer"] is not None or not _is_byte_level(layout):
+            return None
+        lengths = np.zeros(self.vocab_size, np.int64)
+        for token, number in self._tokenizer.get_vocab(with_added_tokens=False).items():
+            lengths[number] = len(token)  # a byte-level token has one character per byte
+        for added in layout["added_tokens"]:
+            lengths[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+        return lengths
+
     def prefix_ids(self) -> list[int]:
         plain = self._tokenizer.encode("a", add_special_tokens=False).ids
         with_special = self._tokenizer.encode("a", add_special_tokens=True).ids
@@ -75,13 +86,18 @@ class HFTokenizer(Tokenizer):
 
     def save(self, directory: Path) -> None:
         super().save(directory)
-        self._tokenizer.save(str(directory / "tokenizer.json"))
-        tokenizer_config = read_json(self._directory / "tokenizer_config.json")
+        self._tokenizer.save(str(directory / TOKENIZER_FILE))
+        tokenizer_config = read_json(self._directory / TOKENIZER_CONFIG)
         if tokenizer_config:
-            write_json(directory / "tokenizer_config.json", tokenizer_config)
+            write_json(directory / TOKENIZER_CONFIG, tokenizer_config)
         for name in _EXTRA_FILES:
             if (self._directory / name).is_file() and directory.resolve() != self._directory.resolve():
                 shutil.copyfile(self._directory / name, directory / name)
+
+    def _to_tokenizers(self) -> Any:
+        """Without what it adds around a text (BOS): `encode` does not add it, so the model has not seen it."""
+        layout = json.loads(self._tokenizer.to_str())
+        return type(self._tokenizer).from_str(json.dumps({**layout, "post_processor": None}))
 
     def _vocabulary(self) -> dict[str, int]:
         # Not a hash of tokenizer.json: its formatting depends on the version of the library.
@@ -92,8 +108,8 @@ def _read(directory: Path) -> Any:
     import tokenizers
 
     try:
-        if (directory / "tokenizer.json").is_file():
-            return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        if (directory / TOKENIZER_FILE).is_file():
+            return tokenizers.Tokenizer.from_file(str(directory / TOKENIZER_FILE))
         if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
             bpe = tokenizers.ByteLevelBPETokenizer(str(directory / "vocab.json"), str(directory / "merges.txt"))
             return tokenizers.Tokenizer.from_str(bpe.to_str())
@@ -105,11 +121,15 @@ def _read(directory: Path) -> Any:
     )
 
 
+def _is_byte_level(layout: dict[str, Any]) -> bool:
+    return '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
+
+
 def _can_split_words(layout: dict[str, Any]) -> bool:
     """Whether encoding word by word gives the same ids as encoding the whole text."""
     return (
         layout["normalizer"] is None
-        and '"ByteLevel"' in json.dumps(layout["pre_tokenizer"])
+        and _is_byte_level(layout)
         # Such a token matches across the space at which text is split.
         and not any(token["rstrip"] or " " in token["content"] for token in layout["added_tokens"])
     )

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError, UsageError
+from llmtrain.files import use_default_mode
 from llmtrain.models.gpt.model import padded_vocab_size
 
 State = dict[str, torch.Tensor]
@@ -37,8 +38,12 @@ def write_gpt2(
         tensors[name if name == "lm_head.weight" else _PREFIX + name] = value.contiguous()
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    values = {**_gpt2_config(config, vocab_size), "eos_token_id": end_of_text, "torch_dtype": dtype}
-    (directory / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+    use_default_mode(directory / "model.safetensors")
+    # Documents begin after the end of the previous one. Padding is masked, so that any token will do.
+    special_tokens = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
+    values = {**_gpt2_config(config, vocab_size), **special_tokens, "torch_dtype": dtype}
+    for name, content in (("config.json", values), ("generation_config.json", special_tokens)):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
@@ -47,6 +52,7 @@ def _gpt2_config(config: GptSection, vocab_size: int) -> dict[str, Any]:
         "model_type": "gpt2",
         "vocab_size": vocab_size,
         "n_positions": config.block_size,
+        "n_ctx": config.block_size,  # the same, for llama.cpp
         "n_embd": config.d_model,
         "n_layer": config.n_layers,
         "n_head": config.n_heads,

@@ -16,11 +16,12 @@ from torch import nn
 
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import DataError, UsageError
-from llmtrain.files import read_json
+from llmtrain.files import read_json, use_default_mode
 from llmtrain.hub.find import find_model
 from llmtrain.logs import warn
 from llmtrain.models import losses
 from llmtrain.models.base import (
+    EXPORT_DTYPES,
     LossFunction,
     ModelAdapter,
     NextLogits,
@@ -30,7 +31,7 @@ from llmtrain.models.base import (
     trainable_count,
 )
 from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
-from llmtrain.models.hf.lora import ADAPTER, add_lora, is_adapter_weight, lora_layers, save_adapter
+from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
 from llmtrain.text import one_line
 
 MAX_CONTEXT = 4096  # tokens in the KV cache during generation
@@ -280,7 +281,7 @@ class HFCausalLMAdapter(ModelAdapter):
         end_of_text: int | None = None,  # noqa: ARG002
         dtype: str = "float32",
     ) -> None:
-        """Write a directory for AutoModelForCausalLM; adapters are merged into the weights, in float32."""
+        """Write a directory for AutoModelForCausalLM; adapters are merged into the weights in float32, then rounded."""
         from safetensors import SafetensorError
 
         assert isinstance(module, CausalLM)
@@ -299,6 +300,13 @@ class HFCausalLMAdapter(ModelAdapter):
             raise OSError(str(problem)) from None
         except ValueError as problem:
             raise DataError(f"transformers cannot save the model: {one_line(problem, 300)}") from None
+        for path in directory.glob("*.safetensors"):
+            use_default_mode(path)
+
+    def base_dtype(self) -> str:
+        values = read_json(self.directory / "config.json") or {}
+        name = values.get("dtype") or values.get("torch_dtype")  # the second one: transformers before 5
+        return name if name in EXPORT_DTYPES else "float32"
 
 
 def find_directory(config: HfCausalLmSection) -> Path:
@@ -311,10 +319,6 @@ def find_directory(config: HfCausalLmSection) -> Path:
             remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
         )
     return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
-
-
-def has_adapter(module: nn.Module) -> bool:
-    return hasattr(getattr(module, "model", None), "peft_config")
 
 
 def enable_adapters(module: nn.Module, enabled: bool) -> None:

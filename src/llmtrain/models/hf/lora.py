@@ -14,6 +14,7 @@ from torch import nn
 
 from llmtrain.config.model import LoraSection
 from llmtrain.errors import DataError, UsageError
+from llmtrain.files import use_default_mode
 from llmtrain.text import one_line
 
 ADAPTER = "adapter"
@@ -141,6 +142,12 @@ def save_adapter(adapted: Any, tensors: dict[str, torch.Tensor], directory: Path
         adapted.save_pretrained(str(directory), state_dict=tensors, save_embedding_layers=False)
     except (SafetensorError, ValueError) as problem:  # safetensors raises SafetensorError on ENOSPC too
         raise OSError(str(problem)) from None
+    use_default_mode(directory / ADAPTER_WEIGHTS)
+
+
+def has_adapter(module: nn.Module) -> bool:
+    """Whether the module (CausalLM) has adapters of peft."""
+    return hasattr(getattr(module, "model", None), "peft_config")
 
 
 def is_adapter_weight(name: str) -> bool:

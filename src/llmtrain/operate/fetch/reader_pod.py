@@ -62,7 +62,7 @@ def reader_manifest(record: Record, name: str) -> Object:
         "containers": [container],
         "volumes": [{"name": "runs", "persistentVolumeClaim": {"claimName": record.runs_claim}}],
     }
-    labels = {**COMMON_LABELS, READER_LABEL: record.run_id, **NO_SIDECAR}
+    labels = {**COMMON_LABELS, READER_LABEL: record.run_id, **NO_SIDECAR, **launch.labels}
     return {
         "apiVersion": "v1",
         "kind": "Pod",

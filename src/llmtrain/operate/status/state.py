@@ -114,7 +114,8 @@ def _active_state(record: Record, pods: list[PodStatus], progress: RunProgress |
         pod.restarts or (pod.last_exit_code is not None and pod.final_code is None) or pod.phase == "Failed"
         for pod in pods
     )
-    has_stepped = progress is not None and progress.step is not None
+    # Not `step`: a resumed run logs the step of its checkpoint when it starts.
+    has_stepped = progress is not None and progress.max_steps is not None
     if not present:
         return "restarting" if has_restarted or has_stepped else "pending"
     is_complete = present >= record.config.launch.node_range[0]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from llmtrain.errors import Reason
-from llmtrain.launch.pod import USER_ID
+from llmtrain.launch.pod import USER_ID, pod_security
 from llmtrain.operate.status.container_exits import PREFETCH
 from llmtrain.operate.why.diagnosis import (
     Diagnosis,
@@ -55,10 +55,10 @@ def bad_config(snapshot: Snapshot) -> Diagnosis | None:
     what = f"The config, the command or the environment is invalid: {message}" if message else exit_code_text(exit_)
     evidence = exit_evidence(snapshot, exit_, message)
     if exit_.report and exit_.report.reason == "not_writable":  # the error's own remedy is for a local run
-        is_restricted = snapshot.record.config.launch.security == "restricted"
-        user = (
-            f"user or group {USER_ID}, which pods run as" if is_restricted else f"the image's user or group {USER_ID}"
-        )
+        context = pod_security(snapshot.record.config.launch)
+        group = context.get("fsGroup", USER_ID)
+        user = f"user {context['runAsUser']} or" if "runAsUser" in context else "the image's user or"
+        user = f"{user} group {group}, which pods run as"
         remedy = f"Make the volume {snapshot.record.runs_claim} writable for {user}."
         return Diagnosis(what, evidence, f"{remedy} Then: {resume_command(snapshot)}.")
     default = f"Correct it. Check the log: llmtrain logs {snapshot.run}."

@@ -1,0 +1,93 @@
+"""`extends: BASE` in a config: the base is a preset or another file, and the document sets what differs from it.
+
+Sections are merged field by field; lists are replaced. The resolved config has no `extends`, so neither a resumed run
+nor a pod needs the base.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmtrain.config.document import Document, KeyPath, Place, read_document
+from llmtrain.config.schema import KINDS, SCHEMA_VERSION
+from llmtrain.config.upgrade import drop_other_kinds, is_old, moved_lines, upgrade
+from llmtrain.errors import ConfigError
+
+KEY = "extends"
+FindBase = Callable[[str, Path], Path]
+"""The file of a base, from its name and the directory of the document that extends it."""
+
+
+def with_bases(
+    document: Document, path: Path, find_base: FindBase, notes: list[str], *, for_launch: bool = False
+) -> Document:
+    """The document merged over its base, that of the base, and so on. `notes`: what was left out of a base."""
+    seen = [path.absolute()]
+    chain = [document]
+    while KEY in chain[-1].values:
+        base_path = _base_path(chain[-1], seen[-1], find_base)
+        if base_path.resolve() in [each.resolve() for each in seen]:
+            names = " -> ".join(each.name for each in (*seen, base_path))
+            raise _problem(chain[-1], f"extends leads back to {base_path.name}: {names}. Remove one of them.")
+        seen.append(base_path)
+        chain.append(_current(read_document(base_path), for_launch))
+    merged = chain.pop()
+    for derived in reversed(chain):
+        merged = _merged(derived, merged, notes)
+    return merged
+
+
+def _base_path(document: Document, path: Path, find_base: FindBase) -> Path:
+    name, version = document.values[KEY], document.values.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(name, str) or not name:
+        raise _problem(document, f"extends must be the path of a config or the name of a preset, got {name!r}.")
+    if version != SCHEMA_VERSION:
+        raise _problem(document, f"extends needs schema_version {SCHEMA_VERSION}; here it is {version!r}.")
+    return find_base(name, path.parent).absolute()
+
+
+def _problem(document: Document, text: str) -> ConfigError:
+    place = document.place((KEY,))
+    return ConfigError(document.source, [f"{place} {text}" if place else text])
+
+
+def _current(base: Document, for_launch: bool) -> Document:
+    """A base in the current schema."""
+    version = base.values.get("schema_version", SCHEMA_VERSION)
+    if not is_old(version) or KEY in base.values:  # an old document that extends another is refused by _base_path
+        return base
+    upgraded = upgrade(base.values, version, for_launch=for_launch)
+    if upgraded.problems:
+        raise ConfigError(base.source, upgraded.problems)
+    return Document(base.source, upgraded.values, moved_lines(base.lines))
+
+
+def _merged(document: Document, base: Document, notes: list[str]) -> Document:
+    own = {key: value for key, value in document.values.items() if key != KEY}
+    inherited = {key: value for key, value in base.values.items() if key != KEY}
+    kinds = {section: kind for section in KINDS if (kind := _kind(own, section)) is not None}
+    notes += drop_other_kinds(inherited, kinds).values()
+    places = {**base.inherited, **{path: Place(line, base.source) for path, line in base.lines.items()}}
+    places = {path: place for path, place in places.items() if _has(inherited, path)}
+    own = {key: value for key, value in own.items() if value is not None or key not in inherited}  # `run:` is empty
+    return Document(document.source, _overlay(inherited, own), document.lines, places)
+
+
+def _kind(values: dict[str, Any], section: str) -> Any:
+    fields = values.get(section)
+    return fields.get("name") if isinstance(fields, dict) else None
+
+
+def _overlay(base: Any, own: Any) -> Any:
+    """Mappings are merged key by key, anything else is replaced."""
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    return {**base, **{key: _overlay(base.get(key), value) for key, value in own.items()}}
+
+
+def _has(values: Any, path: KeyPath) -> bool:
+    for name in path:
+        if not isinstance(values, dict) or name not in values:
+            return False
+        values = values[name]
+    return True

@@ -1,0 +1,62 @@
+"""Errors of the YAML parser in plain words, with the line in the user's file."""
+
+import re
+
+import yaml
+
+from llmtrain.text import one_line
+
+_KEY = re.compile(r"^(?P<indent> *)(?:- )?(?P<key>[^\s:#][^:#]*):(?P<value>.*)$")
+
+
+def explain_yaml_error(problem: Exception, text: str) -> tuple[str, int | None]:
+    """What is wrong, and the line (None: of the document as a whole)."""
+    mark = getattr(problem, "problem_mark", None)
+    if not isinstance(problem, yaml.MarkedYAMLError) or mark is None:
+        return one_line(problem), None
+    lines = text.splitlines()
+    line = min(mark.line, max(len(lines) - 1, 0))
+    content = lines[line] if lines else ""
+    explained = _explain(str(problem.problem), lines, line, mark.column)
+    return explained or f"{one_line(problem.problem)} at column {mark.column + 1}: {content.strip()[:80]}", line + 1
+
+
+def explain_value_error(problem: Exception, text: str) -> str:
+    """For the value of --set: what is wrong, and how to write it."""
+    mark = getattr(problem, "problem_mark", None)
+    if mark is None:
+        return f"not valid YAML: {one_line(problem)}."
+    at = f" at '{text[mark.column]}'" if mark.line == 0 and mark.column < len(text) else ""
+    if text.lstrip().startswith("["):
+        hint = 'Quote the text in a list and close it, such as \'["What is it?", "Why?"]\'.'
+    else:
+        hint = "Quote text that has a special meaning in YAML, such as '\"a: b\"'."
+    return f"not valid YAML{at}. {hint}"
+
+
+def _explain(what: str, lines: list[str], line: int, column: int) -> str | None:
+    content = lines[line] if lines else ""
+    if what.startswith("duplicate key"):
+        return what
+    if "\t" in content[: column + 1]:
+        return "the line is indented with a tab; use spaces"
+    if what.startswith("mapping values are not allowed"):
+        return _misplaced_key(lines, line)
+    if what.startswith(("expected ',' or", "expected the node content, but found '<stream end>'")):
+        return "a list or mapping that is opened with [ or { is not closed, or text in it needs quotes"
+    if what.startswith("expected <block end>, but found"):
+        return f"'{content.strip()[:60]}' is not indented like the lines above it"
+    if what.startswith(("found undefined alias", "could not determine a constructor")):
+        return f"{one_line(what)}; quote the text"
+    return None
+
+
+def _misplaced_key(lines: list[str], line: int) -> str | None:
+    """A key below one that already has a value, or two keys in a line."""
+    here = _KEY.match(lines[line])
+    above = next((match for number in range(line - 1, -1, -1) if (match := _KEY.match(lines[number]))), None)
+    if here and above and above["value"].strip() and len(here["indent"]) > len(above["indent"]):
+        return f"'{here['key']}' is indented deeper than '{above['key']}' above it"
+    if here and ": " in here["value"]:
+        return f"the value of '{here['key']}' contains ': '; quote it"
+    return None

@@ -1,0 +1,212 @@
+"""launch.pod_patch: a strategic merge patch over the pod template, as `kubectl patch` applies one.
+
+Maps are merged, null deletes a field. Lists that Kubernetes merges by a key (containers by name, ...) are merged by
+that key, all other lists are replaced. `$patch: delete` removes a map or an item of such a list, `$patch: replace`
+replaces it. What llmtrain needs to find, start and resume the run cannot be changed.
+"""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from llmtrain.distributed.env import NAMES
+from llmtrain.env import VARIABLES
+from llmtrain.errors import UsageError
+from llmtrain.launch.plan import JobPlan, Manifest
+
+TRAINER = "trainer"
+"""Name of the training container in a patch, whatever the workload calls it."""
+DIRECTIVE = "$patch"
+# List -> merge key, as in the API types of Kubernetes.
+_POD_LISTS = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+    "schedulingGates": "name",
+}
+_CONTAINER_LISTS = {"env": "name", "ports": "containerPort", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
+MERGE_KEYS: dict[tuple[str, ...], str] = {("spec", name): key for name, key in _POD_LISTS.items()}
+MERGE_KEYS |= {
+    ("spec", containers, name): key
+    for containers in ("containers", "initContainers")
+    for name, key in _CONTAINER_LISTS.items()
+}
+_VOLUMES = ("spec", "volumes")
+_OWN_VARIABLES = {"POD_INDEX", *VARIABLES["Set in pods and worker processes"]}
+_OWN_VARIABLES |= {name for names in NAMES.values() for name in names}
+_OWN_VOLUMES = {"config": "it holds the config", "runs": "set launch.runs_volume", "code": "it holds your own code"}
+_POD_FIELDS = {
+    "restartPolicy": "the workload kind decides it",
+    "subdomain": "pods find each other by it",
+    "hostname": "pods find each other by it",
+    "setHostnameAsFQDN": "pods find each other by it",
+    "terminationGracePeriodSeconds": "set launch.grace_period_sec",
+}
+
+Path = tuple[str, ...]
+
+
+def patched(template: Manifest, plan: JobPlan) -> Manifest:
+    """The pod template with the patch of the config."""
+    if not plan.launch.pod_patch:
+        return template
+    result: Manifest = _merge(template, _with_container(plan.launch.pod_patch, plan.container), ())
+    labels = [key for key in plan.labels if key not in plan.launch.labels]
+    if plan.is_launched:  # by a version that accepted it; the run must stay removable
+        return result
+    problems = [*_broken_metadata(template, result, labels), *_broken_spec(template, result, plan.container)]
+    if problems:
+        raise UsageError(
+            f"launch.pod_patch changes what llmtrain needs: {'; '.join(problems)}.", remedy="Remove it from the patch."
+        )
+    return result
+
+
+def _with_container(patch: Manifest, container: str) -> Manifest:
+    """The patch with the name that the workload requires for the training container."""
+    patch = copy.deepcopy(patch)
+    containers = patch["spec"].get("containers") if isinstance(patch.get("spec"), dict) else None
+    for each in containers if isinstance(containers, list) else ():
+        if isinstance(each, dict) and each.get("name") == TRAINER:
+            each["name"] = container
+    return patch
+
+
+def _merge(old: Any, change: Any, path: Path) -> Any:
+    """`change` applied to `old`, where `path` is the position in the template, without the keys of list items."""
+    if isinstance(change, dict):
+        _check_directives(change, path)
+        if isinstance(old, dict) and change.get(DIRECTIVE) != "replace":
+            return _merge_maps(old, change, path)
+        if old is not None and not isinstance(old, dict):
+            raise _wrong_type(path, "a list" if isinstance(old, list) else f"a value such as {old!r}")
+        return _merge_maps({}, change, path)
+    if isinstance(old, dict):
+        raise _wrong_type(path, "a map")
+    if isinstance(old, list) and not isinstance(change, list):
+        raise _wrong_type(path, "a list")
+    if isinstance(change, list) and path in MERGE_KEYS:
+        return _merge_lists(old or [], change, path)
+    return change
+
+
+def _merge_maps(old: Manifest, change: Manifest, path: Path) -> Manifest:
+    merged = dict(old)
+    for key, value in change.items():
+        if key == DIRECTIVE:
+            continue
+        if value is None or (isinstance(value, dict) and value.get(DIRECTIVE) == "delete"):
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(merged.get(key), value, (*path, key))
+    return merged
+
+
+def _merge_lists(old: list[Any], change: list[Any], path: Path) -> list[Any]:
+    key = MERGE_KEYS[path]
+    merged = {item[key]: item for item in old}
+    items = [item for item in change if item != {DIRECTIVE: "replace"}]
+    if len(items) < len(change):
+        merged = {}
+    for item in items:
+        if not isinstance(item, dict) or not isinstance(item.get(key), str | int):
+            raise UsageError(f"launch.pod_patch: items of {_dotted(path)} need the field {key!r}, got {item!r}.")
+        _check_directives(item, path)
+        name = item[key]
+        if item.get(DIRECTIVE) == "delete":
+            merged.pop(name, None)
+            continue
+        before = {} if item.get(DIRECTIVE) == "replace" else merged.get(name, {})
+        if path == _VOLUMES:  # a volume has one source: another one replaces it
+            before = {each: value for each, value in before.items() if each in item}
+        merged[name] = _merge_maps(before, item, path)
+    return list(merged.values())
+
+
+def _check_directives(change: Manifest, path: Path) -> None:
+    unknown = [key for key in change if str(key).startswith("$") and key != DIRECTIVE]
+    value = change.get(DIRECTIVE)
+    if unknown or value not in (None, "delete", "replace", "merge"):
+        found = unknown[0] if unknown else f"{DIRECTIVE}: {value}"
+        raise UsageError(
+            f"launch.pod_patch: the directive {found!r} in {_dotted(path)} is not supported.",
+            known=["$patch: delete", "$patch: replace"],
+        )
+
+
+def _wrong_type(path: Path, expected: str) -> UsageError:
+    return UsageError(f"launch.pod_patch: {_dotted(path)} must be {expected}, as in the pod template.")
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(path) or "the patch"
+
+
+def _broken_metadata(before: Manifest, after: Manifest, own_labels: list[str]) -> Iterator[str]:
+    """What the patch has changed that llmtrain needs, and why."""
+    labels, old = after.get("metadata", {}).get("labels") or {}, before["metadata"]["labels"]
+    yield from (
+        f"label {key} (the pods of the run are found by it)" for key in own_labels if labels.get(key) != old[key]
+    )
+    added = set(after.get("metadata", {})) - {"labels", "annotations"}
+    yield from (f"metadata.{key} (only labels and annotations can be patched)" for key in sorted(added))
+
+
+def _broken_spec(before: Manifest, after: Manifest, container: str) -> Iterator[str]:
+    spec, own_spec = after.get("spec", {}), before["spec"]
+    yield from (
+        f"spec.{name} ({reason})" for name, reason in _POD_FIELDS.items() if spec.get(name) != own_spec.get(name)
+    )
+    for name in _OWN_VOLUMES:
+        if _named(spec.get("volumes"), name) != _named(own_spec["volumes"], name):
+            yield (
+                f"volume {name} (set launch.runs_volume)" if name == "runs" else f"volume {name} (it holds the config)"
+            )
+    for kind in ("initContainers", "containers"):
+        for each in own_spec.get(kind, []):
+            found = _named(spec.get(kind), each["name"])
+            name = TRAINER if each["name"] == container else each["name"]
+            yield from _broken_container(each, found, name) if found else [f"container {name} (it is required)"]
+        known = [each["name"] for each in own_spec.get(kind, [])]
+        yield from (
+            f"container {each['name']} (a new container needs an image; in the pod template: {', '.join(known)})"
+            for each in spec.get(kind, [])
+            if each["name"] not in known and not each.get("image")
+        )
+
+
+def _broken_container(before: Manifest, after: Manifest, name: str) -> Iterator[str]:
+    reasons = {
+        "command": "llmtrain starts the processes with it",
+        "args": "llmtrain starts the processes with its command",
+        "image": "set launch.image",
+    }
+    yield from (
+        f"{field} of container {name} ({why})"
+        for field, why in reasons.items()
+        if before.get(field) != after.get(field)
+    )
+    old, new = _variables(before), _variables(after)
+    yield from (
+        f"variable {key} of container {name} (llmtrain or the platform sets it)"
+        for key in sorted({*old, *new} & _OWN_VARIABLES)
+        if old.get(key) != new.get(key)
+    )
+    own = [mount for mount in before["volumeMounts"] if mount["name"] in _OWN_VOLUMES]
+    yield from (
+        f"mount {mount['mountPath']} of container {name} (llmtrain reads and writes there)"
+        for mount in own
+        if mount not in after.get("volumeMounts", [])
+    )
+
+
+def _variables(container: Manifest) -> dict[str, Manifest]:
+    return {row["name"]: row for row in container.get("env") or []}
+
+
+def _named(rows: list[Manifest] | None, name: str) -> Manifest | None:
+    return next((row for row in rows or [] if row.get("name") == name), None)

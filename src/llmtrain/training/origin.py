@@ -1,0 +1,150 @@
+"""`train --from RUN[@STEP]`: a new run that starts from the weights of another one, at step 0 with a fresh optimizer.
+
+meta.json records the origin before anything else is written, so a run that is killed before its first checkpoint starts
+from the same weights again; after that checkpoint the origin is not needed any more.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.state import model_tensors
+from llmtrain.checkpoint.store import CheckpointStore
+from llmtrain.config.schema import Config, differences, may_change
+from llmtrain.config.upgrade import upgraded_values
+from llmtrain.errors import CheckpointError, UsageError
+from llmtrain.files import file_sha256
+from llmtrain.logs import log
+from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.runs.manifest import MANIFEST, POINTERS
+from llmtrain.runs.summary import read_meta
+from llmtrain.training.resume import Resumption
+
+_AT = re.compile(r"(?:step_)?([0-9]{1,18})")
+# Fields of a model that do not decide what its weights mean.
+_NOT_ARCHITECTURE = ("attention", "dropout", "dtype", "trust_remote_code", "vocab_size")
+_LORA_SCALING = ("alpha", "dora", "rank", "rslora", "target_modules")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The checkpoint whose weights a new run starts from."""
+
+    run_id: str
+    checkpoint: Checkpoint
+    manifest_sha256: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """As meta.json records it."""
+        return {
+            "run_id": self.run_id,
+            "step": self.checkpoint.step,
+            "checkpoint": str(self.checkpoint.path.absolute()),
+            "manifest_sha256": self.manifest_sha256,
+        }
+
+
+def split_reference(reference: str) -> tuple[str, str]:
+    """`first@50` -> (`first`, `50`); without @: the best checkpoint."""
+    name, _, at = reference.rpartition("@")
+    if name and (at in POINTERS or _AT.fullmatch(at)):
+        return name, at
+    if name and not Path(reference).expanduser().exists():
+        raise UsageError(f"--from {reference}: '{at}' is not a checkpoint.", remedy="Write RUN@best, @latest or @STEP.")
+    return reference, "best"
+
+
+def find_origin(root: str, reference: str) -> Origin:
+    name, at = split_reference(reference)
+    run = find_run(root, name)
+    store = CheckpointStore(run.checkpoints)
+    step = _AT.fullmatch(at)
+    if step:
+        checkpoint = store.at(int(step[1])) if int(step[1]) in store.steps() else None
+    else:
+        checkpoint = store.pointed(at) or store.newest_usable()
+    if checkpoint is None:
+        steps = store.steps()
+        raise CheckpointError(
+            f"Run '{run.run_id}' has no checkpoint {f'of step {step[1]}' if step else 'yet'}.",
+            known=[*POINTERS, *map(str, steps)] if steps else None,
+        )
+    checkpoint.verify()
+    return Origin(run.run_id, checkpoint, file_sha256(checkpoint.path / MANIFEST))
+
+
+def resolve_origin(config: Config, reference: str | None, resumption: Resumption | None) -> Origin | None:
+    """The origin of a new run, or of one that is resumed before its first checkpoint; None for any other run."""
+    if resumption is None:
+        return find_origin(config.output.root_dir, reference) if reference else None
+    if resumption.checkpoint is not None:
+        return None
+    recorded = read_meta(resumption.run).get("origin")
+    if recorded is None:
+        return find_origin(config.output.root_dir, reference) if reference else None
+    return _recorded_origin(resumption.run, recorded)
+
+
+def _recorded_origin(run: RunDirectory, recorded: Any) -> Origin:
+    """The recorded checkpoint, unchanged."""
+    remedy = "Restore it, or start a new run from another checkpoint with --from."
+    what = f"Run '{run.run_id}' has no checkpoint yet and starts from the weights of"
+    path = recorded.get("checkpoint") if isinstance(recorded, dict) else None
+    if not isinstance(path, str):
+        raise CheckpointError(f"{what} another run, but {run.meta} does not name it.", remedy=remedy)
+    checkpoint = Checkpoint(Path(path))
+    try:
+        checkpoint.verify()
+    except CheckpointError as problem:
+        raise CheckpointError(f"{what} {path}, which cannot be used: {problem.what}", remedy=remedy) from None
+    sha256 = file_sha256(checkpoint.path / MANIFEST)
+    if sha256 != recorded.get("manifest_sha256"):
+        raise CheckpointError(f"{what} {path}, which has changed since.", remedy=remedy)
+    return Origin(str(recorded.get("run_id")), checkpoint, sha256)
+
+
+def check_architecture(origin: Origin, config: Config, recorded: dict[str, Any]) -> None:
+    """Refuse weights of another architecture, tokenizer or base model. `recorded`: see resume_fingerprint."""
+    then = origin.checkpoint.state()
+    before, after = (values.get("model") for values in (upgraded_values(then["config"]), config.as_dict()))
+    changes = [
+        change
+        for change in differences({"model": _architecture(before)}, {"model": _architecture(after)})
+        if not may_change(change[0])
+    ]
+    names = ["vocab_size", "tokenizer_sha256"]
+    names += ["base_sha256"] if getattr(config.model, "lora", None) else []
+    changes += [
+        (name, then[name], recorded[name]) for name in names if then.get(name) not in (None, recorded.get(name))
+    ]
+    if changes:
+        raise UsageError(
+            f"The weights of {origin.checkpoint.path} do not fit this config:\n  - "
+            + "\n  - ".join(f"{path}: {old!r} -> {new!r}" for path, old, new in changes),
+            remedy="Use the model and tokenizer of that run: without --config, `train --from` starts from its config.",
+        )
+
+
+def _architecture(model: Any) -> dict[str, Any]:
+    """The fields of a model section that decide what its weights mean."""
+    fields = dict(model) if isinstance(model, dict) else {}
+    ignored = {*_NOT_ARCHITECTURE, *(["block_size"] if "path" in fields else [])}  # positions are no weights there
+    if isinstance(fields.get("lora"), dict):
+        fields["lora"] = {name: fields["lora"].get(name) for name in _LORA_SCALING}
+    return {name: value for name, value in fields.items() if name not in ignored}
+
+
+def load_weights(origin: Origin, module: nn.Module) -> None:
+    """Every rank calls this and reads what it needs."""
+    try:
+        origin.checkpoint.read_into("model", model_tensors(module))
+    except (RuntimeError, KeyError, ValueError, TypeError) as problem:
+        raise UsageError(
+            f"{origin.checkpoint.path} contains another model: {' '.join(str(problem).split())[:300]}",
+            remedy="Use the model of that run.",
+        ) from None
+    log("TRAIN", f"starting from the weights of run {origin.run_id} at step {origin.checkpoint.step}")
