@@ -1,10 +1,15 @@
 # On a machine with Python 3.11 or newer and make:
-#   make train    creates .venv and trains a small GPT (a minute and a half on two cores)
-#   make test     creates .venv and runs the tests
+#   make train    creates .venv with what training needs, and trains a small GPT (a minute and a half on two cores)
+#   make test     installs the rest into .venv and runs the tests
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-STAMP  := $(VENV)/.installed
+# Installs with uv if it is on the PATH, else with pip. `make UV= train` uses pip: uv does not read pip.conf and PIP_*.
+UV     ?= $(shell command -v uv 2>/dev/null)
+# Written after each install: only the dependencies, and everything.
+TRAIN_STAMP := $(VENV)/.installed-train
+STAMP       := $(VENV)/.installed
+EXTRAS      := mlflow,hf,k8s,tensorboard,etcd,s3,dev
 CONFIG ?= gpt_stdlib
 ARGS   ?=
 PROCESSES ?= 2
@@ -27,7 +32,7 @@ K8S_NEW        = $(or $(K8S_RUN),k8s-demo-$$(date +%m%d-%H%M%S))
 K8S_NAME       = $(or $(K8S_RUN),$$(cat $(K8S_LAST)))
 K8S_HAS_NAME   = $(if $(K8S_RUN),,@test -s $(K8S_LAST) || { echo "No run yet. Run make k8s-train, or set K8S_RUN=name." >&2; exit 64; })
 
-.PHONY: help setup train train-ddp test test-slow test-gpu lint format bench constraints e2e e2e-full clean
+.PHONY: help setup setup-train train train-ddp test test-slow test-gpu lint format bench wheels constraints e2e e2e-full clean
 .PHONY: k8s-cluster k8s-build k8s-train k8s-logs k8s-clean k8s-cluster-delete k8s-full
 
 help:  ## list the targets
@@ -35,17 +40,36 @@ help:  ## list the targets
 
 setup: $(STAMP)  ## create .venv with llmtrain and all extras except qlora
 
-# PIP_NO_INPUT: fail instead of prompting in CI.
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "llmtrain needs Python 3.11 or newer; set PYTHON=python3.11")'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[mlflow,hf,k8s,tensorboard,etcd,s3,dev]'
-	touch $(STAMP)
+setup-train: $(TRAIN_STAMP)  ## create .venv with llmtrain and what training needs, no extras
 
-train: setup  ## train a small GPT on Python's standard library; CONFIG=preset or file, ARGS="--set ..."
+# Python compiles a module at its first import, so installing compiles none. PIP_NO_INPUT: fail instead of prompting.
+ifeq ($(UV),)
+  CREATE  = $(PYTHON) -m venv $(VENV)
+  INSTALL = PIP_NO_INPUT=1 $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c constraints.txt
+else
+  CREATE  = $(UV) venv -q --seed --python $(PYTHON) $(VENV)
+  INSTALL = $(UV) pip install -q --python $(BIN)/python -c constraints.txt
+endif
+
+define CREATE_VENV
+$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "llmtrain needs Python 3.11 or newer; set PYTHON=python3.11")'
+test -x $(BIN)/python || $(CREATE)
+endef
+
+$(TRAIN_STAMP): pyproject.toml constraints.txt
+	$(CREATE_VENV)
+	$(INSTALL) -e .
+	touch $@
+
+$(STAMP): pyproject.toml constraints.txt
+	$(CREATE_VENV)
+	$(INSTALL) -e '.[$(EXTRAS)]'
+	touch $(TRAIN_STAMP) $@
+
+train: setup-train  ## train a small GPT on Python's standard library; CONFIG=preset or file, ARGS="--set ..."
 	$(BIN)/llmtrain train --config $(CONFIG) $(ARGS)
 
-train-ddp: setup  ## train with two processes; CONFIG=preset or file (default ddp_smoke), PROCESSES=2
+train-ddp: setup-train  ## train with two processes; CONFIG=preset or file (default ddp_smoke), PROCESSES=2
 	$(BIN)/llmtrain train --config $(if $(filter file,$(origin CONFIG)),ddp_smoke,$(CONFIG)) --processes $(PROCESSES) $(ARGS)
 
 k8s-cluster: setup  ## create a local Kubernetes cluster with Docker and kind; runs are in ./runs
@@ -56,7 +80,7 @@ k8s-build: setup  ## build the image, and load it if the current context is the 
 	$(if $(KIND_CLUSTER),$(BIN)/llmtrain cluster load-image $(K8S_IMAGE) --name $(KIND_CLUSTER) --if-reached $(K8S_ARGS))
 
 # Store the name first: launch blocks until the run finishes, and k8s-logs may be called meanwhile.
-k8s-train: setup  ## train on the cluster of the kubeconfig; K8S_RUN=name (default generated), K8S_CONFIG=preset or file, K8S_SET="--set ..."
+k8s-train: setup-train  ## train on the cluster of the kubeconfig; K8S_RUN=name (default generated), K8S_CONFIG=preset or file, K8S_SET="--set ..."
 	@echo "$(K8S_NEW)" > $(K8S_LAST)
 	$(BIN)/llmtrain launch --config $(K8S_CONFIG) --name "$$(cat $(K8S_LAST))" --image $(K8S_IMAGE) \
 	  --set launch.runs_volume.claim=$(K8S_CLAIM) $(K8S_SET) $(K8S_PLACE)
@@ -104,6 +128,9 @@ e2e-full: setup  ## run all end-to-end tests, including slow ones: LoRA of a rea
 
 bench: setup  ## run the benchmarks; needs ../shared/data
 	for b in benchmarks/*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+wheels: setup  ## build the wheels of llmtrain and llmtrain-client (the commands without torch) in dist/
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist . ./client
 
 constraints: setup  ## regenerate constraints.txt (and uv's copy in pyproject.toml)
 	$(BIN)/python tools/constraints.py

@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHORT: dict[str, tuple[str, ...]] = {
     "gpt2_gpu": (),
     "gpt_cpu": ("--rounds", "1", "--steps", "12", "--shape", "tiny"),
+    "install": (),
     "launch": (),
     "lora": ("--model", "{directory}/model", "--data", "{directory}/rows.jsonl", "--rows", "16", "--rounds", "1"),
     "save_time": ("--rounds", "1", "--d-model", "64"),
@@ -23,8 +24,8 @@ SHORT: dict[str, tuple[str, ...]] = {
     "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2"),
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
-SKIPPED = ("gpt2_gpu", "launch")
-"""Benchmarks that need a GPU or a cluster print `skipped`."""
+SKIPPED = ("gpt2_gpu", "install", "launch")
+"""Benchmarks that need a GPU, a network or a cluster print `skipped`."""
 
 
 def run(name: str, directory: Path, *words: str) -> str:

@@ -131,16 +131,8 @@ def load_tour_tool() -> Any:
     return module
 
 
-def is_abridged(shown: list[str], real: list[str]) -> bool:
-    """Whether the shown lines are the real ones, where `...` stands for any number of omitted lines."""
-    if not shown:
-        return not real
-    if shown[0] == "...":
-        return any(is_abridged(shown[1:], real[start:]) for start in range(len(real) + 1))
-    return bool(real) and shown[0] == real[0] and is_abridged(shown[1:], real[1:])
-
-
 def test_is_abridged_accepts_only_omissions() -> None:
+    is_abridged = load_tour_tool().is_abridged
     assert is_abridged(["a", "...", "d"], ["a", "b", "c", "d"])
     assert is_abridged(["...", "d"], ["d"])
     assert not is_abridged(["a", "d"], ["a", "b", "d"])
@@ -149,11 +141,32 @@ def test_is_abridged_accepts_only_omissions() -> None:
 
 
 def test_abridge_keeps_corresponding_lines() -> None:
-    abridge = load_tour_tool().abridge
+    tool = load_tour_tool()
+    abridge, is_abridged = tool.abridge, tool.is_abridged
     shown, real = ["one: first", "...", "three: third"], ["one: 1st", "two: 2nd", "three: the third", "four: 4th"]
     assert abridge(shown, real) == ["one: 1st", "...", "three: the third", "..."]
     assert is_abridged(abridge(shown, real), real)
     assert abridge(["one: first"], real) == real
+
+
+def test_shown_output_differs_in_numbers_only() -> None:
+    is_shown = load_tour_tool().is_shown_output
+    real = [
+        "[TRAIN] step 10/30 | loss 4.4882 | 0:00:12 left",
+        "[EVAL] step 10/30 | val loss 4.3604",
+        "",
+        "  | text",
+        "end",
+    ]
+    assert is_shown("llmtrain train", ["[TRAIN] step 5/30 | loss 5.1 | 0:01:00 left", "...", "  | other", "end"], real)
+    assert is_shown("llmtrain train", ["[TRAIN] step 10/30 | lo ...", "...", "end"], real)
+    assert not is_shown("llmtrain train", ["[TRAIN] step 10/30 | lr 4.4882 | 0:00:12 left", "...", "end"], real)
+    assert not is_shown("llmtrain train", ["[TRAIN] step 10/30 | loss 4.4882 | 0:00:12 left", "end"], real)
+    assert is_shown("llmtrain runs list", ["run    loss", "first  10.51"], ["run    loss", "first  9.5"])
+    assert is_shown(
+        "llmtrain train --json", ['"state_sha256": "5053e5519f8b2003"'], ['"state_sha256": "abcdefabcdefabcd"']
+    )
+    assert not is_shown("llmtrain generate --run first", [], ["text"])
 
 
 @pytest.mark.parametrize("page", RUN_HERE)
@@ -161,10 +174,9 @@ def test_page_shows_real_output(page: str, tmp_path: Path) -> None:
     tool, text, ran = load_tour_tool(), read(page), 0
     tool.write_files(text, tmp_path)
     for code, body in tool.BLOCK.findall(text):
-        for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
-            command, *shown = part.splitlines()
+        for command, shown in tool.examples(body):
             real = tool.run(command, tmp_path, int(code or 0)).rstrip().splitlines()
-            assert is_abridged(shown, real), f"{page}: {command}\n" + "\n".join(real)
+            assert tool.is_abridged(shown, real), f"{page}: {command}\n" + "\n".join(real)
             ran += 1
     assert ran >= 5
 

@@ -1,5 +1,6 @@
 """Exact dependency versions; no paths or hosts of a development machine in the checkout."""
 
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from llmtrain.cli import _TRAINING_PACKAGES
 
 # No file of the checkout may match; the patterns are written so that this file does not match either.
 FORBIDDEN = (
@@ -33,6 +36,12 @@ def pins(repo: Path) -> dict[str, str]:
     found = [re.fullmatch(r"([\w.-]+)==([\w.!+]+)( ; .*)?", line) for line in lines]
     assert all(found), [line for line, match in zip(lines, found, strict=True) if not match]
     return {match[1]: match[2] for match in found if match}
+
+
+@pytest.fixture(scope="module")
+def client(repo: Path) -> dict[str, Any]:
+    """client/pyproject.toml."""
+    return tomllib.loads((repo / "client" / "pyproject.toml").read_text())
 
 
 def normal(name: str) -> str:
@@ -80,6 +89,58 @@ def test_entry_point_and_extras_exist(project: dict[str, Any]) -> None:
     assert {"mlflow", "hf", "k8s", "dev"} <= set(table["optional-dependencies"])
     torch = next(row for row in table["dependencies"] if row.startswith("torch"))
     assert number(torch) >= (2, 11)
+
+
+def test_client_requires_everything_but_training_packages(project: dict[str, Any], client: dict[str, Any]) -> None:
+    table = project["project"]
+    rows = [*table["dependencies"], *table["optional-dependencies"]["k8s"]]
+    light = {row for row in rows if re.split("[<>=]", row)[0] not in _TRAINING_PACKAGES}
+    assert set(client["project"]["dependencies"]) == light
+    assert len(rows) - len(light) == len(_TRAINING_PACKAGES)
+    assert client["project"]["optional-dependencies"]["s3"] == table["optional-dependencies"]["s3"]
+    assert client["project"]["scripts"] == table["scripts"]
+
+
+WITHOUT_TRAINING_PACKAGES = """
+import contextlib, io, json, sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(name, name=name)
+
+commands = json.loads(sys.argv[1])
+from llmtrain.cli import _TRAINING_PACKAGES as HIDDEN, main
+sys.meta_path.insert(0, Hidden())
+results = []
+for arguments in commands:
+    with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            results.append([ended.code, output.getvalue()])
+print(json.dumps(results))
+"""
+
+
+def test_commands_of_client_need_no_training_packages(tmp_path: Path) -> None:
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": {"spec": {}}}}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    light = [["validate", "--json"], ["launch", "--dry-run"], ["lint", "job.json"], ["runs", "list"], ["status"]]
+    heavy = [["train"], ["generate", "--run", "first"], ["eval", "--run", "first", "--file", "job.json"], ["smoke"]]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRAINING_PACKAGES, json.dumps([*light, *([*row, "--json"] for row in heavy)])],
+        cwd=tmp_path,
+        env={**os.environ, "KUBECONFIG": str(tmp_path / "none"), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    results = json.loads(done.stdout)
+    assert [code for code, _ in results] == [0, 0, 0, 0, 64, 64, 64, 64, 64]
+    errors = [json.loads(output) for _, output in results[len(light) :]]
+    assert all(error["error"] == "UsageError" and "pip install llmtrain" in error["remedy"] for error in errors), errors
+    assert not (tmp_path / "runs").exists()
 
 
 def test_package_version_equals_project_version(project: dict[str, Any]) -> None:

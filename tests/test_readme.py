@@ -26,18 +26,21 @@ def load_tour_tool():
     return module
 
 
-def run_tour(page, directory):
-    """Run the commands of a page, each in its own process (forked, so torch is imported once). Returns their number."""
+def run_tour(page, directory, is_compared=True):
+    """Run the commands of a page, each in its own process (forked, so torch is imported once), and compare their output
+    with what the page shows, numbers masked. Returns the number of commands."""
     tool = load_tour_tool()
     text = (ROOT / page).read_text()
     tool.write_files(text, directory)
     ran = 0
     for match in tool.BLOCK.finditer(tool.tour(text)):
-        for command in tool.commands(match[2]):
+        for command, shown in tool.examples(match[2]):
             program, *words = shlex.split(command)
             assert program == "llmtrain"
             done = ranks.start_cli(*words, cwd=directory, env={"COLUMNS": "100", "HOME": str(directory)})
             assert done.wait() == int(match[1] or 0), f"{command}\n{done.out}\n{done.err}"
+            real = tool.portable(done.out if "--json" in words else done.err + done.out).rstrip().splitlines()
+            assert not is_compared or tool.is_shown_output(command, shown, real), f"{command}\n" + "\n".join(real)
             ran += 1
     return ran
 
@@ -70,7 +73,7 @@ def test_fine_tuning_guide_commands_succeed(tmp_path):
     make_model(tmp_path / tool.MODEL_AT, max_position_embeddings=512)
     make_examples(tmp_path / "data/train.jsonl", 300)
     make_examples(tmp_path / "data/val.jsonl", 30, 500)
-    assert run_tour(tool.FINE_TUNING, tmp_path) >= 6
+    assert run_tour(tool.FINE_TUNING, tmp_path, is_compared=False) >= 6  # the page shows a real model
     assert (tmp_path / "my-model" / "model.safetensors").is_file()
     assert (tmp_path / "my-adapter" / "adapter_model.safetensors").is_file()
 

@@ -15,9 +15,11 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,18 +35,21 @@ KUBERNETES = "docs/kubernetes.md"  # takes minutes and needs a cluster
 # What the page shows instead of the real image and namespace.
 IMAGE_AT = "registry.example.com/llmtrain:0.1.0"
 NAMESPACE_AT = "research"
+HOST_AT = "host-a"
 ABRIDGED = ("docs/moving.md", "docs/troubleshooting.md")
 CTRL_C = "^C"
-
-
-def commands(body: str) -> list[str]:
-    return [line[2:] for line in body.splitlines() if line.startswith("$ ")]
 
 
 def write_files(text: str, directory: Path) -> None:
     """Write the files that a page shows, which its commands read."""
     for name, content in FILE.findall(text):
         (directory / name).write_text(content)
+
+
+def examples(body: str) -> list[tuple[str, list[str]]]:
+    """The commands of a block, each with the output shown below it."""
+    parts = [part.splitlines() for part in re.split(r"^\$ ", body, flags=re.M)[1:]]
+    return [(lines[0], lines[1:]) for lines in parts]
 
 
 def is_interrupted(body: str) -> bool:
@@ -86,7 +91,43 @@ def run(command: str, directory: Path, expect: int, cluster: Cluster | None = No
     if cluster:
         output = output.replace(cluster.image, IMAGE_AT)
         output = output.replace(cluster.namespace, NAMESPACE_AT) if cluster.namespace else output
-    return output.replace(str(ROOT) + "/", "")
+    return portable(output)
+
+
+def portable(output: str) -> str:
+    """Output without the checkout's path and this machine's name."""
+    return re.sub(rf"(?<![\w.-]){re.escape(socket.gethostname())}(?![\w.-])", HOST_AT, output.replace(f"{ROOT}/", ""))
+
+
+def mask(line: str) -> str:
+    """A line without what differs between runs and machines: numbers, hashes, column widths, text of the model."""
+    line = re.sub(r'(\[SAMPLE\].* ->|"sample(?:_prompt)?": ).*', r"\1", line)
+    line = re.sub(r"\b[0-9a-f]{12,}\b", "0", line)
+    return " ".join(re.sub(r"\d[\d,.:]*(?:e[+-]?\d+)?", "0", line).split())
+
+
+def is_same_line(shown: str, real: str) -> bool:
+    """Whether a line of a page is a real one, with numbers masked; `shorten` cuts long lines."""
+    if shown.endswith(" ..."):
+        return mask(real).startswith(mask(shown.removesuffix(" ...")))
+    return mask(shown) == mask(real)
+
+
+def is_abridged(shown: list[str], real: list[str], same: Callable[[str, str], bool] = str.__eq__) -> bool:
+    """Whether the shown lines are the real ones, where `...` stands for any number of omitted lines."""
+    if not shown:
+        return not real
+    if shown[0] == "...":
+        return any(is_abridged(shown[1:], real[start:], same) for start in range(len(real) + 1))
+    return bool(real) and same(shown[0], real[0]) and is_abridged(shown[1:], real[1:], same)
+
+
+def is_shown_output(command: str, shown: list[str], real: list[str]) -> bool:
+    """Whether a page shows the output of a command, apart from numbers and from text that a model wrote."""
+    if command.startswith("llmtrain generate "):
+        return bool(shown) and bool(real)
+    without_text = [[line for line in lines if not line.startswith("  |")] for lines in (shown, real)]
+    return is_abridged(*without_text, is_same_line)
 
 
 def _interrupt(process: "subprocess.Popen[str]") -> str:
@@ -133,8 +174,7 @@ def rewrite_abridged(path: Path) -> None:
 
         def fill(match: re.Match[str]) -> str:
             lines = [match[0].splitlines()[0]]
-            for part in re.split(r"^\$ ", match[2], flags=re.M)[1:]:
-                command, *shown = part.splitlines()
+            for command, shown in examples(match[2]):
                 output = run(command, Path(name), int(match[1] or 0))
                 lines += [f"$ {command}", *abridge(shown, output.rstrip().splitlines())]
             return "\n".join([*lines, "```"])
@@ -178,7 +218,7 @@ def rewrite(path: Path) -> None:
         def fill(match: re.Match[str]) -> str:
             expect = int(match[1] or 0)
             lines = []
-            for command in commands(match[2]):
+            for command, _ in examples(match[2]):
                 output = run(command, Path(name), expect, cluster, interrupt=is_interrupted(match[2]))
                 lines += [f"$ {command}", *shorten(output)]
             flag = f" exit={match[1]}" if match[1] else ""

@@ -24,6 +24,9 @@ _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-
 # The base class of the parser's errors, whose module depends on the version of typer.
 _ParserError: Any = typer.BadParameter.__mro__[1]
 
+# Dependencies of llmtrain that llmtrain-client does not have.
+_TRAINING_PACKAGES = {"torch", "numpy", "safetensors", "datasets", "tiktoken", "tokenizers"}
+
 # Shown by `llmtrain --help`. Each command is the function `command` of the module with its name in llmtrain.commands; a
 # command with subcommands is `app` of its module.
 COMMANDS = {
@@ -50,7 +53,7 @@ COMMANDS = {
         "resume": "Launch a run again from its newest checkpoint.",
         "fetch": "Download a run from the cluster's volume.",
         "delete": "Remove a run from the cluster.",
-        "lint": "Find known problems in training manifests.",
+        "lint": "Check training manifests for common mistakes.",
         "secret": "Create secrets that manifests refer to.",
         "guard": "Keep the runs of a namespace alive unattended.",
         "cluster": "Create a local cluster with Docker and kind (the tool).",
@@ -197,8 +200,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise
         code = _report(_output_lost(problem), [])
     except Exception as problem:
-        write_exit_report(_crash(problem))
-        raise
+        missing = _needs_full_install(problem, arguments)
+        if missing is None:
+            write_exit_report(_crash(problem))
+            raise
+        code = _report(missing, arguments[:end])
     code = _flush_output() or code
     if not code:
         write_success_report()
@@ -250,6 +256,17 @@ def _is_unread() -> bool:
         discard(sys.stdout)
         return True
     return False
+
+
+def _needs_full_install(problem: Exception, arguments: list[str]) -> UsageError | None:
+    """The error of a command whose packages llmtrain-client does not install; None for every other exception."""
+    package = (getattr(problem, "name", None) or "").partition(".")[0]
+    if not isinstance(problem, ModuleNotFoundError) or package not in _TRAINING_PACKAGES:
+        return None
+    return UsageError(
+        f"`llmtrain {arguments[0]}` needs {package}, which is not installed.",
+        remedy="Uninstall llmtrain-client if it is here, then: pip install llmtrain",
+    )
 
 
 def _crash(problem: Exception) -> LlmtrainError:

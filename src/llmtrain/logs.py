@@ -1,6 +1,6 @@
 """Log lines to standard error and to a file, as tagged text or JSON. Results go to standard output, never here.
 
-Tags: [SETUP] [DDP] [DATA] [TRAIN] [EVAL] [EPOCH] [SAVE] [DONE]. `log("TRAIN", "step 10/100")` prints
+Tags: [SETUP] [DDP] [DATA] [TRAIN] [EVAL] [SAMPLE] [EPOCH] [SAVE] [DONE]. `log("TRAIN", "step 10/100")` prints
 `[TRAIN] step 10/100`.
 """
 

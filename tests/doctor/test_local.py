@@ -10,7 +10,7 @@ import pytest
 
 from llmtrain.config.schema import Config
 from llmtrain.diagnose import Finding, diagnose
-from llmtrain.doctor import machine, needs
+from llmtrain.doctor import machine, memory_estimate
 from llmtrain.doctor.environment import Master
 from llmtrain.doctor.local import checks_after
 from llmtrain.doctor.network import chosen_interfaces, master_port, route_to_master
@@ -198,7 +198,7 @@ def test_small_volume_warns(tmp_path: Path) -> None:
 
 def test_model_larger_than_memory_fails(config: Config) -> None:
     wide = config.with_values("model", d_model=32768, n_layers=100, n_heads=32).with_values("run", device="cpu")
-    count = needs.count_parameters(wide)
+    count = memory_estimate.count_parameters(wide)
     assert count.parameters is not None
     assert 1e12 < count.parameters < 2e12
     names = look(wide)
@@ -208,13 +208,15 @@ def test_model_larger_than_memory_fails(config: Config) -> None:
 
 
 def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(needs, "machine_memory", lambda: 10_000)
+    monkeypatch.setattr(memory_estimate, "machine_memory", lambda: 10_000)
     cpu = config.with_values("run", device="cpu")
     adafactor = cpu.with_values("trainer", optimizer="adafactor")
     fsdp = cpu.with_values("distributed", strategy="fsdp")
 
     def status(config: Config, parameters: int, world_size: int, processes: int) -> str:
-        (found,) = needs.memory(config, needs.Count(parameters, parameters, 4 * parameters), world_size, processes)
+        (found,) = memory_estimate.memory(
+            config, memory_estimate.Count(parameters, parameters, 4 * parameters), world_size, processes
+        )
         return found.status
 
     assert status(cpu, 400, 1, 1) == "pass"  # 6,400 bytes
@@ -228,18 +230,18 @@ def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(needs, "CGROUP_LIMITS", (tmp_path / "missing", limit))
+    monkeypatch.setattr(memory_estimate, "CGROUP_LIMITS", (tmp_path / "missing", limit))
     limit.write_text("max\n")
-    assert needs.machine_memory() > 1 << 28
+    assert memory_estimate.machine_memory() > 1 << 28
     limit.write_text("123456\n")
-    assert needs.machine_memory() == 123456
+    assert memory_estimate.machine_memory() == 123456
 
 
 def test_unknown_vocabulary(config: Config) -> None:
     char = config.with_values("data", tokenizer="char")
     assert "char" in look(char)["memory"].evidence
-    assert needs.count_parameters(char).parameters is None
-    assert needs.count_parameters(char.with_values("model", vocab_size=65)).parameters
+    assert memory_estimate.count_parameters(char).parameters is None
+    assert memory_estimate.count_parameters(char.with_values("model", vocab_size=65)).parameters
 
 
 def test_vocabulary_smaller_than_tokenizer_fails(config: Config) -> None:
@@ -250,7 +252,7 @@ def test_vocabulary_smaller_than_tokenizer_fails(config: Config) -> None:
 
 def test_initial_weights_are_not_read(config: Config) -> None:
     started = config.with_values("model", init="/no/such/directory")
-    assert needs.count_parameters(started) == needs.count_parameters(config)
+    assert memory_estimate.count_parameters(started) == memory_estimate.count_parameters(config)
 
 
 def test_more_threads_than_cores(config: Config) -> None:

@@ -55,7 +55,7 @@ def test_missing_claim(kube: Kube) -> None:
 
 @pytest.mark.slow
 def test_missing_secret(kube: Kube) -> None:
-    more = ["--set", "launch.hf_token_secret.name=nothing"]
+    more = ["--set", "launch.env_secrets=[nothing]"]
     err = refused(kube, "no-secret", *more)
     assert "nothing" in err
     assert left(kube, "no-secret") == []

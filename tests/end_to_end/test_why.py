@@ -52,7 +52,7 @@ TOO_SMALL = Expected(
     ["--set launch.resources.memory=192Mi"],
 )
 NO_CUDA = Expected(
-    ["run.device=cuda"],
+    ["run.device=cuda", "launch.pod_patch={metadata: {annotations: {gpus: none}}}"],  # else `launch` refuses it
     "bad_config",
     ["exit code 64", "no usable CUDA device"],
     ["Set run.device to auto or cpu", "--set FIELD=VALUE"],
@@ -63,11 +63,16 @@ TOO_LATE = Expected(
     ["Condition Fail", "deadline"],  # Failed, or FailureTarget while pods are still ending
     ["--set launch.active_deadline_sec=SECONDS"],
 )
+# The token of a run that downloads nothing is in no container, unless a patch adds it.
+TOKEN_IN_TRAINER = (
+    "{spec: {containers: [{name: trainer, env: "
+    "[{name: HF_TOKEN, valueFrom: {secretKeyRef: {name: my-token, key: token}}}]}]}}"
+)
 # Their pods never run, so they use no resources.
 NEVER_RUN = {
     "no-image": NO_IMAGE,
     "no-token": Expected(
-        ["launch.hf_token_secret.name=my-token", "launch.resources.cpu=400m"],
+        ["launch.hf_token_secret.name=my-token", f"launch.pod_patch={TOKEN_IN_TRAINER}", "launch.resources.cpu=400m"],
         "container_config",
         ['secret "my-token" not found'],
         ["llmtrain secret hf-token --from-env-file .env --name my-token -n e2e-why"],

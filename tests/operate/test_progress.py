@@ -88,6 +88,7 @@ def test_other_lines_are_ignored(written: Written) -> None:
     log("DATA", "tokenised train: 121,446 tokens")
     log("TRAIN", "run demo: 34,688 parameters, 256 tokens a step, from step 0 to 30")
     log("SAVE", "step_10 in 0.22 s", fields={"step": 10})
+    log("SAMPLE", "a prompt -> an answer | step 3/4 | loss 1.0")
     logging.getLogger("llmtrain").info("no tag")
     lines = [*written.lines, "", "{", "{}", "[", "[TRAIN]", '{"tag": 3, "message": 4}', "step 1/2 |"]
     assert read_progress(lines) == RunProgress()

@@ -73,7 +73,7 @@ class TrainerSection(Section):
     eval_batches: PositiveInt | None = None
     """Micro-batches per evaluation, always the same ones. null evaluates the whole validation split."""
     eval_prompts: MayChange[Names] = []
-    """Prompts to complete at each evaluation; the completions are stored in the run's samples/."""
+    """Prompts to complete at each evaluation; the completions are logged and stored in the run's samples/."""
     eval_prompt_tokens: MayChange[PositiveInt] = 64
     """Maximum number of tokens of such a completion."""
     save_every_steps: MayChange[PositiveInt | None] = 200

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmtrain.config.schema import Config
-from llmtrain.doctor import environment, machine, needs, network
+from llmtrain.doctor import environment, machine, memory_estimate, network
 from llmtrain.errors import LlmtrainError
 from llmtrain.findings import Check, Finding, run_checks
 
@@ -25,7 +25,7 @@ def own_checks(config: Config, environ: Mapping[str, str], *, time_writing: bool
     each measure a part of the speed."""
     position = environment.find_position(environ, config.distributed)
     processes = position.local_world_size
-    count = functools.cache(lambda: needs.count_parameters(config))
+    count = functools.cache(lambda: memory_estimate.count_parameters(config))
     checks: Checks = [
         ("versions", environment.versions),
         ("identity", lambda: environment.identity(environ, config.distributed)),
@@ -33,13 +33,12 @@ def own_checks(config: Config, environ: Mapping[str, str], *, time_writing: bool
         ("interfaces", lambda: network.chosen_interfaces(environ)),
         ("gpu", lambda: machine.gpus(config, processes, environ)),
         ("cores", lambda: machine.cores(config, processes)),
-        ("memory", lambda: needs.memory(config, count(), position.world_size, processes)),
+        ("memory", lambda: memory_estimate.memory(config, count(), position.world_size, processes)),
         ("shared memory", lambda: machine.shared_memory(config)),
     ]
     if position.local_rank == 0:
-        checks.append(
-            ("volumes", lambda: machine.volumes(config, needs.checkpoint_bytes(config, count()), time_writing))
-        )
+        checkpoint_bytes = functools.partial(memory_estimate.checkpoint_bytes, config)
+        checks.append(("volumes", lambda: machine.volumes(config, checkpoint_bytes(count()), time_writing)))
     return checks
 
 

@@ -4,104 +4,71 @@ It sends no requests to a cluster. What the files do not contain is not reported
 pods need.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
-from llmtrain.findings import Finding, Status
-from llmtrain.lint.model import Manifests
-from llmtrain.lint.rules import hardening, jobs, operators, pods, rendezvous, services
-from llmtrain.lint.rules.rule import Match, Rule, Severity
+from llmtrain.errors import UsageError, nearest
+from llmtrain.lint.ignore_comments import ignored_lines
+from llmtrain.lint.manifests import Manifests
+from llmtrain.lint.report import SEVERITIES, LintReport, ManifestFinding
+from llmtrain.lint.rules import gpus, hardening, jobs, operators, pods, rendezvous, services
+from llmtrain.lint.rules.rule import Match, Rule
 from llmtrain.lint.source import Sources
 from llmtrain.redact import redact
 from llmtrain.terminal import printable_line
-from llmtrain.text import plural
 
 RULES: tuple[Rule, ...] = (
     *rendezvous.RULES,
     *services.RULES,
     *jobs.RULES,
     *operators.RULES,
+    *gpus.RULES,
     *pods.RULES,
     *hardening.RULES,
 )
-SEVERITIES: dict[Severity, Status] = {"error": "fail", "warning": "warn", "advice": "pass"}
-"""Severity -> status of a Finding; advice is not a failure."""
 
 
-@dataclass(frozen=True)
-class ManifestFinding(Finding):
-    """A mistake at its line. `name` is the id of the rule, `evidence` the occurrence, `recommendation` the fix."""
-
-    file: str = ""
-    line: int = 0
-    severity: Severity = "error"
-    why: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "rule": self.name,
-            "severity": self.severity,
-            "file": self.file,
-            "line": self.line,
-            "what": self.evidence,
-            "why": self.why,
-            "fix": self.recommendation,
-        }
-
-
-@dataclass(frozen=True)
-class LintReport:
-    findings: list[ManifestFinding]
-    sources: Sources
-    training: int
-    """Number of pod templates that train."""
-
-    def counts(self) -> dict[Severity, int]:
-        return {severity: sum(f.severity == severity for f in self.findings) for severity in SEVERITIES}
-
-    def is_ok(self, *, is_strict: bool) -> bool:
-        return all(finding.severity == "advice" and not is_strict for finding in self.findings)
-
-    def as_dict(self, *, is_strict: bool) -> dict[str, Any]:
-        return {
-            "ok": self.is_ok(is_strict=is_strict),
-            "files": self.sources.files,
-            "skipped": self.sources.skipped,
-            "objects": len(self.sources.objects),
-            "training_pod_templates": self.training,
-            "counts": self.counts(),
-            "findings": [finding.as_dict() for finding in self.findings],
-        }
-
-    def text(self) -> str:
-        """One line per finding, in the format of compilers; reason and fix at the first finding of a rule."""
-        lines: list[str] = []
-        explained: set[str] = set()
-        for found in self.findings:
-            lines.append(f"{found.file}:{found.line}: {found.severity}: {found.evidence} [{found.name}]")
-            if found.name not in explained:
-                lines += [f"    why: {found.why}", f"    fix: {found.recommendation}"]
-                explained.add(found.name)
-        lines += [f"{path}: skipped, not a Kubernetes manifest" for path in self.sources.skipped]
-        return "\n".join([*lines, self.summary()])
-
-    def summary(self) -> str:
-        counts = self.counts()
-        advice = plural(counts["advice"], "suggestion")
-        found = ", ".join([plural(counts["error"], "error"), plural(counts["warning"], "warning"), advice])
-        read = f"{plural(len(self.sources.objects), 'object')} in {plural(len(self.sources.files), 'file')}"
-        training = plural(self.training, "training pod template")
-        return f"{found if self.findings else 'no problems found'}: {read}, {training}."
-
-
-def lint(sources: Sources) -> LintReport:
+def lint(sources: Sources, ignore: Sequence[str] = ()) -> LintReport:
+    """Findings of all rules except those in `ignore`, errors first. Comments in the files ignore rules too."""
+    known = [rule.id for rule in RULES]
+    for name in ignore:
+        if name not in known:
+            raise UsageError(f"--ignore: rule '{name}' is unknown.{nearest(name, known)}", known=known)
     manifests = Manifests(sources.objects)
-    found = {_finding(rule, match): None for rule in RULES for match in rule.find(manifests)}
-    order = {name: position for position, name in enumerate(sources.files)}
+    comments = ignored_lines(sources, known)
+    kept: dict[Hashable, ManifestFinding] = {}
+    ignored: set[ManifestFinding] = set()
+    for key, finding in _findings(manifests):
+        if finding.name in ignore or finding.name in comments.get((finding.file, finding.line), ()):
+            ignored.add(finding)
+        elif (first := kept.setdefault(key, finding)).line != finding.line:
+            kept[key] = replace(first, also_lines=(*first.also_lines, finding.line))
+    file_order = {name: position for position, name in enumerate(sources.files)}
+    severities = list(SEVERITIES)
     findings = sorted(
-        found, key=lambda each: (order.get(each.file, 0), each.line, list(SEVERITIES).index(each.severity))
+        kept.values(), key=lambda each: (severities.index(each.severity), file_order.get(each.file, 0), each.line)
     )
-    return LintReport(findings, sources, sum(1 for _ in manifests.training()))
+    return LintReport(findings, sources, sum(1 for _ in manifests.training()), len(ignored))
+
+
+def _findings(manifests: Manifests) -> Iterator[tuple[Hashable, ManifestFinding]]:
+    """Each finding once, with a key that is equal for one mistake in several pod templates of a workload, such as the
+    Master and the Worker of a PyTorchJob."""
+    seen: set[ManifestFinding] = set()
+    for rule in RULES:
+        occurrences: Counter[tuple[int, str]] = Counter()
+        for match in rule.find(manifests):
+            finding = _finding(rule, match)
+            if finding in seen:
+                continue
+            seen.add(finding)
+            if match.pod is None:
+                yield finding, finding
+                continue
+            in_pod = (id(match.pod), finding.evidence)
+            occurrences[in_pod] += 1
+            yield (rule.id, id(match.pod.workload), finding.evidence, occurrences[in_pod]), finding
 
 
 def _finding(rule: Rule, match: Match) -> ManifestFinding:

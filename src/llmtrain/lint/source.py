@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from llmtrain.lint.yaml_nodes import Node, NotAManifest, parse
 
 STDIN = "-"
 SUFFIXES = (".yaml", ".yml")
+MAX_BYTES = 32 << 20
+"""Larger than all manifests of a cluster; a larger file, such as a device, is not one."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,10 @@ def _display_name(path: str) -> str:
 
 def _read(path: str) -> list[Node]:
     try:
-        raw = sys.stdin.buffer.read() if path == STDIN else Path(path).read_bytes()
+        with nullcontext(sys.stdin.buffer) if path == STDIN else Path(path).open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise NotAManifest(f"larger than {MAX_BYTES >> 20} MiB")
         return parse(raw.decode("utf-8-sig"), _display_name(path))
     except UnicodeDecodeError:
         raise NotAManifest("not UTF-8 text") from None

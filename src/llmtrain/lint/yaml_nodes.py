@@ -24,6 +24,8 @@ _PARSERS = {
     "tag:yaml.org,2002:int": _SCALARS.construct_yaml_int,
     "tag:yaml.org,2002:float": _SCALARS.construct_yaml_float,
 }
+# A number in Kubernetes and YAML 1.2, a string in YAML 1.1.
+_EXPONENT = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 # Only Helm charts contain these; other braces may belong to another program (Vault, Argo).
 _HELM = re.compile(r"\{\{-?\s*(?:\.Values|\.Release|\.Chart|include\s|toYaml\s)")
 
@@ -268,6 +270,8 @@ def _documents(loader: Any, source: Source) -> list[Node]:
 
 def _scalar(loader: Any, event: Any) -> Any:
     tag = event.tag
+    if tag is None and event.implicit[0] and _EXPONENT.fullmatch(event.value):
+        return float(event.value)
     if tag is None or tag == "!":
         tag = loader.resolve(yaml.ScalarNode, event.value, event.implicit)
     # In YAML 1.1, but not in Kubernetes, 1:4 is the number 64.

@@ -11,13 +11,16 @@ from llmtrain.data.examples.prompts import prompt_prefix, prompt_text
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError
 from llmtrain.files import write_json
+from llmtrain.logs import log
 from llmtrain.redact import redact_values
 from llmtrain.runs.directory import RunDirectory
+from llmtrain.text import one_line
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.sample import Sampling, sample_text
 
 SAMPLE_TOKENS = 300
 SAMPLE_SEC = 10.0
+SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,14 @@ class EvalPrompts:
         return answers
 
     def save(self, step: int, answers: list[dict[str, str]]) -> Path:
+        """Write the answers to a file of the run, and show them in the log."""
         self.run.samples.mkdir(exist_ok=True)
         path = self.run.samples / f"step_{step}.json"
-        write_json(path, redact_values(answers))
+        shown = redact_values(answers)
+        write_json(path, shown)
+        for row in shown:
+            # A tag of its own, because `status` reads numbers from [EVAL] lines, and a model may write anything.
+            log("SAMPLE", f"{one_line(row['prompt'])} -> {one_line(row['answer'], SHOWN_CHARS)}")
         return path
 
     def sample(self, is_interrupted: Callable[[], bool]) -> tuple[str, str]:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
-from llmtrain.lint.command import Container
-from llmtrain.lint.model import Pod
+from llmtrain.lint.container_command import Container
+from llmtrain.lint.manifests import Pod
 from llmtrain.lint.rules.rule import Match, Rule, complete_pods, rule, shorten
 from llmtrain.lint.yaml_nodes import Node
 
@@ -62,9 +62,7 @@ def _resources(_: Pod, container: Container) -> tuple[Node, str] | None:
     """Only limits are checked: a missing request defaults to the limit."""
     resources = container.node.get("resources")
     limits = {name for name, _ in resources.get("limits").items()}
-    requested = {name for name, _ in resources.get("requests").items()}
-    gpus = sorted(name for name in requested - limits if "gpu" in name)
-    missing = [*(name for name in AMOUNTS if name not in limits), *gpus]
+    missing = [name for name in AMOUNTS if name not in limits]
     return (resources, f"no limit for {', '.join(missing)}") if missing else None
 
 
@@ -105,9 +103,9 @@ writable_root = _containers(
 )
 no_resources = _containers(
     "no-resources",
-    "no limits for cpu, memory or GPUs",
+    "no limits for cpu or memory",
     "A pod without limits is evicted first, and can use the memory of other pods.",
-    "Set requests and limits for cpu, memory and GPUs, preferably to the same amounts.",
+    "Set requests and limits for cpu and memory, preferably to the same amounts.",
     _resources,
 )
 

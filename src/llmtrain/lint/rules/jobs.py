@@ -1,13 +1,24 @@
-"""Jobs, standalone or inside a JobSet or runtime, and StatefulSets: restarts, replacements and counts."""
+"""Jobs, standalone or inside a JobSet or runtime, StatefulSets and Deployments: restarts, replacements and counts."""
 
 import re
 from collections.abc import Iterator
 
 from llmtrain.env import EXIT_CODES
-from llmtrain.lint.model import JOBSET_KINDS, Pod
-from llmtrain.lint.rules.rule import Match, complete_pods, job_pods, multi_node_pods, rule, shorten, training_pods
+from llmtrain.lint.manifests import JOBSET_KINDS, Pod
+from llmtrain.lint.rules.rule import (
+    Match,
+    complete_pods,
+    job_pods,
+    multi_node_pods,
+    rule,
+    shorten,
+    training_job_pods,
+    training_pods,
+)
 from llmtrain.lint.yaml_nodes import Node
 
+JOB_RESTART_POLICIES = ("Never", "OnFailure")
+RESTARTED_KINDS = ("Deployment", "ReplicaSet", "DaemonSet")
 _IDLING = re.compile(r"\bsleep\s+(?:infinity|inf)\b|\btail\s+-f\s+/dev/null|\bpause\b|\bwhile\s+(?:true|:)")
 
 
@@ -19,15 +30,19 @@ def _job(pod: Pod) -> Node:
 @rule(
     "job-not-indexed",
     "error",
-    "JOB_COMPLETION_INDEX in a Job that is not Indexed",
-    why="Only Indexed Jobs number their pods; otherwise the variable is unset and all pods have the same rank.",
+    "JOB_COMPLETION_INDEX or <job>-0 in a Job that is not Indexed",
+    why="Only Indexed Jobs number their pods; otherwise the variable is unset and pod names are random.",
     fix="Set completionMode: Indexed.",
-    over=lambda manifests: (pod for pod in manifests.pods if pod.job is not None),
+    over=job_pods,
 )
 def job_not_indexed(pod: Pod) -> Iterator[Match]:
     mode = _job(pod).get("completionMode")
     is_indexed = mode.text == "Indexed" or (not mode.exists and pod.workload.kind in JOBSET_KINDS)
-    if not is_indexed and any(_uses_index(container.node) for container in pod.all_containers):
+    pod_name = re.compile(rf"{re.escape(pod.workload.name)}-\d+(?:\.|$)")
+    is_used = any(_uses_index(container.node) for container in pod.all_containers) or any(
+        pod_name.match(host) for host, _, _ in pod.endpoints
+    )
+    if not is_indexed and is_used:
         yield Match(mode, f"completionMode is {mode.text or 'unset (NonIndexed)'}")
 
 
@@ -44,7 +59,7 @@ def _uses_index(container: Node) -> bool:
     "completions and parallelism differ",
     why="All pods of a distributed run must run at the same time; otherwise the first ones wait for the rest forever.",
     fix="Set both completions and parallelism to the number of pods.",
-    over=job_pods,
+    over=training_job_pods,
 )
 def completions_not_parallelism(pod: Pod) -> Iterator[Match]:
     if not pod.is_distributed or pod.workload.kind not in ("Job", "JobSet"):
@@ -64,16 +79,37 @@ def _text(node: Node) -> str:
 
 
 @rule(
+    "job-restart-policy",
+    "error",
+    "Job without a valid restartPolicy",
+    why="The API server rejects the Job: the default is Always, and a Job accepts only Never and OnFailure.",
+    fix="Set restartPolicy: Never (or OnFailure) in the pod template.",
+    over=job_pods,
+)
+def job_restart_policy(pod: Pod) -> Iterator[Match]:
+    if not _has_valid_restart_policy(pod):
+        policy = pod.spec.get("restartPolicy")
+        yield Match(policy, f"restartPolicy is {shorten(policy.text) or 'unset (Always)'}")
+
+
+def _has_valid_restart_policy(pod: Pod) -> bool:
+    policy = pod.spec.get("restartPolicy")
+    has_default = pod.workload.kind in JOBSET_KINDS  # OnFailure
+    return policy.text in JOB_RESTART_POLICIES or (has_default and not policy.exists)
+
+
+@rule(
     "failure-policy-restart",
     "error",
     "podFailurePolicy with a restartPolicy other than Never",
     why="The API server rejects the Job: the policy does not apply to containers that are restarted in place.",
     fix="Set restartPolicy: Never in the pod template.",
-    over=job_pods,
+    over=training_job_pods,
 )
 def failure_policy_restart(pod: Pod) -> Iterator[Match]:
     policy = pod.spec.get("restartPolicy")
-    if _job(pod).get("podFailurePolicy").exists and policy.text != "Never":
+    has_policy = _job(pod).get("podFailurePolicy").exists
+    if has_policy and policy.text != "Never" and _has_valid_restart_policy(pod):
         yield Match(policy, f"restartPolicy is {shorten(policy.text) or 'unset'}")
 
 
@@ -84,7 +120,7 @@ def failure_policy_restart(pod: Pod) -> Iterator[Match]:
     why="All failures count the same: evictions use up backoffLimit, and configuration errors are retried.",
     fix="Add rules: FailJob on exit codes of user errors, Ignore on DisruptionTarget and on exit codes that "
     "ask for a restart.",
-    over=job_pods,
+    over=training_job_pods,
 )
 def no_failure_policy(pod: Pod) -> Iterator[Match]:
     if pod.is_distributed and not _job(pod).get("podFailurePolicy").exists:
@@ -98,7 +134,7 @@ def no_failure_policy(pod: Pod) -> Iterator[Match]:
     why="In a Job the field has a default, but the CRDs of JobSet and TrainingRuntime require it and reject "
     "the object.",
     fix='Add status: "True", in quotes.',
-    over=job_pods,
+    over=training_job_pods,
 )
 def disruption_without_status(pod: Pod) -> Iterator[Match]:
     if pod.workload.kind not in JOBSET_KINDS:
@@ -116,7 +152,7 @@ def disruption_without_status(pod: Pod) -> Iterator[Match]:
     "podReplacementPolicy other than Failed with podFailurePolicy",
     why="The API server rejects the Job: with podFailurePolicy only Failed is allowed.",
     fix="Set podReplacementPolicy: Failed, or remove it.",
-    over=job_pods,
+    over=training_job_pods,
 )
 def replacement_policy(pod: Pod) -> Iterator[Match]:
     policy = _job(pod).get("podReplacementPolicy")
@@ -158,12 +194,12 @@ def success_policy(pod: Pod) -> Iterator[Match]:
     why="Pods of a JobSet default to OnFailure: a crash restarts in place, policies do not see it, and its "
     "log is lost.",
     fix="Set restartPolicy: Never in the pod template.",
-    over=job_pods,
+    over=training_job_pods,
 )
 def jobset_restarts_in_place(pod: Pod) -> Iterator[Match]:
     policy = pod.spec.get("restartPolicy")
-    has_policy = _job(pod).get("podFailurePolicy").exists  # failure-policy-restart reports these
-    if pod.workload.kind in JOBSET_KINDS and pod.is_distributed and policy.text != "Never" and not has_policy:
+    is_reported = _job(pod).get("podFailurePolicy").exists or not _has_valid_restart_policy(pod)  # by other rules
+    if pod.workload.kind in JOBSET_KINDS and pod.is_distributed and policy.text != "Never" and not is_reported:
         yield Match(policy, f"restartPolicy is {shorten(policy.text) or 'unset (OnFailure)'}")
 
 
@@ -205,16 +241,35 @@ def statefulset_restart_policy(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def statefulset_never_ends(pod: Pod) -> Iterator[Match]:
-    if pod.workload.kind != "StatefulSet" or not any(c.entries for c in pod.containers):
-        return
-    idles = any(_IDLING.search(c.command_line) or EXIT_CODES in c.variables for c in pod.containers)
-    if not idles:
+    if pod.workload.kind == "StatefulSet" and any(c.entries for c in pod.containers) and not _idles(pod):
         yield Match(pod.workload.node.get("kind"), f"pods of StatefulSet {pod.workload.name} exit when training ends")
+
+
+def _idles(pod: Pod) -> bool:
+    """Whether its program keeps running when training has ended."""
+    return any(_IDLING.search(c.command_line) or EXIT_CODES in c.variables for c in pod.containers)
+
+
+@rule(
+    "training-in-deployment",
+    "warning",
+    "training in a Deployment, ReplicaSet or DaemonSet",
+    why="It restarts pods that have finished, so training starts over forever, and its pods have random names: none "
+    "of them is pod 0.",
+    fix="Use an Indexed Job with a headless Service.",
+    over=training_pods,
+)
+def training_in_deployment(pod: Pod) -> Iterator[Match]:
+    if pod.workload.kind not in RESTARTED_KINDS:
+        return
+    if pod.is_multi_node or (pod.has_training_program and not _idles(pod)):
+        yield Match(pod.workload.node.get("kind"), f"{pod.workload.kind} {pod.workload.name} runs training")
 
 
 RULES = (
     job_not_indexed,
     completions_not_parallelism,
+    job_restart_policy,
     failure_policy_restart,
     no_failure_policy,
     disruption_without_status,
@@ -225,4 +280,5 @@ RULES = (
     statefulset_in_order,
     statefulset_restart_policy,
     statefulset_never_ends,
+    training_in_deployment,
 )

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from llmtrain.env import EXIT_CODES
-from llmtrain.lint.model import RUNTIMES, Pod, Workload
+from llmtrain.lint.manifests import RUNTIMES, Pod, Workload
 from llmtrain.lint.rules.rule import Match, rule, shorten, training_pods, workloads
 from llmtrain.lint.yaml_nodes import Node
 
@@ -56,7 +56,9 @@ def pytorch_container_name(pod: Pod) -> Iterator[Match]:
     names = [container.name for container in pod.containers]
     if pod.workload.kind == "PyTorchJob" and names and "pytorch" not in names:
         where = pod.containers[0].node.get("name")
-        yield Match(where, f"containers of {pod.role}: {shorten(', '.join(names)) or 'unnamed'}")
+        yield Match(
+            where, f"no container is named pytorch, only {shorten(', '.join(filter(None, names))) or 'unnamed'}"
+        )
 
 
 @rule(
@@ -106,7 +108,7 @@ def _is_restricted(namespace: Node, job: Workload) -> bool:
 def exit_code_permanent(pod: Pod) -> Iterator[Match]:
     policy = _replica(pod).get("restartPolicy")
     if policy.text == "ExitCode" and not any(EXIT_CODES in c.variables for c in pod.containers):
-        yield Match(policy, f"restartPolicy of {pod.role} is ExitCode")
+        yield Match(policy, "restartPolicy is ExitCode")
 
 
 @rule(
@@ -120,7 +122,7 @@ def exit_code_permanent(pod: Pod) -> Iterator[Match]:
 def never_restarts(pod: Pod) -> Iterator[Match]:
     policy = _replica(pod).get("restartPolicy")
     if policy.text == "Never":
-        yield Match(policy, f"restartPolicy of {pod.role} is Never")
+        yield Match(policy, "restartPolicy is Never")
 
 
 @rule(
@@ -244,7 +246,9 @@ def runtime_container_name(runtime: Workload) -> Iterator[Match]:
         containers = list(row.get("template", "spec", "template", "spec", "containers"))
         names = [one.get("name").text for one in containers]
         if containers and "node" not in names:
-            yield Match(containers[0].get("name"), f"containers: {shorten(', '.join(names))}")
+            yield Match(
+                containers[0].get("name"), f"no container is named node, only {shorten(', '.join(filter(None, names)))}"
+            )
 
 
 RULES = (

@@ -1,10 +1,10 @@
-"""Training pods: volumes, shared memory, signals and secrets."""
+"""Training pods: values, images, volumes, shared memory, signals and secrets."""
 
 import re
 from collections.abc import Iterator
 
-from llmtrain.lint.command import Container
-from llmtrain.lint.model import Pod
+from llmtrain.lint.container_command import Container
+from llmtrain.lint.manifests import Pod
 from llmtrain.lint.rules.rule import (
     Match,
     all_pods,
@@ -26,8 +26,70 @@ _DUMP = re.compile(
     r"(?<![\w./-])(?:env|printenv|export\s+-p)\s*(?:\|\s*sort\s*)?(?:>>?\s*(?!/dev/|&)|\|\s*tee\s+)\S+"
     r"|\bdumps?\([^)\n]{0,200}os\.environ[^\n]*"
 )
+_INSTALL = re.compile(
+    r"\b(?:pip3?|conda|mamba|micromamba|apt-get|apt|apk|dnf|yum)\s+(?:-\S+\s+){0,5}(?:install|add)\b[^\n;&|]{0,100}"
+)
 _STORE = re.compile(r"\b(?:s3|gs|gcs|abfss?|hdfs|oss|hf)://")
 _TRAINER = re.compile(r"\bpython[\d.]*\s|\btorchrun\b|\baccelerate\s+launch\b|\bdeepspeed\b|\bllmtrain\b")
+
+
+@rule(
+    "value-not-a-string",
+    "error",
+    "value in env, command or args that is not a string",
+    why="The API server rejects the object: YAML reads 1, 1e5, true and yes as numbers and booleans.",
+    fix='Quote it: value: "1".',
+    over=all_pods,
+)
+def value_not_a_string(pod: Pod) -> Iterator[Match]:
+    """Without the value, which may be a secret."""
+    for container in pod.all_containers:
+        rows = [
+            (row.get("value"), f"the value of {shorten(row.get('name').text)}") for row in container.node.get("env")
+        ]
+        rows += [(entry, f"an entry of {part}") for part in ("command", "args") for entry in container.node.get(part)]
+        for node, what in rows:
+            if node.exists and not isinstance(node.value, str):
+                yield Match(node, f"container {shorten(container.name)}: {what} is {_type(node)}, not a string")
+
+
+def _type(node: Node) -> str:
+    names = {bool: "a boolean", dict: "a mapping", list: "a list"}
+    return names.get(type(node.value), "a number")
+
+
+@rule(
+    "image-not-pinned",
+    "advice",
+    "image without a tag, or with the tag latest",
+    why="Pods that start later, after a restart or on another node, may run another version.",
+    fix="Use a version as the tag, or a digest: image@sha256:...",
+    over=training_pods,
+)
+def image_not_pinned(pod: Pod) -> Iterator[Match]:
+    for container in pod.all_containers:
+        image = container.node.get("image")
+        tag = image.text.rpartition("/")[2].partition(":")[2]
+        if image.text and "@" not in image.text and "$" not in image.text and tag in ("", "latest"):
+            problem = f"has the tag {tag}" if tag else "has no tag"
+            yield Match(image, f"image {shorten(image.text)} {problem}")
+
+
+@rule(
+    "install-at-start",
+    "advice",
+    "packages are installed when the container starts",
+    why="Every restart downloads them again, fails if the index is unreachable, and may install other versions.",
+    fix="Install them in the image.",
+    over=training_pods,
+)
+def install_at_start(pod: Pod) -> Iterator[Match]:
+    for container in pod.all_containers:
+        found = list(container.find(_INSTALL))
+        if not found and (match := _INSTALL.search(container.command_line)):  # [pip, install, ...]
+            found = [(container.entries[0], container.entries[0].line, match[0])]
+        for entry, line, text in found:
+            yield Match(entry, f"`{shorten(text)}` runs at every start", line)
 
 
 @rule(
@@ -74,7 +136,7 @@ def rwo_on_many_nodes(pod: Pod) -> Iterator[Match]:
         modes = {mode.text for mode in claim.get("spec", "accessModes")} if claim is not None else set()
         if modes and not modes & {"ReadWriteMany", "ReadOnlyMany"}:
             access = ", ".join(sorted(modes))
-            yield Match(name, f"claim {name.text} is {access}, but {pod.workload.nodes} pods mount it")
+            yield Match(name, f"claim {name.text} is {access} but {pod.workload.nodes} pods mount it")
 
 
 @rule(
@@ -109,12 +171,12 @@ def small_shm(pod: Pod) -> Iterator[Match]:
     "istio-sidecar",
     "warning",
     "Istio sidecar injection is not disabled",
-    why="In a mesh the sidecar breaks connections between ranks and keeps the pod of a finished Job running.",
+    why="The sidecar breaks connections between ranks and keeps the pod of a finished Job running.",
     fix='Add the label and annotation sidecar.istio.io/inject: "false" (in quotes) to the pod template.',
     over=multi_node_pods,
 )
 def istio_sidecar(pod: Pod) -> Iterator[Match]:
-    if not pod.is_complete or any(_has_no_mesh(one, pod) for one in pod.workload.manifests.of_kind("Namespace")):
+    if not pod.is_complete or not _may_be_in_mesh(pod):
         return
     metadata = pod.template.get("metadata")
     values = [metadata.get(part, NO_SIDECAR) for part in ("labels", "annotations")]
@@ -124,10 +186,19 @@ def istio_sidecar(pod: Pod) -> Iterator[Match]:
         yield Match(where, f"{NO_SIDECAR} is {quoted if any(n.exists for n in values) else 'unset'}")
 
 
-def _has_no_mesh(namespace: Node, pod: Pod) -> bool:
-    metadata = namespace.get("metadata")
-    is_same = metadata.get("name").text == pod.workload.namespace
-    return is_same and metadata.get("labels", "istio-injection").text == "disabled"
+def _may_be_in_mesh(pod: Pod) -> bool:
+    """Whether the pod, its namespace or the other objects in the files mention Istio."""
+    manifests, namespace = pod.workload.manifests, pod.workload.namespace
+    beside = [one for one in manifests.of_kind("Namespace") if one.get("metadata", "name").text == namespace]
+    if any(one.get("metadata", "labels", "istio-injection").text == "disabled" for one in beside):
+        return False
+    metadata = [pod.template.get("metadata"), *(one.get("metadata") for one in beside)]
+    if not namespace:  # decided when the files are applied
+        metadata += [one.get("metadata") for one in manifests.of_kind("Namespace")]
+    keys = [key for one in metadata for part in ("labels", "annotations") for key, _ in one.get(part).items()]
+    return any("istio" in key for key in keys) or any(
+        ".istio.io/" in one.get("apiVersion").text for one in manifests.objects
+    )
 
 
 @rule(
@@ -146,8 +217,9 @@ def grace_too_short(pod: Pod) -> Iterator[Match]:
         shutdown = settings[0].number if settings else SHUTDOWN_SEC
         seconds = grace.number if grace.exists else SHUTDOWN_SEC
         if container.is_torchrun and seconds is not None and shutdown is not None and seconds <= shutdown:
-            unset = "" if grace.exists else " (unset)"
-            yield Match(grace, f"grace period is {seconds} s{unset}, shutdown timeout of torchrun is {shutdown} s")
+            default = "" if grace.exists else " (the default)"
+            problem = f"not above torchrun's shutdown timeout of {shutdown} s"
+            yield Match(grace, f"terminationGracePeriodSeconds is {seconds}{default}, {problem}")
 
 
 @rule(
@@ -183,7 +255,7 @@ def shell_without_exec(pod: Pod) -> Iterator[Match]:
     over=all_pods,
 )
 def env_dump(pod: Pod) -> Iterator[Match]:
-    yield from matches_in_commands(pod, _DUMP)
+    yield from matches_in_commands(pod, _DUMP, "writes all variables")
 
 
 @rule(
@@ -195,7 +267,7 @@ def env_dump(pod: Pod) -> Iterator[Match]:
     over=all_pods,
 )
 def secret_in_manifest(pod: Pod) -> Iterator[Match]:
-    for container in pod.all_containers or pod.containers:
+    for container in pod.all_containers:
         yield from _secrets(container)
 
 
@@ -228,6 +300,9 @@ def _is_value(text: str) -> bool:
 
 
 RULES = (
+    value_not_a_string,
+    image_not_pinned,
+    install_at_start,
     artifacts_in_pod,
     rwo_on_many_nodes,
     small_shm,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from llmtrain.distributed.nested_launcher import launcher_name, process_command
 from llmtrain.distributed.shell_command import commands_in
-from llmtrain.lint.command import Setting, is_index
-from llmtrain.lint.model import OPERATOR_KINDS, Pod
+from llmtrain.lint.container_command import Container, Setting, is_index
+from llmtrain.lint.manifests import OPERATOR_KINDS, Pod
 from llmtrain.lint.rules.rule import (
     Match,
     all_pods,
@@ -16,7 +16,10 @@ from llmtrain.lint.rules.rule import (
     shorten,
     training_pods,
 )
+from llmtrain.lint.rules.services import RENDEZVOUS_PORTS
 
+ENDPOINTS = ("PET_RDZV_ENDPOINT", "RDZV_ENDPOINT")
+PROBES = ("livenessProbe", "readinessProbe", "startupProbe")
 INDEX_SELECTORS = ("job-completion-index", "pod-index", "replica-index", "pod-name", "job-role")
 SOCKET_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _SLEEP_RANDOM = re.compile(r"\bsleep\b[^\n;&|]{0,200}\bRANDOM\b[^\n;&|]{0,200}")
@@ -63,7 +66,7 @@ def endpoint_is_service(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def local_rank_is_pod_index(pod: Pod) -> Iterator[Match]:
-    for container in pod.all_containers or pod.containers:
+    for container in pod.all_containers:
         for setting in container.settings(("local-rank",), ("LOCAL_RANK",)):
             if is_index(setting):
                 yield Match(setting.node, f"LOCAL_RANK is {shorten(setting.raw)}", setting.line)
@@ -137,11 +140,11 @@ def rdzv_timeout_ignored(pod: Pod) -> Iterator[Match]:
     for container in pod.containers:
         for setting in container.settings(("rdzv-conf",), ("PET_RDZV_CONF",)):
             if container.backend == "c10d" and re.search(r"(?:^|,)\s*timeout\s*=", setting.value):
-                yield Match(setting.node, f"{shorten(setting.value)} with c10d", setting.line)
+                yield Match(setting.node, f"timeout in {shorten(setting.value)} has no effect with c10d", setting.line)
     policy = pod.workload.node.get("spec", "elasticPolicy")
     for row in policy.get("rdzvConf"):
         if policy.get("rdzvBackend").text == "c10d" and row.get("key").text == "timeout":
-            yield Match(row, "elasticPolicy.rdzvConf has timeout, with c10d")
+            yield Match(row, "timeout in elasticPolicy.rdzvConf has no effect with c10d")
 
 
 @rule(
@@ -177,7 +180,7 @@ def static_without_node_rank(pod: Pod) -> Iterator[Match]:
         may_be_set = container.node.get("envFrom").exists or pod.workload.kind in OPERATOR_KINDS
         if container.is_torchrun and container.backend == "static" and not is_ranked and not may_be_set:
             entry = next((e for e in container.entries if "torch" in e.text), container.node)
-            yield Match(entry, "torchrun without --node-rank and --rdzv-backend", entry.line_of("torch"))
+            yield Match(entry, "torchrun has neither --node-rank nor --rdzv-backend", entry.line_of("torch"))
 
 
 @rule(
@@ -211,7 +214,37 @@ def node_rank_ignored(pod: Pod) -> Iterator[Match]:
     for container in pod.containers:
         flag = container.flags.get("node-rank")
         if flag is not None and container.is_torchrun and container.backend == "c10d":
-            yield Match(flag.node, "--node-rank with c10d", flag.line)
+            yield Match(flag.node, "--node-rank has no effect with c10d", flag.line)
+
+
+@rule(
+    "probe-on-rendezvous-port",
+    "error",
+    "probe on the rendezvous port",
+    why="Only pod 0 listens on this port: in all other pods the probe fails, and the kubelet restarts the container or "
+    "never marks the pod as ready.",
+    fix="Remove the probe: a crash ends the process. To detect hangs, probe a port that every pod opens, or a file.",
+    over=multi_node_pods,
+)
+def probe_on_rendezvous_port(pod: Pod) -> Iterator[Match]:
+    if pod.role == "Master":
+        return
+    for container in pod.containers:
+        named = {port.get("name").text: port.get("containerPort") for port in container.node.get("ports")}
+        ports = _rendezvous_ports(container)
+        for probe in PROBES:
+            for handler in ("tcpSocket", "httpGet", "grpc"):
+                field = container.node.get(probe, handler, "port")
+                number = (named.get(field.text) or field).number
+                if number in ports:
+                    yield Match(field, f"{probe} of container {shorten(container.name)} connects to port {number}")
+
+
+def _rendezvous_ports(container: Container) -> set[int]:
+    """The ports that are set, else the defaults of torchrun and of the operators."""
+    settings = container.settings(("master-port", "rdzv-endpoint"), ("MASTER_PORT", "PET_MASTER_PORT", *ENDPOINTS))
+    found = [re.search(r"(?:^|:)(\d{1,5})$", setting.value) for setting in settings]
+    return {int(match[1]) for match in found if match} or set(RENDEZVOUS_PORTS)
 
 
 @rule(
@@ -239,7 +272,7 @@ def socket_interface_fixed(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def sleep_random(pod: Pod) -> Iterator[Match]:
-    yield from matches_in_commands(pod, _SLEEP_RANDOM)
+    yield from matches_in_commands(pod, _SLEEP_RANDOM, "delays the start at random")
 
 
 @rule(
@@ -251,7 +284,7 @@ def sleep_random(pod: Pod) -> Iterator[Match]:
     over=training_pods,
 )
 def api_lookup(pod: Pod) -> Iterator[Match]:
-    yield from matches_in_commands(pod, _API_LOOKUP)
+    yield from matches_in_commands(pod, _API_LOOKUP, "calls the Kubernetes API")
 
 
 RULES = (
@@ -264,6 +297,7 @@ RULES = (
     static_without_node_rank,
     nested_launcher,
     node_rank_ignored,
+    probe_on_rendezvous_port,
     socket_interface_fixed,
     sleep_random,
     api_lookup,

@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
-from llmtrain.lint.model import Manifests, Pod, Workload
+from llmtrain.lint.manifests import Manifests, Pod, Workload
 from llmtrain.lint.yaml_nodes import Node
 from llmtrain.text import one_line
 
@@ -22,6 +22,8 @@ class Match:
     evidence: str
     line: int | None = None
     """Set if it differs from the line of the node: inside a script."""
+    pod: Pod | None = None
+    """The pod template in which it is; set by `rule`."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,8 @@ def rule(
     def make(function: Callable[[T], Iterator[Match]]) -> Rule:
         def find(manifests: Manifests) -> Iterator[Match]:
             for checked in over(manifests):
-                yield from function(checked)
+                pod = checked if isinstance(checked, Pod) else None
+                yield from (replace(match, pod=pod) for match in function(checked))
 
         return Rule(id_, severity, what, why, fix, find)
 
@@ -74,19 +77,23 @@ def multi_node_pods(manifests: Manifests) -> Iterable[Pod]:
 
 
 def job_pods(manifests: Manifests) -> Iterable[Pod]:
-    """Training pods of a Job, standalone or inside a JobSet or a runtime."""
-    return (pod for pod in manifests.training() if pod.job is not None)
+    """Pods of a Job, standalone or inside a JobSet or a runtime."""
+    return (pod for pod in manifests.pods if pod.job is not None)
+
+
+def training_job_pods(manifests: Manifests) -> Iterable[Pod]:
+    return (pod for pod in job_pods(manifests) if pod.is_training)
 
 
 def workloads(*kinds: str) -> Callable[[Manifests], Iterable[Workload]]:
     return lambda manifests: (workload for workload in manifests.workloads if workload.kind in kinds)
 
 
-def matches_in_commands(pod: Pod, pattern: re.Pattern[str]) -> Iterator[Match]:
-    """Every place in the commands of the pod's containers where the pattern occurs."""
-    for container in pod.all_containers or pod.containers:
+def matches_in_commands(pod: Pod, pattern: re.Pattern[str], problem: str) -> Iterator[Match]:
+    """Every place in the commands of the pod's containers where the pattern occurs, as `PLACE` PROBLEM."""
+    for container in pod.all_containers:
         for entry, line, what in container.find(pattern):
-            yield Match(entry, shorten(what), line)
+            yield Match(entry, f"`{shorten(what)}` {problem}", line)
 
 
 def shorten(value: object) -> str:

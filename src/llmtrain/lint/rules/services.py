@@ -3,12 +3,15 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from llmtrain.lint.model import Manifests, Pod
+from llmtrain.lint.manifests import KINDS, OPERATOR_KINDS, Manifests, Pod
 from llmtrain.lint.rules.rule import Match, multi_node_pods, rule, shorten, training_pods
 from llmtrain.lint.yaml_nodes import Node
 
 NAME_LIMIT = 63
+_CLUSTER_NAME = re.compile(r"(?![\d.]+$)[a-z0-9][-a-z0-9.]*")
 RENDEZVOUS_PORTS = (29500, 29400, 23456)
+KNOWN_GROUPS = {"kubeflow.org", "trainer.kubeflow.org", "jobset.x-k8s.io"}
+"""API groups of operators that create only Services named after their jobs."""
 NEED_SERVICE = ("Job", "StatefulSet")
 """Kinds whose pods need a Service in the manifests; operators create their own."""
 
@@ -52,8 +55,9 @@ def service_selects_nothing(found: tuple[Manifests, Node]) -> Iterator[Match]:
     manifests, service = found
     selector = service.get("spec", "selector")
     if selector.exists and not manifests.selected(service):
+        name = shorten(service.get("metadata", "name").text)
         labels = ", ".join(f"{key}: {value.text}" for key, value in selector.items())
-        yield Match(selector, f"no pod template in the files has the labels {shorten(labels)}")
+        yield Match(selector, f"Service {name} selects {shorten(labels)}, which matches no pod template in the files")
 
 
 @rule(
@@ -117,6 +121,46 @@ def subdomain_without_service(pod: Pod) -> Iterator[Match]:
 
 
 @rule(
+    "endpoint-without-service",
+    "warning",
+    "rendezvous endpoint or MASTER_ADDR at a Service that is not in the files",
+    why="Without the Service the name does not resolve, and every process waits for the master until it times out.",
+    fix="Add the Service, or correct the name: <job>-0.<service>.",
+    over=lambda manifests: multi_node_pods(manifests) if _seem_complete(manifests) else (),
+)
+def endpoint_without_service(pod: Pod) -> Iterator[Match]:
+    if pod.spec.get("hostNetwork").value is True:
+        return
+    for host, line, node in pod.endpoints:
+        name = _service_of(pod, host)
+        is_reported = name == pod.subdomain.text  # by subdomain-without-service
+        if name and not is_reported and pod.workload.manifests.service(name, pod.workload) is None:
+            yield Match(node, f"endpoint {shorten(host)}: Service {shorten(name)} is not in the files", line)
+
+
+def _seem_complete(manifests: Manifests) -> bool:
+    """Whether the files seem to be all that is applied: more than workloads, and nothing that renames objects or may
+    create Services."""
+    kinds = {node.get("kind").text for node in manifests.objects}
+    groups = {node.get("apiVersion").text.rpartition("/")[0] for node in manifests.objects} - KNOWN_GROUPS
+    is_known = all("." not in group or group.endswith(".k8s.io") for group in groups)
+    return is_known and "Kustomization" not in kinds and not kinds <= set(KINDS)
+
+
+def _service_of(pod: Pod, host: str) -> str:
+    """The Service that a name in the namespace of the pod needs; empty if there is none or the name is ambiguous."""
+    if not _CLUSTER_NAME.fullmatch(host) or host == "localhost":
+        return ""
+    first, *rest = re.sub(r"\.svc(?:\.cluster\.local)?$", "", host).split(".")
+    workloads = [one for one in pod.workload.manifests.workloads if first.startswith(f"{one.name}-")]
+    if any(one.kind in OPERATOR_KINDS for one in workloads):
+        return ""  # the operator creates a Service per pod
+    if rest and any(one.kind in (*NEED_SERVICE, "JobSet") for one in workloads):
+        return rest[0] if any(one.kind in NEED_SERVICE for one in workloads) else ""
+    return first if not rest or rest == [pod.workload.namespace] else ""
+
+
+@rule(
     "name-too-long",
     "error",
     "pod names exceed 63 characters",
@@ -141,5 +185,6 @@ RULES = (
     service_hides_unready_pods,
     pods_without_names,
     subdomain_without_service,
+    endpoint_without_service,
     name_too_long,
 )

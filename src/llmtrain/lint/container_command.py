@@ -166,17 +166,29 @@ class Container:
         )
 
     @property
+    def process_setting(self) -> Setting | None:
+        """The setting of the number of processes that it starts."""
+        flags, variables = ("nproc-per-node", "processes-per-node"), ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
+        return next(iter(self.settings(flags, variables)), None)
+
+    @property
     def processes(self) -> int | None:
         """Number of processes that it starts, if it can be determined."""
-        found = self.settings(("nproc-per-node", "processes-per-node"), ("PET_NPROC_PER_NODE", "NPROC_PER_NODE"))
-        if found:
-            return self.gpus if found[0].value == "gpu" else found[0].number
+        found = self.process_setting
+        if found is not None:
+            return self.gpus if found.value == "gpu" else found.number
         return None if OTHER_LAUNCHERS.search(self.command_line) else 1
+
+    @property
+    def resources(self) -> Node:
+        """Requests and limits; a TrainJob has its own name for them."""
+        own = self.node.get("resources")
+        return own if own.exists or not self.node.get("resourcesPerNode").exists else self.node.get("resourcesPerNode")
 
     @property
     def gpus(self) -> int | None:
         for part in ("limits", "requests"):
-            for name, amount in self.node.get("resources", part).items():
+            for name, amount in self.resources.get(part).items():
                 if "gpu" in name and amount.number:
                     return amount.number
         return None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from llmtrain.lint.command import Container
+from llmtrain.lint.container_command import Container
 from llmtrain.lint.yaml_nodes import Node
 
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -34,6 +34,10 @@ RENDEZVOUS_FLAGS = (
 )
 _TRAINING = re.compile(
     r"\btrain(?:ing|er)?\b|\btrain\w*\.py\b|_train\.py\b|\bfine_?tun\w*|\bpretrain\w*", re.IGNORECASE
+)
+_TRAINING_PROGRAM = re.compile(
+    r"\b\w{0,60}(?:train|fine_?tun)\w{0,60}\.py\b|\bllmtrain\s+(?:train|node)\b|\s-m\s+(?!llmtrain\b)[\w.]{0,60}train",
+    re.IGNORECASE,
 )
 _IMAGES = re.compile(r"pytorch|torch|deepspeed|llmtrain|nemo", re.IGNORECASE)
 ANY = "*"
@@ -81,9 +85,14 @@ class Pod:
         )
 
     @cached_property
+    def has_training_program(self) -> bool:
+        """Whether it runs a program named after training. Stricter than is_training: a server may need GPUs too."""
+        return any(_TRAINING_PROGRAM.search(c.command_line) for c in self.containers)
+
+    @cached_property
     def is_training(self) -> bool:
         return self.is_distributed or any(
-            c.gpus or _TRAINING.search(c.command_line) or _IMAGES.search(c.node.get("image").text)
+            c.gpus or c.is_torchrun or _TRAINING.search(c.command_line) or _IMAGES.search(c.node.get("image").text)
             for c in self.containers
             if "llmtrain guard" not in c.command_line
         )
