@@ -182,44 +182,20 @@ def test_page_shows_real_output(page: str, tmp_path: Path) -> None:
     assert ran >= 5
 
 
-# Python examples.
-
-
-def test_extending_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The dataset is tokenized and the model gets a gradient, with their config sections from the page."""
-    import torch
-
-    from llmtrain.config import data as data_config
-    from llmtrain.config import model as model_config
-
-    blocks = {re.match(r"# (\S+)\n", code)[1]: code for _, _, code in CODE.findall(read("docs/extending.md"))}  # type: ignore[index]
-    names: dict[str, Any] = {**vars(data_config), **vars(model_config), "__name__": "page"}
-    for path in ("src/llmtrain/config/data.py", "src/llmtrain/config/model.py"):
-        exec(blocks[path], names)
-    monkeypatch.setattr(model_config, "BagSection", names["BagSection"], raising=False)
-    for path in ("src/llmtrain/data/text/numbers.py", "src/llmtrain/models/bag.py"):
-        exec(blocks[path], names)
-    prepared = names["Numbers"](names["NumbersSection"](cache_dir=str(tmp_path)), 1).prepare(1)
-    assert len(prepared.train) > 100_000
-    adapter = names["BagAdapter"](names["BagSection"](), prepared.tokenizer.vocab_size)
-    module, tokens = adapter.build(), torch.arange(32).view(2, 16)
-    adapter.loss(module, tokens, tokens).backward()
-    assert module(tokens).shape == (2, 16, adapter.vocab_size)
-    assert all(parameter.grad is not None for parameter in module.parameters())
-
-
 # Config fields, causes, rules.
 
 
 def fields(model: type[BaseModel], before: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield f"{before}{name}"
-        for kind in (field.annotation, *get_args(field.annotation)):
+        for part in (field.annotation, *get_args(field.annotation)):
+            kind = getattr(part, "__origin__", part)  # of Annotated[...]
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 yield from fields(kind, f"{before}{name}.")
 
 
 KNOWN = set(fields(Config))
+OWN_NAMES = ("launch.env.", "model.options.", "data.options.")  # the user chooses what follows
 SECTIONS = "|".join(Config.model_fields)
 NAMED = re.compile(rf"(?:^|--set )((?:{SECTIONS})\.[a-z0-9_]+(?:\.[a-z0-9_]+)*)(?![a-z0-9_.*/(-])")
 
@@ -230,7 +206,7 @@ def test_config_fields_on_page_exist(page: str) -> None:
     spans = [*SPAN.findall(CODE.sub("", text)), *command_lines(page)]
     named = {name for span in spans for name in NAMED.findall(span)}
     allowed = DELIBERATE_MISTAKES | (SCHEMA_2_FIELDS if page == "docs/moving.md" else set())
-    assert {name for name in named - KNOWN - allowed if not name.startswith("launch.env.")} == set()
+    assert {name for name in named - KNOWN - allowed if not name.startswith(OWN_NAMES)} == set()
     if page in RUN_HERE:
         assert len(named) >= 10
 

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+CODE_DIR = "LLMTRAIN_CODE_DIR"
+CODE_HASH = "LLMTRAIN_CODE_HASH"
 DEBUG = "LLMTRAIN_DEBUG"
 DIST_TIMEOUT = "LLMTRAIN_DIST_TIMEOUT"
 EXIT_CODES = "LLMTRAIN_EXIT_CODES"
@@ -36,6 +38,8 @@ VARIABLES = {
         WEBHOOK: "URL to which `llmtrain guard` posts a message when a run ends or needs help.",
     },
     "Set in pods and worker processes": {
+        CODE_DIR: "Directory of the code that `launch --with-code` shipped.",
+        CODE_HASH: "SHA-256 of that code, which `llmtrain node` checks.",
         EXIT_CODES: "Platform whose exit-code convention applies: `pytorchjob` or `statefulset`.",
         HOLD_SCRIPT: "Source of the program that keeps the pods of `launch --hold` running.",
         LAUNCH: "Number of the launch of this run; a resume is a new launch.",

@@ -1,14 +1,17 @@
 """Names in configs, and the class of each as "module:Class", imported on use.
 
-A new model or dataset needs one module, one row here, one config section, one preset and one test. A tracker needs a
-field in config/tracking.py. A launch kind implements launch.plan.Workload; its API group and plural name are in
-kubernetes/client.py, and what its controller reports is read in operate/status/ and operate/why/.
+A new model or dataset of llmtrain needs one module, one row here, one config section, one preset and one test. A
+tracker needs a field in config/tracking.py. A launch kind implements launch.plan.Workload; its API group and plural
+name are in kubernetes/client.py, and what its controller reports is read in operate/status/ and operate/why/.
+
+Users name classes of their own `package.module:Class`, or register names by entry points: see plugins.py.
 """
 
 import importlib
 from typing import Any
 
 from llmtrain.errors import UsageError, nearest
+from llmtrain.plugins import PluginKind, load_plugin
 
 MODELS = {
     "gpt": "llmtrain.models.gpt.adapter:GPTAdapter",
@@ -40,6 +43,15 @@ WORKLOADS = {
     "job_set": "llmtrain.launch.workloads.job_set:JobSet",
 }
 
+PLUGINS = {
+    kind.field: kind
+    for kind in (
+        PluginKind("model.name", "llmtrain.models", "llmtrain.models.base:ModelAdapter"),
+        PluginKind("data.name", "llmtrain.data", "llmtrain.data.base:DataModule"),
+        PluginKind("tracking.custom", "llmtrain.trackers", "llmtrain.tracking.base:Tracker"),
+    )
+}
+
 
 # Names that Kubernetes has for kinds, in lower case and without separators.
 ALIASES = {"job": "indexed_job", "batchjob": "indexed_job", "sts": "stateful_set"}
@@ -56,7 +68,9 @@ def check_name(field: str, name: str, table: dict[str, str]) -> str | None:
 
 
 def resolve(field: str, name: str, table: dict[str, str]) -> Any:
-    """Import the class with this name."""
+    """Import the class with this name: of the table, else of the user's own where the field accepts one."""
+    if name not in table and field in PLUGINS:
+        return load_plugin(PLUGINS[field], name)
     problem = check_name(field, name, table)
     if problem:
         raise UsageError(problem)

@@ -101,6 +101,8 @@ def accepts(schema: Any, value: Any, root: dict[str, Any]) -> bool:
         return any(accepts(each, value, root) for each in schema["anyOf"])
     if value not in schema.get("enum", [value]) or value != schema.get("const", value):
         return False
+    if isinstance(value, str) and not re.search(schema.get("pattern", ""), value):
+        return False
     kind = schema.get("type")
     if kind and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
         return False
@@ -137,6 +139,10 @@ def test_json_schema_accepts_presets_and_each_names_it(preset: str) -> None:
         ({"model": {"d_model": 64}, "data": {"val_fraction": 0.1}}, True),
         ({"data": {"name": "text_files", "files": "a.txt"}}, True),
         ({"launch": {"nodes": "2:4", "env": {"N": 3}, "resources": {"cpu": 8}}}, True),
+        ({"model": {"name": "mine:Bag", "options": {"width": 3}}, "data": {"name": "a.b:C"}}, True),
+        ({"tracking": {"custom": [{"name": "mine:Csv"}]}}, True),
+        ({"model": {"name": "mine:Bag", "d_model": 64}}, False),
+        ({"model": {"name": "gpt", "options": {}}}, False),
         ({"schema_version": 2}, False),
         ({"model": {"name": "hf_causal_lm"}}, False),
         ({"model": {"name": "hf_causal_lm", "path": "x", "d_model": 64}}, False),

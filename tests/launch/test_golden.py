@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from golden_cases import CASES, TWO_NODES
+from llmtrain.code_bundle import read_bundle
 from llmtrain.config.load import load_config
 from llmtrain.launch.manifests import dump_manifests, render
 from llmtrain.launch.plan import Manifest, plan_job
@@ -29,6 +30,14 @@ def test_held_pods_download_models_of_the_config() -> None:
     with mock.patch.object(Path, "read_text", return_value="the text of hold.py"):
         manifests = render(plan)
     check("pytorch_job_hold", manifests)
+
+
+def test_code_of_the_user_is_mounted(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("")
+    (tmp_path / "mine" / "model.py").write_text("WIDTH = 64\n")
+    code = read_bundle(str(tmp_path / "mine"))
+    check("with_code", render(plan_job(load_config("ddp_smoke", TWO_NODES), code=code)))
 
 
 def check(case: str, manifests: list[Manifest]) -> None:

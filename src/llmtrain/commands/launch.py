@@ -31,6 +31,8 @@ from llmtrain.errors import UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
+    from llmtrain.code_bundle import CodeBundle
+    from llmtrain.config.schema import Config
     from llmtrain.kubernetes.client import Cluster
     from llmtrain.launch.plan import JobPlan
     from llmtrain.launch.work import Work
@@ -45,6 +47,10 @@ ImageOption = Annotated[str | None, typer.Option(help="Short for launch.image.",
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Start the run without watching it.")]
 
 
+WithCodeOption = Annotated[
+    str | None,
+    typer.Option(help="Directory or package of your own code, mounted in every pod on PYTHONPATH.", show_default=False),
+]
 CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="[-- COMMAND ...]", help="Run this command of the image instead of training."),
@@ -102,6 +108,7 @@ def command(
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
     image: ImageOption = None,
+    with_code: WithCodeOption = None,
     model_local_dir: ModelDirOption = None,
     tokenizer_local_dir: TokenizerDirOption = None,
     local_files_only: LocalOnlyOption = False,
@@ -127,31 +134,45 @@ def command(
 
     work = _work(own_command, smoke, doctor, hold, launcher)
     _check_output(output, dry_run)
-    if own_command and (model_local_dir or tokenizer_local_dir or local_files_only):
-        raise UsageError(
-            "--model-local-dir, --tokenizer-local-dir and --local-files-only only apply to llmtrain's trainer.",
-            remedy="Pass options of your command after it: -- python train.py ...",
-        )
+    _check_shorthands(bool(own_command), bool(model_local_dir or tokenizer_local_dir or local_files_only))
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     overrides += short_options(kind, nodes, processes_per_node, image, namespace, name)
     loaded = load_config(config, overrides, for_launch=True)
+    code = read_own_code(loaded, config, with_code)
     if dry_run:
         local_context, local_namespace = default_context(kubeconfig, context)
         loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or local_namespace)
-        plan = plan_job(loaded, work)
+        plan = plan_job(loaded, work, code=code)
         warn_of(plan, local_context)
         _print_manifests(plan, output, json_)
         return
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
-    plan = plan_job(loaded, work, nonce=secrets.token_hex(3))
+    plan = plan_job(loaded, work, nonce=secrets.token_hex(3), code=code)
     warn_of(plan, cluster.name)
     if server:
         _check_on_server(cluster, plan, json_)
         return
     _submit(cluster, plan, resume)
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
+
+
+def _check_shorthands(has_command: bool, are_given: bool) -> None:
+    if has_command and are_given:
+        raise UsageError(
+            "--model-local-dir, --tokenizer-local-dir and --local-files-only only apply to llmtrain's trainer.",
+            remedy="Pass options of your command after it: -- python train.py ...",
+        )
+
+
+def read_own_code(loaded: "Config", config: str | None, with_code: str | None) -> "CodeBundle | None":
+    from llmtrain.launch.own_code import own_code
+
+    code, warnings = own_code(loaded, config or "the config", with_code)
+    for warning in warnings:
+        say(f"warning: {warning}", sys.stderr)
+    return code
 
 
 def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:

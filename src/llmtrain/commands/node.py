@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from llmtrain.code_bundle import check_mounted_code
 from llmtrain.commands import doctor as doctor_command
 from llmtrain.commands import smoke as smoke_command
 from llmtrain.commands import train as train_command
@@ -102,6 +103,7 @@ def _run(request: _Request) -> None:
     from llmtrain.config.logging import LoggingSection
     from llmtrain.logs import setup_logging
 
+    check_mounted_code()
     config = _load(request)
     distributed = config.distributed if config else DistributedSection()
     setup_logging(config.logging if config else LoggingSection())

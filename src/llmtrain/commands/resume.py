@@ -14,6 +14,8 @@ from llmtrain.commands.launch import (
     KindOption,
     NodesOption,
     ProcessesOption,
+    WithCodeOption,
+    read_own_code,
     short_options,
     warn_of,
 )
@@ -29,6 +31,7 @@ def command(
     nodes: NodesOption = None,
     processes_per_node: ProcessesOption = None,
     image: ImageOption = None,
+    with_code: WithCodeOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
@@ -54,8 +57,11 @@ def command(
             remedy="Resume it with that version, or use `launch --resume` with a config of this version.",
         )
     overrides = [*(set_ or []), *short_options(kind, nodes, processes_per_node, image)]
-    changed = build_config(parse_document(dump_config(record.config), f"the config of {run}"), overrides)
-    plan = plan_job(changed, record.work)
+    changed = build_config(
+        parse_document(dump_config(record.config), f"the config of {run}"), overrides, is_recorded=True
+    )
+    code = read_own_code(changed, f"the config of {run}", with_code) if with_code else record.code
+    plan = plan_job(changed, record.work, code=code)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
         raise UsageError(
             f"A resume cannot change the name or namespace of run '{run}'.", remedy="Remove them from --set."

@@ -163,6 +163,7 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     from llmtrain.config.document import read_document
     from llmtrain.config.load import build_config, load_config
     from llmtrain.runs.directory import find_run
+    from llmtrain.runs.run_plugins import check_run_plugins
 
     if config is not None or resume is None or resume == "auto":
         return load_config(config, overrides)
@@ -173,7 +174,9 @@ def _load(config: str | None, overrides: list[str], resume: str | None) -> "Conf
     if not run.config.is_file():
         raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
     document = read_document(run.config)
-    return build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
+    loaded = build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
+    check_run_plugins(loaded, document, run)
+    return loaded
 
 
 def _origin_config(reference: str, overrides: list[str]) -> tuple[str, list[str]]:

@@ -5,9 +5,9 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, JsonValue, Tag
 
-from llmtrain.config.section import CountOrZero, MayChange, Names, Problem, Section, Text
+from llmtrain.config.section import ClassName, CountOrZero, MayChange, Names, Problem, Section, Text, kind_tag
 
 
 class DataSection(Section):
@@ -98,13 +98,9 @@ class HfTextSection(FilesSection, HubDatasetSection):
             )
 
 
-class ExampleDataSection(HubDatasetSection):
-    """Examples with a prompt and an answer each."""
+class ExampleBatchesSection(DataSection):
+    """How examples become batches."""
 
-    train_file: MayChange[Text | None] = None
-    """File of training examples, one JSON object per line."""
-    val_file: MayChange[Text | None] = None
-    """File of validation examples. null holds out `val_fraction` of the training examples."""
     train_on_prompt: bool = False
     """Compute the loss on prompts too, not only on answers."""
     packing: bool = True
@@ -113,6 +109,15 @@ class ExampleDataSection(HubDatasetSection):
     truncation: Literal["right", "skip", "error"] = "right"
     """What to do with an example longer than block_size: cut its end off, leave it out, or stop with an error. An
     example without any token of its answer left is left out."""
+
+
+class ExampleDataSection(HubDatasetSection, ExampleBatchesSection):
+    """Examples with a prompt and an answer each."""
+
+    train_file: MayChange[Text | None] = None
+    """File of training examples, one JSON object per line."""
+    val_file: MayChange[Text | None] = None
+    """File of validation examples. null holds out `val_fraction` of the training examples."""
     on_bad_example: Literal["error", "skip"] = "error"
     """What to do with an example that cannot be used (invalid JSON, a duplicate key, a missing field, no answer): stop
     with an error that names the line, or leave it out and count it."""
@@ -151,7 +156,23 @@ class ChatJsonlSection(ExampleDataSection):
     """Kind of data."""
 
 
+class CustomDataSection(ExampleBatchesSection):
+    """A dataset class of your own (docs/extending.md). `train_on_prompt`, `packing` and `truncation` apply to examples
+    only, not to text."""
+
+    name: ClassName
+    """Import path of the class, or the name of an entry point in the group `llmtrain.data`."""
+    options: dict[str, JsonValue] = {}
+    """Options of the class, validated by its `Options`."""
+
+
 DataConfig = Annotated[
-    DummyTextSection | PythonStdlibSection | TextFilesSection | HfTextSection | InstructJsonlSection | ChatJsonlSection,
-    Field(discriminator="name"),
+    Annotated[DummyTextSection, Tag("dummy_text")]
+    | Annotated[PythonStdlibSection, Tag("python_stdlib")]
+    | Annotated[TextFilesSection, Tag("text_files")]
+    | Annotated[HfTextSection, Tag("hf_text")]
+    | Annotated[InstructJsonlSection, Tag("instruct_jsonl")]
+    | Annotated[ChatJsonlSection, Tag("chat_jsonl")]
+    | Annotated[CustomDataSection, Tag("custom")],
+    Discriminator(kind_tag("python_stdlib", "dummy_text", "text_files", "hf_text", "instruct_jsonl", "chat_jsonl")),
 ]

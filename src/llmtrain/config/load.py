@@ -11,11 +11,13 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.problems import Problems, describe_error, describe_unknown, describe_unknown_kind, shown
 from llmtrain.config.schema import (
+    CUSTOM,
     KINDS,
     SCHEMA_VERSION,
     SECTIONS,
@@ -30,19 +32,24 @@ from llmtrain.config.upgrade import drop_other_kinds, is_old, is_old_name, moved
 from llmtrain.config.yaml_errors import explain_value_error
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
+from llmtrain.plugins import is_plugin
+from llmtrain.registry import PLUGINS
 
 DEFAULT_PRESET = "gpt_stdlib"
 
 
 def load_config(source: str | Path | None = None, overrides: Sequence[str] = (), *, for_launch: bool = False) -> Config:
-    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides.
-    `for_launch`: see `build_config`."""
+    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides. Classes
+    of the user's own are imported from the current directory and the config's too. `for_launch`: see `build_config`;
+    such classes may be in the image only."""
     notes: list[str] = []
     path = find_config(source if source is not None else DEFAULT_PRESET)
     document = with_bases(read_document(path), path, _find_base, notes, for_launch=for_launch)
     config = build_config(document, overrides, notes, for_launch=for_launch)
     if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # once per run
         print(f"note: {document.source}: {'; '.join(notes)}.", file=sys.stderr)
+    if not for_launch:
+        check_plugins(config, document, [path.parent], overridden=overridden_keys(overrides))
     return config
 
 
@@ -53,15 +60,16 @@ def build_config(
     *,
     for_launch: bool = False,
     is_launched: bool = False,
+    is_recorded: bool = False,
 ) -> Config:
     """The config of a parsed document. What an upgrade from an earlier schema changed is added to `notes`.
-    `for_launch`: fields that earlier schemas had for pods decide. `is_launched`: the config of a run on a cluster,
-    which a secret in it does not make unreadable."""
+    `for_launch`: fields that earlier schemas had for pods decide. `is_recorded`: the config of a run, readable without
+    the classes of the user's own that it names. `is_launched`: on a cluster, readable also with a secret in it."""
     values = copy.deepcopy(document.values)
     version = values.get("schema_version", SCHEMA_VERSION)
     if is_old(version):
         document = Document(document.source, document.values, moved_lines(document.lines))
-    problems = Problems(document, (text.partition("=")[0].strip() for text in overrides))
+    problems = Problems(document, overridden_keys(overrides))
     pairs = [pair for text in overrides if (pair := _parse_override(text, problems))]
     if is_old(version):
         old = [pair for pair in pairs if is_old_name(pair[0], version)]
@@ -84,7 +92,7 @@ def build_config(
         if notes is not None:
             notes += dropped.values()
     _apply(pairs, values, problems)
-    sections = _build_sections(values, problems)
+    sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
         for _, text in launch.secret_problems():
@@ -162,7 +170,11 @@ def _has_fields(kind: type[Section], field: str) -> bool:
     return subsection(kind, field) is not None or takes_any_name(kind, field)
 
 
-def _build_sections(values: dict[str, Any], problems: Problems) -> dict[str, Any]:
+def overridden_keys(overrides: Sequence[str]) -> list[str]:
+    return [text.partition("=")[0].strip() for text in overrides]
+
+
+def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:
     """The valid sections; what is wrong is added to problems."""
     for name in values:
         if name not in SECTIONS and name != "schema_version":
@@ -175,7 +187,7 @@ def _build_sections(values: dict[str, Any], problems: Problems) -> dict[str, Any
             problems.add(f"{name} must be a section with fields, got {shown(fields)}.", (name,))
             continue
         kind = section_class(name, fields)
-        if kind is None:
+        if kind is None or (kind is CUSTOM.get(name) and not is_recorded and not _is_plugin(name, fields["name"])):
             problems.add(describe_unknown_kind(name, fields["name"]), (name, "name"))
             continue
         section, errors = _build_section(kind, fields)
@@ -188,6 +200,10 @@ def _build_sections(values: dict[str, Any], problems: Problems) -> dict[str, Any
                     problems.add_combination(name, concerned, text)
             sections[name] = section
     return sections
+
+
+def _is_plugin(section: str, name: str) -> bool:
+    return is_plugin(PLUGINS[f"{section}.name"], name)
 
 
 def _descriptions(

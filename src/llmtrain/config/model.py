@@ -5,9 +5,20 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, JsonValue, Tag
 
-from llmtrain.config.section import MayChange, Names, Positive, PositiveInt, Problem, Section, Share, Text
+from llmtrain.config.section import (
+    ClassName,
+    MayChange,
+    Names,
+    Positive,
+    PositiveInt,
+    Problem,
+    Section,
+    Share,
+    Text,
+    kind_tag,
+)
 
 
 class ModelSection(Section):
@@ -109,4 +120,21 @@ class HfCausalLmSection(ModelSection):
     """Train low-rank adapters. null trains all weights; `{}` uses the defaults."""
 
 
-ModelConfig = Annotated[GptSection | DummyGptSection | HfCausalLmSection, Field(discriminator="name")]
+class CustomModelSection(ModelSection):
+    """A model class of your own (docs/extending.md)."""
+
+    name: ClassName
+    """Import path of the class, or the name of an entry point in the group `llmtrain.models`."""
+    vocab_size: PositiveInt | None = None
+    """Size of the vocabulary. null takes the tokenizer's."""
+    options: dict[str, JsonValue] = {}
+    """Options of the class, validated by its `Options`."""
+
+
+ModelConfig = Annotated[
+    Annotated[GptSection, Tag("gpt")]
+    | Annotated[DummyGptSection, Tag("dummy_gpt")]
+    | Annotated[HfCausalLmSection, Tag("hf_causal_lm")]
+    | Annotated[CustomModelSection, Tag("custom")],
+    Discriminator(kind_tag("gpt", "dummy_gpt", "hf_causal_lm")),
+]

@@ -8,10 +8,12 @@ from pydantic_core import ErrorDetails
 
 from llmtrain.config.aliases import alias_of
 from llmtrain.config.document import Document, KeyPath
-from llmtrain.config.schema import KINDS, SECTIONS, classes_of, subsection
+from llmtrain.config.schema import CUSTOM, KINDS, SECTIONS, classes_of, subsection
 from llmtrain.config.section import RUN_ID_PATTERN, Section
 from llmtrain.config.upgrade import current_name
 from llmtrain.errors import nearest
+from llmtrain.plugins import installed_names
+from llmtrain.registry import PLUGINS
 
 SHOWN_LENGTH = 200
 RUN_ID_RULE = "must be 2 to 40 lowercase letters, digits and hyphens, starting with a letter"
@@ -150,8 +152,11 @@ def _suggestion(error: ErrorDetails) -> str:
 def describe_unknown_kind(section: str, name: object) -> str:
     if not isinstance(name, str):
         return f"{section}.name must be text, got {shown(name)}."
-    known = KINDS[section]
-    return f"{section}.name {shown(name)} is unknown.{nearest(name, known)} Known: {', '.join(sorted(known))}."
+    known = [*KINDS[section], *installed_names(PLUGINS[f"{section}.name"])]
+    return (
+        f"{section}.name {shown(name)} is unknown.{nearest(name, known)} Known: {', '.join(sorted(known))}, and "
+        "package.module:Class for a class of your own."
+    )
 
 
 def describe_unknown_section(name: str) -> str:
@@ -165,6 +170,9 @@ def describe_unknown(path: KeyPath, known: Iterable[str], kind: type[Section] | 
     current = current_name(path)
     if current:
         return f"{dotted} is now {current}. Rename it, or write `schema_version: 2` to keep the old names."
+    if kind is not None and kind is CUSTOM.get(path[0]):
+        names = ", ".join(sorted(known))
+        return f"{dotted} is unknown. Known: {names}. Options of the class go into {path[0]}.options."
     others = [name for name, each in KINDS.get(path[0], {}).items() if kind and path[-1] in each.model_fields]
     if others and kind:
         own = kind.model_fields["name"].default

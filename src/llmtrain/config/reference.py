@@ -9,9 +9,11 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, subsection
+from llmtrain.config.schema import CUSTOM, KINDS, SECTIONS, Config, classes_of, subsection
 from llmtrain.config.section import ResumeMarker, Section
 from llmtrain.env import VARIABLES
+from llmtrain.plugins import installed_names
+from llmtrain.registry import PLUGINS
 
 HEADER = """# Config reference
 
@@ -23,6 +25,7 @@ field, lists are replaced.
 `llmtrain config-schema` prints the same as a JSON Schema for editors. Fields marked `yes` under *resume* may differ
 when a run is resumed; any other change requires `--allow-config-change`.
 """
+CUSTOM_NAME = "package.module:Class"
 EXTENDS = "Config that this one is merged over: a preset, or a file relative to this one."
 TABLE_HEAD = "| field | type | default | resume | description |\n|---|---|---|---|---|"
 
@@ -37,8 +40,11 @@ def reference_markdown() -> str:
         if name in KINDS:
             kinds = ", ".join(f"`{kind}`" for kind in KINDS[name])
             default = Config.model_fields[name].default.name
-            parts.append(f"## `{name}`\n\n`{name}.name` selects the kind: {kinds}. Default: `{default}`.\n")
-            for kind, each in KINDS[name].items():
+            parts.append(
+                f"## `{name}`\n\n`{name}.name` selects the kind: {kinds}, or a class of your own, "
+                f"`{CUSTOM_NAME}`. Default: `{default}`.\n"
+            )
+            for kind, each in (*KINDS[name].items(), (CUSTOM_NAME, CUSTOM[name])):
                 parts += [f"### `{name}.name: {kind}`\n", *_table(each, False)]
         else:
             parts += [f"## `{name}`\n", *_table(section, _is_marked(Config.model_fields[name]))]
@@ -56,10 +62,19 @@ def json_schema() -> dict[str, Any]:
         for name, each in kinds.items():
             if name != Config.model_fields[section].default.name:  # else a document without `name` matches several
                 schema["$defs"][each.__name__].setdefault("required", []).append("name")
+    custom = {"CustomModelSection": "model.name", "CustomDataSection": "data.name"}
+    for name, field in {**custom, "CustomTrackerSection": "tracking.custom"}.items():
+        _accept_installed(schema["$defs"][name]["properties"]["name"], field)
     for section in SECTIONS:
         del schema["properties"][section]["default"]  # long, and repeated in the section
     schema["properties"] = {"extends": {"type": "string", "description": EXTENDS}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_without_titles(schema)}
+
+
+def _accept_installed(schema: dict[str, Any], field: str) -> None:
+    """Also accept the entry points that are installed here."""
+    if names := installed_names(PLUGINS[field]):
+        schema["anyOf"] = [{"pattern": schema.pop("pattern")}, {"enum": names}]
 
 
 def _without_titles(value: Any) -> Any:

@@ -7,11 +7,11 @@ from them. Checks that need several fields are in a section's `problems`, so tha
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-from llmtrain.config.data import DataConfig, DataSection, ExampleDataSection, PythonStdlibSection
+from llmtrain.config.data import CustomDataSection, DataConfig, DataSection, ExampleDataSection, PythonStdlibSection
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
-from llmtrain.config.model import GptSection, HfCausalLmSection, ModelConfig, ModelSection
+from llmtrain.config.model import CustomModelSection, GptSection, HfCausalLmSection, ModelConfig, ModelSection
 from llmtrain.config.output import OutputSection
 from llmtrain.config.run import RunSection
 from llmtrain.config.section import MayChange, Problem, ResumeMarker, Section
@@ -62,9 +62,15 @@ class Config(Section):
         return self.model_copy(update={name: outer.model_copy(update=values)})
 
 
+CUSTOM: dict[str, type[Section]] = {"model": CustomModelSection, "data": CustomDataSection}
+"""The section of a class of the user's own, whose name is none of KINDS."""
 KINDS: dict[str, dict[str, type[Section]]] = {
-    section: {kind.model_fields["name"].default: kind for kind in get_args(Config.model_fields[section].annotation)}
-    for section in ("model", "data")
+    section: {
+        kind.model_fields["name"].default: kind
+        for kind in (get_args(tagged)[0] for tagged in get_args(Config.model_fields[section].annotation))
+        if kind is not CUSTOM[section]
+    }
+    for section in CUSTOM
 }
 """Sections that have one class per kind: section -> name -> class."""
 SECTIONS: dict[str, type[Section]] = {
@@ -83,16 +89,17 @@ EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(
 
 
 def section_class(section: str, values: dict[str, Any]) -> type[Section] | None:
-    """The class of a section with these values; None if `name` is not a known kind."""
+    """The class of a section with these values: for an unknown `name` that of a user's own class, which may not be
+    installed here; None if `name` is not text."""
     if section not in KINDS:
         return SECTIONS[section]
     name = values.get("name", Config.model_fields[section].default.name)
-    return KINDS[section].get(name) if isinstance(name, str) else None
+    return KINDS[section].get(name, CUSTOM[section]) if isinstance(name, str) else None
 
 
 def classes_of(section: str) -> list[type[Section]]:
     """All classes that a section may have."""
-    return list(KINDS[section].values()) if section in KINDS else [SECTIONS[section]]
+    return [*KINDS[section].values(), CUSTOM[section]] if section in KINDS else [SECTIONS[section]]
 
 
 def subsection(kind: type[Section], field: str) -> type[Section] | None:

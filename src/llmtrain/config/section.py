@@ -1,6 +1,6 @@
 """The base class of config sections, and the field types that several sections share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,12 +25,24 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
+# A class of the user's own. Names of entry points have no colon; `config-schema` adds the installed ones.
+ClassName = Annotated[Text, Field(json_schema_extra={"pattern": r"^[^:]+:[^:]+$"})]
 
 # A single name may be written without the brackets of a list.
 Names = Annotated[
     list[str],
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
 ]
+
+
+def kind_tag(*kinds: str) -> Callable[[Any], str]:
+    """For the union of a section's kinds: the tag of a section, by its name. All other names are `custom`."""
+
+    def tag(section: Any) -> str:
+        name = section.get("name", kinds[0]) if isinstance(section, dict) else getattr(section, "name", None)
+        return name if name in kinds else "custom"
+
+    return tag
 
 
 def _number_or_all(value: Any, check: ValidatorFunctionWrapHandler) -> Any:

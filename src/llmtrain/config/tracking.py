@@ -1,6 +1,10 @@
 """The `tracking` section: experiment trackers besides metrics.jsonl."""
 
-from llmtrain.config.section import Section, Text
+# ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
+
+from pydantic import JsonValue
+
+from llmtrain.config.section import ClassName, Section, Text
 
 
 class MlflowSection(Section):
@@ -27,6 +31,15 @@ class TensorboardSection(Section):
     """Write TensorBoard event files to the run directory."""
 
 
+class CustomTrackerSection(Section):
+    """A tracker class of your own (docs/extending.md)."""
+
+    name: ClassName
+    """Import path of the class, or the name of an entry point in the group `llmtrain.trackers`."""
+    options: dict[str, JsonValue] = {}
+    """Options of the class, validated by its `Options`."""
+
+
 class TrackingSection(Section):
     """Experiment trackers. metrics.jsonl is always written."""
 
@@ -34,3 +47,5 @@ class TrackingSection(Section):
     """MLflow (extra `mlflow`)."""
     tensorboard: TensorboardSection = TensorboardSection()
     """TensorBoard (extra `tensorboard`)."""
+    custom: list[CustomTrackerSection] = []
+    """Trackers of your own, a `name` and `options` each."""

@@ -4,8 +4,8 @@
     ├── TextData        running text: implement `identity` and `chunks`
     └── ExampleData     examples with an answer: implement `identity` and `examples`
 
-Tokenizing, caching, shuffling and batching are the same for all of them. A dataset named in registry.DATA can be
-used in a config.
+Tokenizing, caching, shuffling and batching are the same for all of them. `data.name` is a dataset of registry.DATA, or
+a class of the user's own (docs/extending.md).
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llmtrain.config.data import DataSection
+from pydantic import BaseModel
+
+from llmtrain.config.data import CustomDataSection, DataSection
 from llmtrain.data.cache_dir import token_cache_dir
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
@@ -21,9 +23,10 @@ from llmtrain.data.store.token_store import TokenStore, text_writer
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import template_identity
 from llmtrain.data.tokenizers.load import load_tokenizer, tokenizer_dir, tokenizer_identity
-from llmtrain.data.types import SPLITS, Example, Split, TextChunk
+from llmtrain.data.types import SPLITS, Example, Segment, Split, TextChunk
+from llmtrain.plugins import parse_options, source_sha256
 
-__all__ = ["DataModule", "Example", "ExampleData", "PreparedData", "Split", "TextChunk", "TextData"]
+__all__ = ["DataModule", "Example", "ExampleData", "PreparedData", "Segment", "Split", "TextChunk", "TextData"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,12 @@ class PreparedData:
 
 
 class DataModule(ABC):
+    class Options(BaseModel):
+        """What data.options accepts: nothing, unless a class declares its own."""
+
     def __init__(self, config: DataSection, seed: int) -> None:
         self.config = config
+        self.options: BaseModel = parse_options(type(self), getattr(config, "options", {}))
         self.seed = seed
         self.tokenizer_spec = config.tokenizer or "byte"
         self.cache_dir = token_cache_dir(config)
@@ -47,6 +54,18 @@ class DataModule(ABC):
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What determines the data: names, sizes, versions. Must be cheap: it is computed at every start."""
+
+    def _source(self) -> dict[str, Any]:
+        """The identity; for a class of the user's own also its options and code, so that tokens are not reused when
+        either has changed."""
+        if not isinstance(self.config, CustomDataSection):
+            return self.identity()
+        return {
+            "identity": self.identity(),
+            "class": f"{type(self).__module__}:{type(self).__qualname__}",
+            "options": self.config.options,
+            "code_sha256": source_sha256(type(self)),
+        }
 
     @abstractmethod
     def prepare(self, threads: int) -> PreparedData:
@@ -67,7 +86,7 @@ class TextData(DataModule):
     def prepare(self, threads: int) -> PreparedData:
         directory = open_or_build(
             self.cache_dir,
-            identity={"source": self.identity(), "tokenizer": tokenizer_identity(self.tokenizer_spec)},
+            identity={"source": self._source(), "tokenizer": tokenizer_identity(self.tokenizer_spec)},
             tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
             write=text_writer(self.chunks, threads),
         )
@@ -89,7 +108,7 @@ class ExampleData(DataModule):
         directory = open_or_build(
             self.cache_dir,
             identity={
-                "rows": self.identity(),  # not renamed: it is part of the key of stores on disk
+                "rows": self._source(),  # not renamed: it is part of the key of stores on disk
                 "tokenizer": tokenizer_identity(self.tokenizer_spec),
                 "template": template_identity(tokenizer_dir(self.tokenizer_spec)),
             },

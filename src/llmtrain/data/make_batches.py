@@ -1,6 +1,6 @@
 """Training and validation batches for either kind of data: running text or examples."""
 
-from llmtrain.config.data import DataSection, ExampleDataSection
+from llmtrain.config.data import DataSection, ExampleBatchesSection
 from llmtrain.data.base import PreparedData
 from llmtrain.data.batches import EvalBatches, TrainBatches
 from llmtrain.data.examples.example_batches import ExampleBatches, ExampleEvalBatches, Samples
@@ -61,7 +61,7 @@ def make_eval_batches(
 def _samples(
     store: ExampleStore, config: DataSection, block_size: int, vocab_size: int, can_pack: bool, label: str
 ) -> Samples:
-    assert isinstance(config, ExampleDataSection)
+    assert isinstance(config, ExampleBatchesSection)
     if config.packing and not can_pack:
         raise UsageError(
             "data.packing is true, but this model does not keep packed examples separate.",

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from llmtrain import registry
-from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleDataSection, InstructJsonlSection
+from llmtrain.config.data import ChatJsonlSection, DataSection, ExampleBatchesSection, InstructJsonlSection
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import EXAMPLE_DATA
 from llmtrain.data.examples.json_lines import read_json_lines
@@ -48,7 +48,7 @@ def evaluate_files(
     progress("Tokenizing", 0, None)
     store, data = read_store(loaded, expand_files(patterns, "--file"), block_size)
     if (
-        isinstance(data, ExampleDataSection)
+        isinstance(data, ExampleBatchesSection)
         and data.packing
         and not loaded.adapter.separates_packed_examples(loaded.module)
     ):

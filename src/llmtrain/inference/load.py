@@ -10,9 +10,10 @@ from torch import nn
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
+from llmtrain.config.check_plugins import choices
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
-from llmtrain.config.model import GptSection, HfCausalLmSection
+from llmtrain.config.model import CustomModelSection, GptSection, HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
@@ -21,11 +22,14 @@ from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter
+from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.heartbeats import read_heartbeats
+from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.summary import config_values, summarize
 from llmtrain.training.build import GPU_ATTENTION, autocast_for, base_sha256, build_adapter, with_device_precision
 from llmtrain.training.model import Autocast
+from llmtrain.training.resume import warn_of_changed_code
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     checkpoint = choose_checkpoint(run, source.checkpoint)
     checkpoint.verify()
     state = checkpoint.state()
-    config = build_config(Document(str(checkpoint.path), state["config"]))
+    document = Document(str(checkpoint.path), state["config"])
+    config = build_config(document, is_recorded=True)
+    model_only = [choice for choice in choices(config) if choice.field == "model.name"]
+    check_run_plugins(config, document, run, model_only)
     tokenizer = load_saved_tokenizer(run.tokenizer)
     if state.get("tokenizer_sha256") not in (None, tokenizer.sha256()):  # None: saved by an earlier version
         raise CheckpointError(
@@ -91,6 +98,8 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
     base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
     config = _inference_config(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size)
+    if isinstance(config.model, CustomModelSection):
+        warn_of_changed_code(state, {"model.name": describe_plugin(config.model.name, type(adapter))})
     module = _load_weights(adapter, config, checkpoint, state.get("base_sha256")).to(device).eval()
     adapter.probe(module)
     return LoadedModel(

@@ -14,6 +14,7 @@ COMMON_LABELS = {**APP_LABEL, "app.kubernetes.io/name": "llmtrain"}
 RUN_LABEL = "llmtrain.dev/run"
 FIRST_VERSION_RUN_LABEL = "llmtrain/run"
 READER_LABEL = "llmtrain/reader"  # of a pod that only reads the volume of a run
+CODE_LABEL = {"llmtrain.dev/code": "true"}  # of the ConfigMap of `launch --with-code`, which is not a record
 GUARD_LABELS = {**APP_LABEL, "llmtrain/guard": "true"}  # the immutable selector of the guard's Deployment
 
 # Annotations of a run's ConfigMap. ENDED_AS: the state of the run before it was stopped. ATTEMPT: a random id of the

@@ -3,22 +3,24 @@
 from collections.abc import Iterator
 from typing import Any
 
+from llmtrain.config.check_plugins import choices
 from llmtrain.config.kubernetes_types import NAME_LIMIT
 from llmtrain.config.launch import mount_problems
-from llmtrain.config.schema import Config
+from llmtrain.config.schema import SCHEMA_VERSION, Config
 from llmtrain.config.upgrade import lost_in_v2
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.env import NAMES
-from llmtrain.env import EXIT_CODES, LAUNCH
+from llmtrain.env import CODE_DIR, CODE_HASH, EXIT_CODES, LAUNCH
 from llmtrain.errors import UsageError
-from llmtrain.launch.work import WORK_DIR, Work, master_port
+from llmtrain.launch.work import CODE_PATH, WORK_DIR, Work, master_port
 from llmtrain.redact import has_secret, secrets_in
 
 MIN_PORT = 1024  # a pod without capabilities cannot bind lower ones
 
 
-def check_config(config: Config, work: Work, master_addr: str) -> None:
+def check_config(config: Config, work: Work, master_addr: str, has_code: bool = False) -> None:
     launch = config.launch
+    _check_plugins(config)
     _check_training(config, work)
     _check_hold(config, work)
     _check_rendezvous(config, work, master_addr)
@@ -27,8 +29,11 @@ def check_config(config: Config, work: Work, master_addr: str) -> None:
             "A StatefulSet restarts containers that exit, so a run that torchrun has finished would start over.",
             remedy="Use another --kind, or --launcher llmtrain.",
         )
-    for _, problem in mount_problems(launch.mounts(config.output.mount_path)):
+    mounts = launch.mounts(config.output.mount_path)
+    for _, problem in mount_problems(mounts):
         raise UsageError(problem)
+    if has_code:
+        _check_free(mounts, CODE_PATH, "--with-code uses")
     if master_port(config) < MIN_PORT:
         raise UsageError(
             f"distributed.master_port must be at least {MIN_PORT} on a cluster, got {master_port(config)}."
@@ -38,7 +43,13 @@ def check_config(config: Config, work: Work, master_addr: str) -> None:
         raise UsageError(
             f"The pod name {longest_name} exceeds {NAME_LIMIT} characters.", remedy="Set a shorter output.run_id."
         )
-    reserved = {name for names in NAMES.values() for name in names} | {"HF_TOKEN", EXIT_CODES, LAUNCH}
+    reserved = {name for names in NAMES.values() for name in names} | {
+        "HF_TOKEN",
+        CODE_DIR,
+        CODE_HASH,
+        EXIT_CODES,
+        LAUNCH,
+    }
     conflicts = sorted(reserved.intersection(launch.env))
     if conflicts:
         raise UsageError(
@@ -113,12 +124,27 @@ def _check_hold(config: Config, work: Work) -> None:
             f"launch.nodes is {launch.nodes}, but --hold needs a fixed number of pods.",
             remedy="Set launch.nodes to one number.",
         )
-    for name, path in launch.mounts(config.output.mount_path).items():
-        if f"{path}/".startswith(f"{WORK_DIR}/"):
+    _check_free(launch.mounts(config.output.mount_path), WORK_DIR, "held pods use")
+
+
+def _check_free(mounts: dict[str, str], directory: str, user: str) -> None:
+    """Refuse a volume at or below a directory of the pod."""
+    for name, path in mounts.items():
+        if f"{path}/".startswith(f"{directory}/"):
             raise UsageError(
-                f"The {name} volume is mounted at {path}, but held pods use {WORK_DIR}.",
+                f"The {name} volume is mounted at {path}, but {user} {directory}.",
                 remedy="Mount the volume elsewhere (output.root_dir, or the mount_path of the volume).",
             )
+
+
+def _check_plugins(config: Config) -> None:
+    chosen = [choice.name for choice in choices(config)]
+    if chosen and config.launch.image_schema != SCHEMA_VERSION:
+        raise UsageError(
+            f"{', '.join(chosen)} cannot be used with launch.image_schema {config.launch.image_schema}: an image from "
+            "before schema 3 accepts its own classes only.",
+            remedy="Use an image with a newer llmtrain, and leave launch.image_schema out.",
+        )
 
 
 def _check_rendezvous(config: Config, work: Work, master_addr: str) -> None:

@@ -19,12 +19,14 @@ from llmtrain.kubernetes.client import Cluster, Object
 from llmtrain.kubernetes.labels import (
     APP_LABEL,
     ATTEMPT,
+    CODE_LABEL,
     DELETED_AT,
     ENDED_AS,
     LAUNCH_ANNOTATION,
     READER_LABEL,
     STOPPED_AT,
     belongs_to_run,
+    has_labels,
 )
 from llmtrain.launch.manifests import render
 from llmtrain.launch.objects import (
@@ -96,7 +98,8 @@ def submit(cluster: Cluster, plan: JobPlan, keep_data: bool = False) -> None:
     manifests = render(plan)
     existing = {object_key(each): found for each in manifests if (found := find_object(cluster, each)) is not None}
     for found in existing.values():
-        is_kept = keep_data and found["kind"] == "PersistentVolumeClaim" and belongs_to_run(found, plan.run_id)
+        is_data = found["kind"] == "PersistentVolumeClaim" or has_labels(found, CODE_LABEL)
+        is_kept = keep_data and is_data and belongs_to_run(found, plan.run_id)
         if not is_kept or is_terminating(found):
             raise name_taken(cluster, found, plan)
     if existing:  # the run on these volumes must not take it for an earlier launch
@@ -126,6 +129,11 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, on_wait: OnWait | No
         found = find_object(cluster, manifest)
         if found is not None and not belongs_to_run(found, plan.run_id) and not is_owned_by_job(found, plan.run_id):
             raise name_taken(cluster, found, plan)
+        if found is None and has_labels(manifest, CODE_LABEL) and not (plan.code and plan.code.contents):
+            raise UsageError(
+                f"ConfigMap {manifest['metadata']['name']}, which had the code of run '{plan.run_id}', is gone.",
+                remedy="Pass the code again with --with-code.",
+            )
         if found is None or manifest["kind"] not in KEPT_KINDS:
             cluster.check_right("create", manifest)
     cluster.check_right("delete", record.manifests[-1])
@@ -140,7 +148,15 @@ def resume(cluster: Cluster, record: Record, plan: JobPlan, on_wait: OnWait | No
             if found is None:
                 create_object(cluster, manifest, plan.run_id, undo)
         find_unchanged(cluster, resumed)
+    if record.code not in (None, plan.code):
+        _delete_code(cluster, record)
     return remaining
+
+
+def _delete_code(cluster: Cluster, record: Record) -> None:
+    """Delete the ConfigMap with the code of this launch."""
+    code = [manifest for manifest in record.manifests if has_labels(manifest, CODE_LABEL)]
+    _delete_found(cluster, record, code, find_objects(cluster, code))
 
 
 def _wait_for_deletion(cluster: Cluster, manifest: Manifest, plan: JobPlan) -> Object | None:
@@ -176,6 +192,7 @@ def delete(cluster: Cluster, record: Record, data: bool, on_wait: OnWait) -> lis
     # A `fetch` that was killed leaves its reader pod behind.
     for pod in cluster.find("v1", "Pod", record.namespace, {**APP_LABEL, READER_LABEL: record.run_id}):
         cluster.delete("v1", "Pod", pod["metadata"]["name"], record.namespace)
+    _delete_code(cluster, record)
     if data:
         claims = [manifest for manifest in record.manifests if manifest["kind"] == "PersistentVolumeClaim"]
         objects = find_objects(cluster, claims)

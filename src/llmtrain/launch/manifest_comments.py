@@ -4,6 +4,7 @@ import yaml
 
 OBJECTS = {
     "ConfigMap": "The config of the run, mounted at /config in every pod, and how the run was launched.",
+    "code": "The code of `launch --with-code`, mounted at /code in every pod, on PYTHONPATH.",
     "PersistentVolumeClaim": "A volume of the run (RUN-runs: checkpoints and logs). It stays when the run is deleted.",
     "NetworkPolicy": "The connections that pods of the run may make: to each other, to DNS, to the ports listed here.",
     "PodDisruptionBudget": "Keeps `kubectl drain` from evicting pods that the run needs.",

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, LAUNCH_ANNOTATION
+from llmtrain.kubernetes.labels import CODE_LABEL, IMAGE_ANNOTATION, LAUNCH_ANNOTATION, has_labels
+from llmtrain.launch.code_map import code_map_data
 from llmtrain.launch.manifest_comments import with_comments
 from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, find_workload
 from llmtrain.launch.pod import without_empty
@@ -20,7 +21,7 @@ QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/prior
 
 def render(plan: JobPlan) -> list[Manifest]:
     """All manifests of a run, in the order of creation: the ConfigMap first, the job last."""
-    shared = [config_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
+    shared = [config_map(plan), *_code_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
     return [*shared, *find_workload(plan.launch).render(plan)]
 
 
@@ -86,7 +87,22 @@ def config_map(plan: JobPlan) -> Manifest:
 
 def job_text(plan: JobPlan) -> str:
     """What a resume needs in addition to the config."""
-    return json.dumps({"work": asdict(plan.work), "number": plan.number, "nonce": plan.nonce})
+    code = {"code": {"sha256": plan.code.sha256, "paths": plan.code.paths}} if plan.code else {}
+    return json.dumps({"work": asdict(plan.work), "number": plan.number, "nonce": plan.nonce, **code})
+
+
+def _code_map(plan: JobPlan) -> list[Manifest]:
+    if plan.code is None:
+        return []
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata(plan, plan.code_map, CODE_LABEL),
+            "immutable": True,
+            **(code_map_data(plan) if plan.code.contents else {}),
+        }
+    ]
 
 
 def _claims(plan: JobPlan) -> list[Manifest]:
@@ -166,7 +182,8 @@ _Dumper.add_representer(str, _text)
 
 def dump_manifest(manifest: Manifest) -> str:
     text = str(yaml.dump(manifest, Dumper=_Dumper, sort_keys=False, width=120))
-    return with_comments(manifest["kind"], text)
+    is_code = "metadata" in manifest and has_labels(manifest, CODE_LABEL)  # a kustomization has no metadata
+    return with_comments("code" if is_code else manifest["kind"], text)
 
 
 def dump_manifests(manifests: list[Manifest]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from llmtrain import registry
+from llmtrain.code_bundle import CodeBundle
 from llmtrain.config.document import dump_document
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.load import dump_config
@@ -51,6 +52,8 @@ class JobPlan:
     """Whether an init container downloads models or data from the hub."""
     launch: LaunchSection
     work: Work = field(default_factory=Work)
+    code: CodeBundle | None = None
+    """The user's own code, mounted in every pod."""
     number: int = 1
     """Number of this launch of the run: 1, incremented by each resume."""
     nonce: str = ""
@@ -96,6 +99,13 @@ class JobPlan:
     @property
     def config_map(self) -> str:
         return config_map_name(self.run_id)
+
+    @property
+    def code_map(self) -> str:
+        """The ConfigMap of the code. Its name changes with the code, so that a resume with other code leaves it alone
+        until the new one is there."""
+        assert self.code
+        return f"{self.run_id}-code-{self.code.sha256[:8]}"
 
     def claim(self, volume: str) -> str:
         """The claim of a volume: the existing one that the config names, else the one that is created."""
@@ -146,6 +156,7 @@ def plan_job(
     number: int = 1,
     nonce: str = "",
     *,
+    code: CodeBundle | None = None,
     run_label: str = RUN_LABEL,
     is_launched: bool = False,
 ) -> JobPlan:
@@ -157,7 +168,7 @@ def plan_job(
     min_nodes, max_nodes = launch.node_range
     namespace = launch.namespace or DEFAULT_NAMESPACE
     master_addr = workload.master_addr(run_id, launch)
-    check_config(config, work, master_addr)
+    check_config(config, work, master_addr, has_code=code is not None)
     if not is_launched:
         check_launch(config, work)
     resolved = _config_in_pod(config, run_id)
@@ -187,6 +198,7 @@ def plan_job(
         is_fetching=is_fetching,
         launch=launch,
         work=work,
+        code=code,
         number=number,
         nonce=nonce,
         run_label=run_label,

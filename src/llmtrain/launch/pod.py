@@ -4,11 +4,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.env import EXIT_CODES, HOLD_SCRIPT, LAUNCH, NODE_NAME, PREFETCHED, RUN_DIR, TOKEN_CACHE
+from llmtrain.env import (
+    CODE_DIR,
+    CODE_HASH,
+    EXIT_CODES,
+    HOLD_SCRIPT,
+    LAUNCH,
+    NODE_NAME,
+    PREFETCHED,
+    RUN_DIR,
+    TOKEN_CACHE,
+)
+from llmtrain.launch.code_map import code_volume
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod_patch import patched
 from llmtrain.launch.pod_scripts import script_text
-from llmtrain.launch.work import CONFIG_DIR, CONFIG_FILE, WORK_DIR
+from llmtrain.launch.work import CODE_PATH, CONFIG_DIR, CONFIG_FILE, WORK_DIR
 
 USER_ID = 1000  # the user of docker/Dockerfile; other images need not have it
 GRACE_MARGIN_SEC = 60  # after the processes have ended: to collect exit codes and write the report
@@ -172,6 +183,9 @@ def _env(plan: JobPlan, is_prefetch: bool = False) -> list[Manifest]:
     if plan.work.mode in ("hold", "command") and not is_prefetch:
         plain[RUN_DIR] = f"{plan.mounts['runs']}/{plan.run_id}"
     plain |= launch.env
+    if plan.code:
+        plain |= {CODE_DIR: CODE_PATH, CODE_HASH: plan.code.sha256}
+        plain["PYTHONPATH"] = ":".join(filter(None, (CODE_PATH, launch.env.get("PYTHONPATH"))))
     rows: list[Manifest] = [{"name": name, "value": value} for name, value in plain.items()]
     rows.append({"name": NODE_NAME, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     token = launch.hf_token_secret
@@ -201,6 +215,7 @@ def _mounts(plan: JobPlan) -> list[Manifest]:
         {"name": "cache", "mountPath": CACHE_DIR},
         {"name": "shm", "mountPath": "/dev/shm"},
         *([{"name": "work", "mountPath": WORK_DIR}] if plan.work.mode == "hold" else []),
+        *([{"name": "code", "mountPath": CODE_PATH, "readOnly": True}] if plan.code else []),
     ]
     for name, volume in plan.launch.volumes.items():
         is_read_only = isinstance(volume, DataVolumeSection) and volume.read_only
@@ -215,6 +230,7 @@ def _volumes(plan: JobPlan) -> list[Manifest]:
         {"name": "cache", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": plan.launch.resources.shm_size}},
         *([{"name": "work", "emptyDir": {}}] if plan.work.mode == "hold" else []),
+        *([{"name": "code", "configMap": code_volume(plan)}] if plan.code else []),
         *({"name": name, "persistentVolumeClaim": {"claimName": plan.claim(name)}} for name in plan.launch.volumes),
         *plan.launch.extra_volumes,
     ]

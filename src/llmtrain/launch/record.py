@@ -4,10 +4,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import NonNegativeInt, TypeAdapter, ValidationError
+from pydantic import Field, NonNegativeInt, TypeAdapter, ValidationError
 
+from llmtrain.code_bundle import CodeBundle
 from llmtrain.config.document import Document, parse_document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import SECTIONS, Config, section_class, subsection
@@ -18,11 +19,13 @@ from llmtrain.kubernetes.client import PLURALS, Cluster, Object
 from llmtrain.kubernetes.labels import (
     APP_LABEL,
     ATTEMPT,
+    CODE_LABEL,
     DELETED_AT,
     ENDED_AS,
     RUN_LABEL,
     STOPPED_AT,
     belongs_to_run,
+    has_labels,
     run_id_of,
     run_label_of,
     run_selector,
@@ -57,6 +60,8 @@ class Record:
     run_label: str = RUN_LABEL
     """Key of the label that carries its run id: runs of the first version have another."""
     attempt: str | None = field(default=None, compare=False)
+    code: CodeBundle | None = None
+    """The user's own code, without its contents."""
 
     @property
     def workload(self) -> Workload:
@@ -70,7 +75,9 @@ class Record:
     @cached_property
     def plan(self) -> JobPlan:
         """The plan of its last launch."""
-        return plan_job(self.config, self.work, self.number, self.nonce, run_label=self.run_label, is_launched=True)
+        return plan_job(
+            self.config, self.work, self.number, self.nonce, run_label=self.run_label, is_launched=True, code=self.code
+        )
 
     @cached_property
     def manifests(self) -> list[Manifest]:
@@ -93,12 +100,19 @@ class UnreadableRecord:
 
 
 @dataclass(frozen=True)
+class _CodeFile:
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    paths: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
 class _JobFile:
     """The content of job.json, which manifests.py writes."""
 
     work: Work
     number: NonNegativeInt
     nonce: str = ""
+    code: _CodeFile | None = None
 
 
 _JOB_FILE = TypeAdapter(_JobFile)
@@ -129,7 +143,7 @@ def all_records(cluster: Cluster, namespace: str | None) -> list[Record | Unread
     records: list[Record | UnreadableRecord] = []
     for config_map in cluster.find("v1", "ConfigMap", namespace, {**APP_LABEL}):
         meta, run_id = config_map["metadata"], run_id_of(config_map)
-        if run_id is None:
+        if run_id is None or has_labels(config_map, CODE_LABEL):
             continue
         try:
             records.append(read_record(config_map))
@@ -196,6 +210,7 @@ def read_record(config_map: Object, options: str = "") -> Record:
         deleted_at=notes.get(DELETED_AT),
         run_label=run_label,
         attempt=notes.get(ATTEMPT),
+        code=CodeBundle(job.code.sha256, job.code.paths) if job.code else None,
     )
 
 

@@ -11,6 +11,7 @@ from llmtrain.launch.pod_scripts import script_command
 CONFIG_DIR = "/config"
 CONFIG_FILE = "train.yaml"
 WORK_DIR = "/work"  # in held pods: the target of `push` and the working directory of `exec`
+CODE_PATH = "/code"  # the code of `launch --with-code`, on PYTHONPATH
 HELD_COMMAND = script_command(HOLD_SCRIPT, "hold.py")
 
 

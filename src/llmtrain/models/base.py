@@ -1,4 +1,7 @@
-"""The model contract: what the trainer needs from a model. A model named in registry.MODELS can be used in a config."""
+"""The model contract: what the trainer needs from a model.
+
+`model.name` is a model of registry.MODELS, or a class of the user's own (docs/extending.md).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -8,10 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel
 from torch import nn
 
 from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
+from llmtrain.plugins import parse_options
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
@@ -21,16 +26,21 @@ EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class ModelAdapter(ABC):
-    """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and describes it to the trainer.
+    """Builds a module that maps token ids (B, T) to logits (B, T, vocab_size), and describes it to the trainer. Only
+    `build` must be implemented.
 
     The logits may have more columns than vocab_size if those are -inf.
     """
+
+    class Options(BaseModel):
+        """What model.options accepts: nothing, unless a class declares its own."""
 
     can_pack = False
     """Whether the loss accepts `positions`, which restart at 0 with each example of a packed sequence."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
+        self.options: BaseModel = parse_options(type(self), getattr(config, "options", {}))
         self.vocab_size: int = getattr(config, "vocab_size", None) or tokenizer_vocab
         if self.vocab_size < tokenizer_vocab:
             raise UsageError(
@@ -57,7 +67,9 @@ class ModelAdapter(ABC):
 
     @property
     def uses_dropout(self) -> bool:
-        return bool(getattr(self.config, "dropout", 0.0))
+        """Whether the module draws random numbers: they are then seeded for each micro-batch, so that a resume is
+        exact. True for a class of the user's own, whose code cannot tell."""
+        return bool(getattr(self.config, "dropout", True))
 
     def loss(
         self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
@@ -116,9 +128,9 @@ class ModelAdapter(ABC):
         """
         return None
 
-    @abstractmethod
     def flops_per_token(self, module: nn.Module) -> float:
-        """Floating-point operations of forward and backward per token."""
+        """Floating-point operations of forward and backward per token: 6 per weight, without attention."""
+        return 6.0 * parameter_count(module)
 
     def base_dtype(self) -> str:
         """Data type in which the weights of the pretrained base model are stored."""
@@ -132,7 +144,11 @@ class ModelAdapter(ABC):
         dtype: str = "float32",  # noqa: ARG002
     ) -> None:
         """Write the model in a format that other tools load; `end_of_text` is the token to stop at."""
-        raise UsageError(f"Model '{self.config.name}' does not support export.")
+        raise UsageError(
+            f"model.name {self.config.name} has no export format.",
+            remedy=f"Implement `export` in {type(self).__qualname__}, or use the model with llmtrain generate, chat "
+            "and eval.",
+        )
 
 
 @contextmanager

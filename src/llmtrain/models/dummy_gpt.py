@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.model import DummyGptSection
-from llmtrain.models.base import ModelAdapter, parameter_count
+from llmtrain.models.base import ModelAdapter
 
 
 class DummyGPT(nn.Module):
@@ -25,6 +25,3 @@ class DummyGPTAdapter(ModelAdapter):
 
     def build(self) -> nn.Module:
         return DummyGPT(self.config, self.vocab_size)
-
-    def flops_per_token(self, module: nn.Module) -> float:
-        return 6.0 * parameter_count(module)

@@ -9,6 +9,7 @@ from importlib import metadata
 from typing import Any
 
 import llmtrain
+from llmtrain.env import CODE_HASH
 from llmtrain.redact import allowed_environment, redact, redact_words
 
 _PACKAGES = (
@@ -43,6 +44,7 @@ def collect_metadata(run_id: str, name: str, device: str) -> dict[str, Any]:
             "device": device,
         },
         "environment": allowed_environment(),
+        **({"code_sha256": os.environ[CODE_HASH]} if CODE_HASH in os.environ else {}),
     }
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from llmtrain.config.schema import Config
 from llmtrain.logs import warn
 from llmtrain.runs.directory import RunDirectory
@@ -31,7 +33,11 @@ class TrackedRun:
 
 
 class Tracker:
-    """Base class of trackers. Every hook is optional."""
+    """Base class of trackers. Every hook is optional. A class of the user's own (docs/extending.md) is called with the
+    run and its validated options."""
+
+    class Options(BaseModel):
+        """What `options` in tracking.custom accepts: nothing, unless a class declares its own."""
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Called with the metrics of a step, which include train/loss, val/loss or both."""

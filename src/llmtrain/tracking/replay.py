@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llmtrain.config.load import load_config
+from llmtrain.config.document import read_document
+from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.files import read_json
@@ -36,7 +37,7 @@ def replay_run(run: RunDirectory, uri: str | None = None) -> dict[str, Any]:
             f"Run '{run.run_id}' has no {run.config.name}, so its parameters are unknown.",
             remedy="Fetch the complete run directory. (The file is not written if output.save_config_copy is false.)",
         )
-    config = load_config(run.config)
+    config = build_config(read_document(run.config), is_recorded=True)
     uri = uri or _store_from_here(config, run)
     try:
         return _replay(run, config, uri)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from llmtrain import registry
+from llmtrain.config.check_plugins import describe_plugins
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.run import MAX_THREADS
 from llmtrain.config.schema import Config
@@ -26,6 +27,7 @@ from llmtrain.env import SHARED_CORES
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
+from llmtrain.plugins import parse_options
 from llmtrain.progress import phase
 from llmtrain.redact import redact_values
 from llmtrain.runs.metadata import cpu_architecture, versions
@@ -192,8 +194,18 @@ def open_trackers(run: TrackedRun) -> Tracker:
         except Exception as problem:
             if name == "jsonl":
                 raise  # other commands need the run's own metrics
-            warn("TRAIN", f"{name} could not be opened and is disabled; training continues: {problem}")
+            _warn_disabled(name, problem)
+    for custom in run.config.tracking.custom:
+        try:
+            kind = registry.resolve("tracking.custom", custom.name, {})
+            opened.append(kind(run, parse_options(kind, custom.options)))
+        except Exception as problem:
+            _warn_disabled(custom.name, problem)
     return Trackers(opened)
+
+
+def _warn_disabled(name: str, problem: Exception) -> None:
+    warn("TRAIN", f"{name} could not be opened and is disabled; training continues: {problem}")
 
 
 def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
@@ -245,7 +257,8 @@ def autocast_for(config: Config, world: World) -> Autocast:
 def resume_fingerprint(
     config: Config, prepared: PreparedData, adapter: ModelAdapter, world: World, micro_batches: int
 ) -> dict[str, Any]:
-    """What a checkpoint records so that a resume can tell whether config and data are unchanged."""
+    """What a checkpoint records so that a resume can tell whether config, data and code are unchanged."""
+    plugins = {field: facts for field, facts in describe_plugins(config).items() if not field.startswith("tracking.")}
     return {
         "config": redact_values(config.as_dict()),
         "data_fingerprint": prepared.fingerprint,
@@ -256,4 +269,5 @@ def resume_fingerprint(
         "device": world.device.type,
         "architecture": cpu_architecture(),
         "versions": versions(),
+        **({"plugins": plugins} if plugins else {}),
     }

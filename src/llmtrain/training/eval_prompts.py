@@ -5,10 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmtrain.config.schema import Config
+from llmtrain.config.schema import EXAMPLE_DATA, Config
 from llmtrain.data.base import PreparedData
 from llmtrain.data.examples.prompts import prompt_prefix, prompt_text
-from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.distributed.world import World
 from llmtrain.errors import DataError
 from llmtrain.files import write_json
@@ -102,7 +101,9 @@ class EvalPrompts:
             )
 
     def _has_examples(self) -> bool:
-        return isinstance(self.prepared.train, ExampleStore)
+        """Whether prompts are formatted like the examples. The format of a user's own dataset is unknown, so there a
+        prompt is the text itself."""
+        return self.config.data.name in EXAMPLE_DATA
 
     def _broadcast_token(self, token: int) -> int:
         """Rank 0's choice. Logits may differ between ranks in the last bit; without this the ranks would generate

@@ -16,6 +16,8 @@ SHARED_STORAGE_SEC = 10.0
 def check_same_data_and_model(world: World, components: Components) -> None:
     data = f"{components.prepared.fingerprint} {components.recorded['tokenizer_sha256']}"
     check_same_on_all_ranks(world, "data", data, "Give every process the same data files.")
+    code = str({field: facts["sha256"] for field, facts in components.recorded.get("plugins", {}).items()})
+    check_same_on_all_ranks(world, "code", code, "Give every process the same version of your classes.")
     base = str([(path.name, path.stat().st_size) for path in components.adapter.base_files()])
     check_same_on_all_ranks(world, "base model", base, "Give every process the same model directory.")
 

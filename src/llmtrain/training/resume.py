@@ -179,6 +179,7 @@ def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bo
             change for change in differences(upgraded_values(then["config"]), now["config"]) if change[0] in paths
         ]
     refuse_changes(checkpoint, changes, allow_change)
+    warn_of_changed_code(then, now.get("plugins", {}))
     if then.get("device") not in (None, now["device"]):
         warn("TRAIN", f"the run moves from {then['device']} to {now['device']}: results are not bit-exact across them")
     if then.get("architecture") not in (None, now["architecture"]):
@@ -187,6 +188,19 @@ def check_recorded(resumption: Resumption, now: dict[str, Any], allow_change: bo
             f"this run was trained on {then['architecture']} and continues on {now['architecture']}: from here on it "
             "is not bit-exact with an uninterrupted run (docs/guarantees.md)",
         )
+
+
+def warn_of_changed_code(then: dict[str, Any], now: dict[str, dict[str, Any]]) -> None:
+    """Warn if a class of the user's own has other source than when the checkpoint was saved. Not refused: most changes,
+    such as a comment or a fixed bug, leave the weights usable, and changed data is refused by its fingerprint."""
+    for field, facts in now.items():
+        before = (then.get("plugins") or {}).get(field, {}).get("sha256")
+        if before not in (None, facts["sha256"]):
+            warn(
+                "TRAIN",
+                f"the code of {field} {facts['name']} has changed since the checkpoint was saved (SHA-256 "
+                f"{str(before)[:12]} -> {str(facts['sha256'])[:12]}): results may differ from an uninterrupted run",
+            )
 
 
 def refuse_changes(checkpoint: Checkpoint, changes: list[Change], allow_change: bool) -> None:

@@ -1,5 +1,6 @@
 """Files that describe a run: config.yaml, meta.json, the tokenizer and the model's config."""
 
+from llmtrain.config.check_plugins import describe_plugins
 from llmtrain.config.document import dump_document
 from llmtrain.data.tokenizers.load import replace_saved_tokenizer, saved_sha256
 from llmtrain.files import write_atomic, write_json
@@ -16,6 +17,8 @@ def write_run_files(context: RunContext, components: Components, from_step: int)
     meta = read_meta(run)
     if config.output.save_meta_json and "run_id" not in meta:
         metadata = collect_metadata(run.run_id, config.run.name, str(context.world.device))
+        plugins = describe_plugins(config)
+        metadata |= {"plugins": plugins} if plugins else {}
         write_json(run.meta, {**metadata, **meta})  # a run that starts from another one has recorded its origin
     if config.output.save_config_copy:
         recorded = config.with_values("output", run_id=run.run_id)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmtrain.config.data import ExampleDataSection
+from llmtrain.config.data import ExampleBatchesSection
 from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.errors import DataError
 from llmtrain.logs import warn_once
@@ -26,7 +26,7 @@ class Selection:
         return len(self.examples)
 
 
-def select_examples(store: ExampleStore, config: ExampleDataSection, block_size: int, label: str) -> Selection:
+def select_examples(store: ExampleStore, config: ExampleBatchesSection, block_size: int, label: str) -> Selection:
     """Truncate or drop long examples, drop those without an answer in the remaining tokens, and log how many."""
     lengths = store.lengths - 1
     is_long = lengths > block_size

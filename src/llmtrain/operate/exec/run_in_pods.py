@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from llmtrain.code_bundle import SKIPPED
 from llmtrain.errors import ClusterError, LlmtrainError, UsageError
 from llmtrain.kubernetes.client import Cluster
 from llmtrain.kubernetes.exec import STDERR, PodProcess
@@ -26,11 +27,6 @@ from llmtrain.text import plural
 BLOCK = 2**16
 MAX_PARALLEL_PUSHES = 16
 MAX_PUSH_BYTES = 2**29
-# Skipped inside directories: caches, version control and secrets.
-SKIPPED = (
-    *("__pycache__", ".git", ".venv", ".env", ".env.*", ".DS_Store"),
-    *(".netrc", "_netrc", "id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.pem"),
-)
 OnLine = Callable[[int, int, str], None]
 """Called with every output line: node rank, STDOUT or STDERR, text."""
 

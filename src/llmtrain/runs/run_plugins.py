@@ -1,0 +1,38 @@
+"""The classes of a user's own that a run was trained with, when it is resumed or used."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmtrain.config.check_plugins import Choice, check_plugins
+from llmtrain.config.document import Document
+from llmtrain.config.schema import Config
+from llmtrain.errors import ConfigError
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.summary import read_meta
+
+
+def check_run_plugins(
+    config: Config, document: Document, run: RunDirectory, chosen: Sequence[Choice] | None = None
+) -> None:
+    """As check_plugins, for the config of a run. The directory from which the run imported its classes is used if it is
+    below the current one: a run that was copied here must not decide which other code is executed."""
+    directories = _recorded_directories(run)
+    here = Path.cwd()
+    own = [each for each in directories if each.is_relative_to(here) and not each.is_relative_to(run.path.absolute())]
+    try:
+        check_plugins(config, document, own, chosen=chosen)
+    except ConfigError as error:
+        others = [str(each) for each in directories if each not in own and each != here]
+        if others:
+            error.remedy = (
+                f"Run '{run.run_id}' imported its classes from {', '.join(others)}. If that is your code, run llmtrain "
+                f"there, or set PYTHONPATH={':'.join(others)}."
+            )
+        raise
+
+
+def _recorded_directories(run: RunDirectory) -> list[Path]:
+    plugins = read_meta(run).get("plugins")
+    facts = plugins.values() if isinstance(plugins, dict) else ()
+    names = [each.get("directory") for each in facts if isinstance(each, dict)]
+    return [Path(name) for name in dict.fromkeys(names) if isinstance(name, str)]
