@@ -120,6 +120,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Run a config on a Kubernetes cluster and watch it. Ctrl-C stops watching, not the run."""
+    from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
     from llmtrain.commands.watch import check_watching, follow_run
     from llmtrain.config.load import load_config
     from llmtrain.kubernetes.kubeconfig import default_context
@@ -142,6 +143,8 @@ def command(
         warn_of(plan, local_context)
         _print_manifests(plan, output, json_)
         return
+    from llmtrain.operate.start import start_run  # imports the Kubernetes client
+
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
@@ -150,7 +153,7 @@ def command(
     if server:
         _check_on_server(cluster, plan, json_)
         return
-    _submit(cluster, plan, resume)
+    warn_of_stuck_pods(start_run(cluster, plan, resume, PodCount()))
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
 
 
@@ -160,23 +163,6 @@ def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:
     skipped = lifecycle.check_on_server(cluster, plan)
     lines = [f"{cluster.name} accepts the manifests of run {plan.run_id} (server dry run).", *skipped]
     show(json_, {"run_id": plan.run_id, "accepted": True, "skipped": skipped}, "\n".join(lines))
-
-
-def _submit(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
-    from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
-    from llmtrain.commands.watch import check_ended
-    from llmtrain.kubernetes.api_errors import AlreadyExists
-    from llmtrain.launch import lifecycle
-    from llmtrain.launch.record import find_record
-
-    try:
-        lifecycle.submit(cluster, plan, keep_data=resume)
-    except AlreadyExists:
-        if not resume or cluster.get("v1", "ConfigMap", plan.config_map, plan.namespace) is None:
-            raise
-        record = find_record(cluster, plan.run_id, plan.namespace)
-        check_ended(cluster, record)
-        warn_of_stuck_pods(lifecycle.resume(cluster, record, plan, PodCount()))
 
 
 def short_options(

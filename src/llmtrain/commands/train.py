@@ -1,7 +1,5 @@
 """llmtrain train: start or resume a training run."""
 
-import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -37,7 +35,6 @@ from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
-    from llmtrain.runs.directory import RunDirectory
 
 
 def command(
@@ -83,7 +80,9 @@ def command(
         )
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     if from_ and config is None:
-        config, overrides = _origin_config(from_, overrides)
+        from llmtrain.runs.recorded_config import config_to_start_from
+
+        config, overrides = config_to_start_from(from_, overrides)
     loaded = _load(config, overrides, resume)
     setup_logging(loaded.logging)
     if processes:
@@ -101,13 +100,14 @@ def command(
             report = report_sizes(loaded)
             show(json_, report, _dry_run_text(report))
         else:
+            from llmtrain.distributed.world import current_process_info
             from llmtrain.training.run import run_training
 
             if is_debugging():
                 _diagnose(loaded)
             with diagnosed_join_errors(loaded):
                 result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
-            if result is not None:  # other ranks than 0 have no result
+            if current_process_info(loaded.distributed).rank == 0:
                 _show(json_, result)
 
 
@@ -146,44 +146,12 @@ def _diagnose(config: "Config") -> None:
 
 def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":
     """The given config; without one, that of the run to resume."""
-    from llmtrain.config.document import read_document
-    from llmtrain.config.load import build_config, load_config
-    from llmtrain.runs.directory import find_run
+    from llmtrain.config.load import load_config
+    from llmtrain.runs.recorded_config import config_to_resume
 
     if config is not None or resume is None or resume == "auto":
         return load_config(config, overrides)
-    path = Path(resume).expanduser()
-    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
-    of_run = path.absolute().parents[1] if path.parent.name == "checkpoints" else resume
-    run = find_run(root, str(of_run))
-    if not run.config.is_file():
-        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
-    document = read_document(run.config)
-    return build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
-
-
-def _origin_config(reference: str, overrides: list[str]) -> tuple[str, list[str]]:
-    """The config file of the run that --from names, and overrides for a new run beside it."""
-    from llmtrain.runs.directory import find_run
-    from llmtrain.runs.summary import config_values
-
-    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
-    name = re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference)
-    run = find_run(root, name)
-    if not run.config.is_file():
-        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
-    location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
-    return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
-
-
-def _current_location(run: "RunDirectory", output: object) -> list[str]:
-    """Overrides for a run that was renamed, copied or moved: its config.yaml has its first location."""
-    recorded = output if isinstance(output, dict) else {}
-    overrides = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
-    here = run.path.absolute().parent
-    if Path(str(recorded.get("root_dir", DEFAULT_ROOT))).expanduser().absolute() != here:
-        overrides.append(f"output.root_dir={json.dumps(str(here))}")
-    return overrides
+    return config_to_resume(resume, overrides)
 
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:
