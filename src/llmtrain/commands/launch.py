@@ -120,7 +120,6 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Run a config on a Kubernetes cluster and watch it. Ctrl-C stops watching, not the run."""
-    from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
     from llmtrain.commands.watch import check_watching, follow_run
     from llmtrain.config.load import load_config
     from llmtrain.kubernetes.kubeconfig import default_context
@@ -143,8 +142,6 @@ def command(
         warn_of(plan, local_context)
         _print_manifests(plan, output, json_)
         return
-    from llmtrain.operate.start import start_run  # imports the Kubernetes client
-
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
@@ -153,7 +150,7 @@ def command(
     if server:
         _check_on_server(cluster, plan, json_)
         return
-    warn_of_stuck_pods(start_run(cluster, plan, resume, PodCount()))
+    _start(cluster, plan, resume)
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
 
 
@@ -163,6 +160,13 @@ def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:
     skipped = lifecycle.check_on_server(cluster, plan)
     lines = [f"{cluster.name} accepts the manifests of run {plan.run_id} (server dry run).", *skipped]
     show(json_, {"run_id": plan.run_id, "accepted": True, "skipped": skipped}, "\n".join(lines))
+
+
+def _start(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
+    from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
+    from llmtrain.operate.start import start_run
+
+    warn_of_stuck_pods(start_run(cluster, plan, resume, PodCount()))
 
 
 def short_options(

@@ -37,6 +37,19 @@ if TYPE_CHECKING:
     from llmtrain.config.schema import Config
 
 
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="RUN[@STEP]",
+        help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
+        "--config it has the same config.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
+]
+
+
 def command(
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -44,17 +57,7 @@ def command(
         str | None,
         typer.Option(help="Resume a run (id, checkpoint path or `auto`).", show_default=False),
     ] = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="RUN[@STEP]",
-            help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
-            "--config it has the same config.",
-            show_default=False,
-            autocompletion=complete_run,
-        ),
-    ] = None,
+    from_: FromOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run one forward pass; report sizes and memory.")] = False,
     allow_config_change: Annotated[
         bool,
@@ -79,11 +82,7 @@ def command(
             "--from starts a new run and --resume continues one.", remedy="Pass one of them, or --resume auto."
         )
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
-    if from_ and config is None:
-        from llmtrain.runs.recorded_config import config_to_start_from
-
-        config, overrides = config_to_start_from(from_, overrides)
-    loaded = _load(config, overrides, resume)
+    config, overrides, loaded = _load(config, overrides, resume, from_)
     setup_logging(loaded.logging)
     if processes:
         options = ["--from", from_] if from_ else []
@@ -144,14 +143,18 @@ def _diagnose(config: "Config") -> None:
     print(Report(diagnose(config)).text(is_terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
 
 
-def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":
-    """The given config; without one, that of the run to resume."""
+def _load(
+    config: str | None, overrides: list[str], resume: str | None, from_: str | None
+) -> tuple[str | None, list[str], "Config"]:
+    """The given config with overrides; without one, that of the run to resume or to start from."""
     from llmtrain.config.load import load_config
-    from llmtrain.runs.recorded_config import config_to_resume
+    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from
 
-    if config is not None or resume is None or resume == "auto":
-        return load_config(config, overrides)
-    return config_to_resume(resume, overrides)
+    if config is None and from_:
+        config, overrides = config_to_start_from(from_, overrides)
+    elif config is None and resume not in (None, "auto"):
+        return config, overrides, config_to_resume(str(resume), overrides)
+    return config, overrides, load_config(config, overrides)
 
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:

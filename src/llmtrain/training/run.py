@@ -105,8 +105,7 @@ def run_training(
 
         # The run directory, and the checkpoint to resume from
         run, ownership, resumption = _open_run(config, resume, world, stack, start_from)
-        origin = rank0(lambda: resolve_origin(config, start_from, resumption))
-        ownership.origin = origin
+        origin = ownership.origin = rank0(lambda: resolve_origin(config, start_from, resumption))
         config, threads = rank0(lambda: resolve_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
@@ -115,13 +114,7 @@ def run_training(
         if may_be_restarted():
             ownership.begin_generation(config, resumption)  # already now, to count crashes while data is prepared
 
-        # Data and model
-        phase("reading data")
-        inject_fault("prepare", 0)
-        set_up_torch(config)
-        components = world.control.all_or_none(lambda: build_components(config, world))
-        check_same_data_and_model(world, components)
-        components.recorded["base_sha256"] = rank0(lambda: base_sha256(config, components.adapter))
+        components = _build_components(config, world)
         resolved = resolve_steps(config, components.train_batches)
         if resumption:
             rank0(lambda: check_recorded(resumption, components.recorded, allow_config_change))
@@ -176,6 +169,18 @@ def _resume_reference(run: RunDirectory, resume: str | None) -> str:
     if is_restart() and has_restored(run):
         return "auto"
     return resume or "auto"
+
+
+def _build_components(config: Config, world: World) -> Components:
+    """Data and model, the same on every rank."""
+    phase("reading data")
+    inject_fault("prepare", 0)
+    set_up_torch(config)
+    components = world.control.all_or_none(lambda: build_components(config, world))
+    check_same_data_and_model(world, components)
+    base = world.control.on_rank0(lambda: base_sha256(config, components.adapter))
+    components.recorded["base_sha256"] = base
+    return components
 
 
 def _log_to_run(config: Config, run: RunDirectory, world: World, threads: str) -> None:
