@@ -510,6 +510,7 @@ def test_page_names_every_function(repo: Path) -> None:
         assert f"`{name}" in text or f"llmtrain.{name}" in text, name
 
 
+@pytest.mark.timeout(300)
 def test_page_examples_run_in_order(repo: Path, tmp_path: Path) -> None:
     """In one fresh process, in an empty directory."""
     blocks = page_blocks(repo)
@@ -520,7 +521,7 @@ def test_page_examples_run_in_order(repo: Path, tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
     done = subprocess.run(
-        [sys.executable, "../page.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=110
+        [sys.executable, "../page.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
     assert (folder / "runs/first/finished.json").is_file()
