@@ -13,6 +13,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("commands",),
+    ("api",),
     ("diagnose",),
     ("inference",),
     ("training", "operate", "doctor", "lint", "local_cluster"),
@@ -26,7 +27,7 @@ LAYERS = (
     ("content_hash", "findings", "code_bundle", "progress"),
     ("files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
-    ("env", "interrupts", "text"),
+    ("env", "interrupts", "text", "version"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 TORCH_PACKAGES = {"models", "data", "distributed", "checkpoint", "training", "inference"}

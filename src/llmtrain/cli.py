@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-import llmtrain
-from llmtrain.env import WORKER
+from llmtrain.env import WORKER, openmp_variables
 from llmtrain.errors import Interrupted, LlmtrainError, TrainingFailed, UsageError
 from llmtrain.files import is_full
 from llmtrain.interrupts import command_ended, command_starts
 from llmtrain.runs.exit_report import forget_earlier_run, report_for_pod, write_exit_report, write_success_report
 from llmtrain.terminal import discard, print_in_any_encoding, say, stream_width
+from llmtrain.version import __version__
 
 # The parser does not support options with an optional value.
 _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-run"}
@@ -151,7 +151,7 @@ app = typer.Typer(
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        print(f"llmtrain {llmtrain.__version__}")
+        print(f"llmtrain {__version__}")
         raise typer.Exit
 
 
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments[:end] = [_SPELLING.get(word, word) for word in arguments[:end]]
     forget_earlier_run()
     print_in_any_encoding()
-    _limit_spinning()
+    os.environ.update(openmp_variables())
     if arguments[:1] in (["node"], ["prefetch"]) or os.getpid() == 1:
         report_for_pod()
     try:
@@ -280,14 +280,6 @@ def _output_lost(problem: OSError) -> LlmtrainError:
         remedy="Free some space, then run the same command again." if is_full(problem) else None,
         reason="disk_full" if is_full(problem) else None,
     )
-
-
-def _limit_spinning() -> None:
-    """Before torch is imported: limit how long OpenMP threads spin while they wait. On shared cores, or under a CPU
-    limit, they keep the thread they wait for from running: with one busy process on two cores, small models trained 68
-    times slower."""
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _help_hint(error: Any) -> str:

@@ -9,7 +9,8 @@ import json
 import logging
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -178,6 +179,18 @@ def setup_logging(config: _LoggingConfig, file: Path | None = None) -> None:
         logger.addHandler(handler)
 
 
+@contextmanager
+def scoped_logging() -> Iterator[None]:
+    """Log as setup_logging says inside the block, and as the program around it has configured afterwards."""
+    level, propagates = logger.level, logger.propagate
+    try:
+        yield
+    finally:
+        close_logging()
+        logger.setLevel(level)
+        logger.propagate = propagates
+
+
 def console_handler() -> logging.Handler | None:
     """The handler for standard error, for a progress bar that filters its lines."""
     return next((h for h in logger.handlers if isinstance(h, _Stderr)), None)
@@ -197,6 +210,8 @@ def is_debugging() -> bool:
 
 
 def close_logging() -> None:
+    """Remove the handlers of setup_logging; those of the program around it stay."""
     for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
+        if isinstance(handler, _Stderr | _LogFile):
+            logger.removeHandler(handler)
+            handler.close()

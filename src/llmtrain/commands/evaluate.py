@@ -17,7 +17,7 @@ from llmtrain.commands.options import (
 from llmtrain.commands.progress import progress
 
 if TYPE_CHECKING:
-    from llmtrain.training.evaluate import EvalResult
+    from llmtrain.inference.model import Evaluation
 
 
 def command(
@@ -38,40 +38,26 @@ def command(
     from llmtrain.training.shutdown import StopFlag
 
     with StopFlag() as stop, progress("Loading the model") as show_progress:
-        from llmtrain.inference.evaluate import evaluate_files
-        from llmtrain.inference.load import Source, load_model
+        from llmtrain.inference.load import Source
+        from llmtrain.inference.model import Model
 
-        loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
+        loaded = Model(Source(run, adapter, model, checkpoint, root), device)
         stop.enter_loop(saves=False)
-        results = evaluate_files(
-            loaded, file, batch_size, block_size, stop=lambda: stop.requested, progress=show_progress
+        result = loaded.evaluate(
+            file, batch_size=batch_size, block_size=block_size, stop=stop, on_progress=show_progress
         )
-    tuned = results["tuned"]
-    value = {
-        "run": loaded.label,
-        "step": loaded.step,
-        "files": file,
-        "loss": tuned.loss,
-        "perplexity": tuned.perplexity,
-        "tokens": tuned.tokens,
-        "base": {"loss": results["base"].loss, "perplexity": results["base"].perplexity} if "base" in results else None,
-    }
-    at = f" at step {loaded.step}" if loaded.step is not None else ""
-    if "base" in results:
-        text = _side_by_side(f"{loaded.label}{at}", results)
-    else:
-        text = (
-            f"{loaded.label}{at}: loss {tuned.loss:.4f}, perplexity {tuned.perplexity:.3f} over {tuned.tokens:,} tokens"
-        )
-    show(json_, value, text)
+    show(json_, result.as_dict(), _text(result))
 
 
-def _side_by_side(label: str, results: "dict[str, EvalResult]") -> str:
-    base, tuned = results["base"], results["tuned"]
+def _text(result: "Evaluation") -> str:
+    label = result.run if result.step is None else f"{result.run} at step {result.step}"
+    base = result.base
+    if base is None:
+        return f"{label}: loss {result.loss:.4f}, perplexity {result.perplexity:.3f} over {result.tokens:,} tokens"
     rows = [
-        (f"{label}, {tuned.tokens:,} tokens", "base", "tuned"),
-        ("loss", f"{base.loss:.4f}", f"{tuned.loss:.4f}"),
-        ("perplexity", f"{base.perplexity:.3f}", f"{tuned.perplexity:.3f}"),
+        (f"{label}, {result.tokens:,} tokens", "base", "tuned"),
+        ("loss", f"{base.loss:.4f}", f"{result.loss:.4f}"),
+        ("perplexity", f"{base.perplexity:.3f}", f"{result.perplexity:.3f}"),
     ]
     width = max(len(row[0]) for row in rows)
     return "\n".join(f"{name:{width}}  {left:>10}  {right:>10}" for name, left, right in rows)

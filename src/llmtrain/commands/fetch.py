@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -16,8 +15,6 @@ from llmtrain.errors import UsageError
 from llmtrain.terminal import say
 
 if TYPE_CHECKING:
-    from llmtrain.kubernetes.client import Cluster
-    from llmtrain.launch.record import Record
     from llmtrain.operate.fetch.transfer import FetchProgress
 
 PARTS = ("best", "metrics", "logs")
@@ -53,6 +50,7 @@ def command(
     download what is new or to continue an interrupted download."""
     from llmtrain.operate.fetch.choice import Only
     from llmtrain.operate.fetch.fetch_run import fetch_run
+    from llmtrain.operate.fetch.find_record import find_run_to_fetch
     from llmtrain.runs.directory import RunDirectory, check_run_id
 
     if only is not None and only not in PARTS:
@@ -64,44 +62,12 @@ def command(
     check_run_id(run)
     directory = Path(to).expanduser()
     cluster = connect(kubeconfig, context, run)
-    record = _find(cluster, run, namespace or cluster.namespace, claim, image)
+    record = find_run_to_fetch(cluster, run, namespace or cluster.namespace, claim, image)
     with _display(json_) as progress:
         value = fetch_run(cluster, record, directory, cast(Only, only or "all"), progress)
     if to_mlflow:
         value["mlflow"] = _replay(RunDirectory(directory / run), mlflow_uri)
     show(json_, value, _text(value))
-
-
-def _find(cluster: "Cluster", run: str, namespace: str, claim: str | None, image: str | None) -> "Record":
-    """The record of the run. If it was deleted, one made from its volume claim."""
-    from llmtrain.kubernetes.labels import IMAGE_ANNOTATION, belongs_to_run
-    from llmtrain.launch.record import find_record
-
-    if claim is None:
-        try:
-            record = find_record(cluster, run, namespace)
-        except UsageError as problem:
-            claim = f"{run}-runs"
-            volume_claim = cluster.get("v1", "PersistentVolumeClaim", claim, namespace)
-            if volume_claim is None or not belongs_to_run(volume_claim, run):
-                problem.remedy = f"{problem.remedy or ''} If the run was deleted, pass its volume with --claim.".strip()
-                raise
-            image = image or (volume_claim["metadata"].get("annotations") or {}).get(IMAGE_ANNOTATION)
-        else:
-            return replace(record, config=record.config.with_values("launch", image=image)) if image else record
-    return _record_of_claim(run, namespace, claim, image)
-
-
-def _record_of_claim(run: str, namespace: str, claim: str, image: str | None) -> "Record":
-    from llmtrain.config.document import Document
-    from llmtrain.config.load import build_config
-    from llmtrain.launch.record import Record
-    from llmtrain.launch.work import Work
-
-    launch: dict[str, Any] = {"namespace": namespace, "runs_volume": {"claim": claim}}
-    launch |= {"image": image} if image else {}
-    config = build_config(Document("--claim", {"launch": launch, "output": {"run_id": run}}))
-    return Record(run, namespace, config, Work(), number=1, launched_at="", stopped_at=None)
 
 
 def _replay(run: Any, uri: str | None) -> Any:

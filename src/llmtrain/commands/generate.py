@@ -59,14 +59,13 @@ def command(
     prompt = read_prompt(prompt, prompt_file)
     with StopFlag() as stop:
         with progress("Loading the model"):
-            from llmtrain.inference.generate import answers_questions, generate_text
+            from llmtrain.inference.generate import generate_text, prompt_for
             from llmtrain.inference.load import Source, load_model
             from llmtrain.training.sample import Sampling
 
             loaded = load_model(Source(run, adapter, model, checkpoint, root), device)
-        is_question = bool(prompt) and not raw and answers_questions(loaded)
-        before = "" if is_question else prompt  # of a text that continues it
-        question = [{"role": "user", "content": prompt}] if is_question else prompt
+        question = prompt_for(loaded, prompt, raw)
+        before = prompt if isinstance(question, str) else ""  # of a text that continues it
 
         def sample(number: int, on_text: OnText | None) -> str:
             sampling = Sampling(max_new_tokens, temperature, top_k, seed + number, top_p)

@@ -154,7 +154,7 @@ def command(
     if server:
         _check_on_server(cluster, plan, json_)
         return
-    _submit(cluster, plan, resume)
+    _start(cluster, plan, resume)
     follow_run(cluster, plan.run_id, plan.namespace, detach=detach, recover_after=recover, json_=json_)
 
 
@@ -183,21 +183,11 @@ def _check_on_server(cluster: "Cluster", plan: "JobPlan", json_: bool) -> None:
     show(json_, {"run_id": plan.run_id, "accepted": True, "skipped": skipped}, "\n".join(lines))
 
 
-def _submit(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
+def _start(cluster: "Cluster", plan: "JobPlan", resume: bool) -> None:
     from llmtrain.commands.stop import PodCount, warn_of_stuck_pods
-    from llmtrain.commands.watch import check_ended
-    from llmtrain.kubernetes.api_errors import AlreadyExists
-    from llmtrain.launch import lifecycle
-    from llmtrain.launch.record import find_record
+    from llmtrain.operate.start import start_run
 
-    try:
-        lifecycle.submit(cluster, plan, keep_data=resume)
-    except AlreadyExists:
-        if not resume or cluster.get("v1", "ConfigMap", plan.config_map, plan.namespace) is None:
-            raise
-        record = find_record(cluster, plan.run_id, plan.namespace)
-        check_ended(cluster, record)
-        warn_of_stuck_pods(lifecycle.resume(cluster, record, plan, PodCount()))
+    warn_of_stuck_pods(start_run(cluster, plan, resume, PodCount()))
 
 
 def short_options(

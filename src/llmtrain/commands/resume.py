@@ -40,12 +40,13 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Launch a run again with its recorded config. It resumes from its newest checkpoint."""
-    from llmtrain.commands.watch import check_ended, check_watching, follow_run
+    from llmtrain.commands.watch import check_watching, follow_run
     from llmtrain.config.document import parse_document
     from llmtrain.config.load import build_config, dump_config
     from llmtrain.launch import lifecycle
     from llmtrain.launch.plan import plan_job
     from llmtrain.launch.record import check_applied, find_record
+    from llmtrain.operate.start import check_ended
 
     check_watching(detach, recover)
     cluster = connect(kubeconfig, context, run)

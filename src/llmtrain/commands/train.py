@@ -1,7 +1,5 @@
 """llmtrain train: start or resume a training run."""
 
-import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -37,7 +35,6 @@ from llmtrain.text import plural
 
 if TYPE_CHECKING:
     from llmtrain.config.schema import Config
-    from llmtrain.runs.directory import RunDirectory
 
 
 FromOption = Annotated[
@@ -80,9 +77,7 @@ def command(
     """Train a model. The default config is the preset gpt_stdlib."""
     _check_options(from_, resume, dry_run, processes, {"model": model_local_dir, "tokenizer": tokenizer_local_dir})
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
-    if from_ and config is None:
-        config, overrides = _origin_config(from_, overrides)
-    loaded = _load(config, overrides, resume)
+    config, overrides, loaded = _load(config, overrides, resume, from_)
     setup_logging(loaded.logging)
     if processes:
         options = ["--from", from_] if from_ else []
@@ -99,13 +94,14 @@ def command(
             report = report_sizes(loaded)
             show(json_, report, _dry_run_text(report))
         else:
+            from llmtrain.distributed.world import current_process_info
             from llmtrain.training.run import run_training
 
             if is_debugging():
                 _diagnose(loaded)
             with diagnosed_join_errors(loaded):
                 result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
-            if result is not None:  # other ranks than 0 have no result
+            if current_process_info(loaded.distributed).rank == 0:
                 _show(json_, result)
 
 
@@ -158,49 +154,18 @@ def _diagnose(config: "Config") -> None:
     print(Report(diagnose(config)).text(is_terminal=sys.stderr.isatty()), file=sys.stderr, flush=True)
 
 
-def _load(config: str | None, overrides: list[str], resume: str | None) -> "Config":
-    """The given config; without one, that of the run to resume."""
-    from llmtrain.config.document import read_document
-    from llmtrain.config.load import build_config, load_config
-    from llmtrain.runs.directory import find_run
-    from llmtrain.runs.run_plugins import check_run_plugins
+def _load(
+    config: str | None, overrides: list[str], resume: str | None, from_: str | None
+) -> tuple[str | None, list[str], "Config"]:
+    """The given config with overrides; without one, that of the run to resume or to start from."""
+    from llmtrain.config.load import load_config
+    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from
 
-    if config is not None or resume is None or resume == "auto":
-        return load_config(config, overrides)
-    path = Path(resume).expanduser()
-    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
-    of_run = path.absolute().parents[1] if path.parent.name == "checkpoints" else resume
-    run = find_run(root, str(of_run))
-    if not run.config.is_file():
-        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
-    document = read_document(run.config)
-    loaded = build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
-    check_run_plugins(loaded, document, run)
-    return loaded
-
-
-def _origin_config(reference: str, overrides: list[str]) -> tuple[str, list[str]]:
-    """The config file of the run that --from names, and overrides for a new run beside it."""
-    from llmtrain.runs.directory import find_run
-    from llmtrain.runs.summary import config_values
-
-    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), DEFAULT_ROOT)
-    name = re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference)
-    run = find_run(root, name)
-    if not run.config.is_file():
-        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
-    location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
-    return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
-
-
-def _current_location(run: "RunDirectory", output: object) -> list[str]:
-    """Overrides for a run that was renamed, copied or moved: its config.yaml has its first location."""
-    recorded = output if isinstance(output, dict) else {}
-    overrides = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
-    here = run.path.absolute().parent
-    if Path(str(recorded.get("root_dir", DEFAULT_ROOT))).expanduser().absolute() != here:
-        overrides.append(f"output.root_dir={json.dumps(str(here))}")
-    return overrides
+    if config is None and from_:
+        config, overrides = config_to_start_from(from_, overrides)
+    elif config is None and resume not in (None, "auto"):
+        return config, overrides, config_to_resume(str(resume), overrides)
+    return config, overrides, load_config(config, overrides)
 
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:

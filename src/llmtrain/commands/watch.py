@@ -104,19 +104,6 @@ def exit_as(status: "RunStatus", json_: bool, place: str, is_deleted: bool) -> N
     raise error
 
 
-def check_ended(cluster: "Cluster", record: "Record") -> None:
-    """Refuse a run that has not ended."""
-    from llmtrain.operate.status.run_status import run_status
-
-    status = run_status(cluster, record, with_usage=False)
-    if not status.has_ended:
-        run = f"{record.run_id}{cluster.place(record.namespace)}"
-        raise UsageError(
-            f"Run '{record.run_id}' has not ended (state: {status.state}).",
-            remedy=f"Watch it (llmtrain status {run} --watch) or stop it first (llmtrain stop {run}).",
-        )
-
-
 def _hold_commands(run_id: str, place: str) -> str:
     return (
         f"Copy files: llmtrain push {run_id}{place} FILE... Run a command: "

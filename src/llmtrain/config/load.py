@@ -3,7 +3,7 @@
 import copy
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,54 @@ from llmtrain.plugins import is_plugin
 from llmtrain.registry import PLUGINS
 
 DEFAULT_PRESET = "gpt_stdlib"
+ConfigSource = str | Path | Mapping[str, Any] | Config
+"""A preset or file by name, the sections of a config, or a config."""
+Override = str | tuple[str, Any]
+"""`section.field=value` with the value as YAML, or (`section.field`, value)."""
 
 
-def load_config(source: str | Path | None = None, overrides: Sequence[str] = (), *, for_launch: bool = False) -> Config:
-    """Load a config file or a preset by name (default: gpt_stdlib) and apply `section.field=value` overrides. Classes
-    of the user's own are imported from the current directory and the config's too. `for_launch`: see `build_config`;
-    such classes may be in the image only."""
+def load_config(
+    source: ConfigSource | None = None,
+    overrides: Sequence[Override] = (),
+    *,
+    for_launch: bool = False,
+    on_note: Callable[[str], None] = lambda note: print(f"note: {note}", file=sys.stderr),
+) -> Config:
+    """Load a config (default: the preset gpt_stdlib) and apply overrides. Classes of the user's own are imported from
+    the current directory and the config's too. `for_launch`: see `build_config`; such classes may be in the image only.
+    `on_note` gets what an upgrade from an earlier schema changed."""
     notes: list[str] = []
-    path = find_config(source if source is not None else DEFAULT_PRESET)
-    document = with_bases(read_document(path), path, _find_base, notes, for_launch=for_launch)
+    document, path = _read(DEFAULT_PRESET if source is None else source)
+    document = with_bases(document, path, _find_base, notes, for_launch=for_launch)
     config = build_config(document, overrides, notes, for_launch=for_launch)
     if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # once per run
-        print(f"note: {document.source}: {'; '.join(notes)}.", file=sys.stderr)
+        on_note(f"{document.source}: {'; '.join(notes)}.")
     if not for_launch:
         check_plugins(config, document, [path.parent], overridden=overridden_keys(overrides))
     return config
 
 
+def _read(source: ConfigSource) -> tuple[Document, Path]:
+    """The document and its path; one that is not a file extends others as if it were one in the current directory."""
+    if isinstance(source, Config | Mapping):
+        values = source.as_dict() if isinstance(source, Config) else _plain(source)
+        return Document("config", values), Path("config")
+    path = find_config(source)
+    return read_document(path), path
+
+
+def _plain(value: Any) -> Any:
+    """A value from Python as YAML would have it: mappings as dicts, tuples as lists, paths as text."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
 def build_config(
     document: Document,
-    overrides: Sequence[str] = (),
+    overrides: Sequence[Override] = (),
     notes: list[str] | None = None,
     *,
     for_launch: bool = False,
@@ -70,7 +98,7 @@ def build_config(
     if is_old(version):
         document = Document(document.source, document.values, moved_lines(document.lines))
     problems = Problems(document, overridden_keys(overrides))
-    pairs = [pair for text in overrides if (pair := _parse_override(text, problems))]
+    pairs = [pair for each in overrides if (pair := _parse_override(each, problems))]
     if is_old(version):
         old = [pair for pair in pairs if is_old_name(pair[0], version)]
         pairs = [pair for pair in pairs if not is_old_name(pair[0], version)]
@@ -136,13 +164,18 @@ def _find_base(name: str, directory: Path) -> Path:
     return find_config(name)
 
 
-def _parse_override(text: str, problems: Problems) -> tuple[str, Any] | None:
-    key, equals, value = text.partition("=")
+def _key(override: Override) -> str:
+    return override.partition("=")[0].strip() if isinstance(override, str) else override[0]
+
+
+def _parse_override(override: Override, problems: Problems) -> tuple[str, Any] | None:
+    key, equals, value = override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
+    text = override if isinstance(override, str) else f"{key}={value!r}"
     if not equals or not 1 <= key.count(".") <= 2:
         problems.add(f"--set {text}: write it as section.field=value, such as trainer.lr=1e-3.")
         return None
     try:
-        return key.strip(), parse_value(value)
+        return key.strip(), parse_value(value) if isinstance(override, str) else _plain(value)
     except (yaml.YAMLError, ValueError) as problem:
         problems.add(f"--set {key}: {explain_value_error(problem, value)}")
         return None
@@ -170,8 +203,8 @@ def _has_fields(kind: type[Section], field: str) -> bool:
     return subsection(kind, field) is not None or takes_any_name(kind, field)
 
 
-def overridden_keys(overrides: Sequence[str]) -> list[str]:
-    return [text.partition("=")[0].strip() for text in overrides]
+def overridden_keys(overrides: Sequence[Override]) -> list[str]:
+    return [_key(each) for each in overrides]
 
 
 def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:

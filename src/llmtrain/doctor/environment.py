@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import llmtrain
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.distributed.env import NAMES
 from llmtrain.distributed.process_info import (
@@ -20,6 +19,7 @@ from llmtrain.env import DIST_TIMEOUT, MASTER_READY_TIMEOUT
 from llmtrain.errors import UsageError
 from llmtrain.findings import Finding, failed, passed
 from llmtrain.text import one_line, plural
+from llmtrain.version import __version__
 
 # Shown besides those of rank and world size; none of them holds a secret.
 OTHER_VARIABLES = (
@@ -105,7 +105,7 @@ def variables(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def versions() -> Iterator[Finding]:
-    own = f"llmtrain {llmtrain.__version__}, python {platform.python_version()}"
+    own = f"llmtrain {__version__}, python {platform.python_version()}"
     try:
         import torch
     except Exception as problem:  # a broken installation raises any type: OSError for a missing library

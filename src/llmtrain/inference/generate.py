@@ -18,6 +18,12 @@ def answers_questions(loaded: LoadedModel) -> bool:
     return loaded.config.data.name in EXAMPLE_DATA and (loaded.is_run or has_chat_template(loaded.tokenizer_dir))
 
 
+def prompt_for(loaded: LoadedModel, prompt: str, raw: bool) -> str | Messages:
+    """A question as a conversation, formatted like the training examples; or text to continue."""
+    is_question = bool(prompt) and not raw and answers_questions(loaded)
+    return [{"role": "user", "content": prompt}] if is_question else prompt
+
+
 def generate_text(
     loaded: LoadedModel,
     prompt: str | Messages,

@@ -8,9 +8,9 @@ import time
 from importlib import metadata
 from typing import Any
 
-import llmtrain
 from llmtrain.env import CODE_HASH
 from llmtrain.redact import allowed_environment, redact, redact_words
+from llmtrain.version import __version__
 
 _PACKAGES = (
     "torch",
@@ -70,7 +70,7 @@ def architecture_of(meta: dict[str, Any]) -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of llmtrain, Python and the installed packages that llmtrain uses."""
-    installed = {"llmtrain": llmtrain.__version__, "python": platform.python_version()}
+    installed = {"llmtrain": __version__, "python": platform.python_version()}
     for package in _PACKAGES:
         try:
             installed[package] = metadata.version(package)

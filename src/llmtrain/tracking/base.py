@@ -15,6 +15,7 @@ from llmtrain.logs import warn
 from llmtrain.runs.directory import RunDirectory
 
 Metrics = dict[str, float]
+OnLog = Callable[[int, Metrics], None]
 Status = Literal["finished", "stopped", "superseded", "failed"]
 
 
@@ -90,3 +91,16 @@ class Trackers(Tracker):
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
                 warn("TRAIN", f"{name} failed and is disabled; training continues: {problem}")
+
+
+class CallbackTracker(Trackers):
+    """A tracker, and a function of the caller's. Unlike a tracker, the function may end the run: what it raises is
+    raised to the caller."""
+
+    def __init__(self, tracker: Tracker, on_log: OnLog) -> None:
+        super().__init__([tracker])
+        self._on_log = on_log
+
+    def log(self, step: int, metrics: Metrics) -> None:
+        super().log(step, metrics)
+        self._on_log(step, dict(metrics))

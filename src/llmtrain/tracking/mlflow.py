@@ -43,7 +43,7 @@ FLUSH_SEC = 30.0
 FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod has little time after SIGTERM
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 # By default MLflow retries an unreachable server for minutes, and sends telemetry.
-_SETTINGS = {
+SETTINGS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -268,7 +268,7 @@ def _log_location(config: Config, uri: str) -> None:
 
 
 def _client(uri: str) -> Any:
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     from mlflow.tracking import MlflowClient
 

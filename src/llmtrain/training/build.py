@@ -1,7 +1,8 @@
 """Builds the components of a run, each from the config sections it needs."""
 
 import os
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from llmtrain.distributed.batch_split import adafactor_with_fsdp, micro_batches_
 from llmtrain.distributed.env import omp_threads, usable_cores
 from llmtrain.distributed.parallel import is_sharding, parallelize
 from llmtrain.distributed.world import World
-from llmtrain.env import SHARED_CORES
+from llmtrain.env import SHARED_CORES, restored_environment
 from llmtrain.errors import UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter
@@ -31,10 +32,13 @@ from llmtrain.plugins import parse_options
 from llmtrain.progress import phase
 from llmtrain.redact import redact_values
 from llmtrain.runs.metadata import cpu_architecture, versions
+from llmtrain.text import plural
+from llmtrain.tracking import mlflow
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training.model import Autocast, ModelHandle
 from llmtrain.training.resume import Resumption, recorded_threads
 
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 GPU_ATTENTION = ("flash_attention_2", "flex_attention")
 """Values of model.attention that require a GPU."""
 
@@ -160,15 +164,45 @@ def resolve_threads(config: Config, resumption: Resumption | None, world: World)
     return config.with_values("run", threads=threads), f"CPU threads: {threads} ({source})"
 
 
+_first_threads: int | None = None
+"""Thread count of the first training in this process."""
+
+
 def set_up_torch(config: Config) -> None:
+    global _first_threads
     assert config.run.threads
+    _first_threads = _first_threads or config.run.threads
+    if config.run.threads != _first_threads:
+        warn(
+            "TRAIN",
+            f"this process trained with {plural(_first_threads, 'thread')} before, and some libraries keep that "
+            f"number: with {config.run.threads} now, results may differ in the last bits from those of a new process",
+        )
     torch.set_num_threads(config.run.threads)
     if config.run.deterministic:
         # Read by cuBLAS when it is initialized; without it deterministic mode refuses matrix products on a GPU.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(CUBLAS, ":4096:8")
     if torch.are_deterministic_algorithms_enabled() != config.run.deterministic:  # setting it costs a second
         torch.use_deterministic_algorithms(config.run.deterministic)
     torch.backends.cudnn.benchmark = not config.run.deterministic
+
+
+@contextmanager
+def restored_settings() -> Iterator[None]:
+    """Restore what a training changes for the whole process: what set_up_torch sets, the random state of the CPU, and
+    the variables of MLflow."""
+    threads, random_state = torch.get_num_threads(), torch.get_rng_state()
+    is_deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with restored_environment([CUBLAS, *mlflow.SETTINGS]):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.set_rng_state(random_state)
+            torch.backends.cudnn.benchmark = benchmark
+            if torch.are_deterministic_algorithms_enabled() != is_deterministic:
+                torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
 
 
 def check_trackers(config: Config) -> None:

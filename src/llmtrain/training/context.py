@@ -6,6 +6,7 @@ from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import Lock
+from llmtrain.tracking.base import OnLog
 from llmtrain.training.origin import Origin
 from llmtrain.training.resume import Resumption
 from llmtrain.training.shutdown import StopFlag
@@ -27,6 +28,8 @@ class RunContext:
     stop: StopFlag
     origin: Origin | None = None
     """Whose weights the run starts from, until its first checkpoint."""
+    on_log: OnLog | None = None
+    """The caller's own function, called with the metrics of a step on rank 0."""
 
     @property
     def resumed_step(self) -> int | None:

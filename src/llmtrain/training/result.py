@@ -85,14 +85,15 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
     }
 
 
-def publish_result(context: RunContext, result: TrainResult, artifacts: Artifacts) -> None:
-    """Write finished.json: from here on the run is finished."""
+def publish_result(context: RunContext, result: TrainResult, artifacts: Artifacts) -> TrainResult:
+    """Write the result to finished.json and return it: from here on the run is finished."""
     context.lock.check()
     best = CheckpointStore(context.run.checkpoints).pointed("best")
     if best:
         with suppress(OSError):  # retry what an earlier save failed to publish
             artifacts.publish_best(best)
     write_json(context.run.finished, result)
+    return result
 
 
 def find_finished_run(

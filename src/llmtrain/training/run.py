@@ -30,7 +30,7 @@ from llmtrain.runs.generations import end_generation, has_restored, note_generat
 from llmtrain.runs.heartbeats import clear_heartbeats
 from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_finished
-from llmtrain.tracking.base import Status, TrackedRun, Tracker
+from llmtrain.tracking.base import CallbackTracker, OnLog, Status, TrackedRun, Tracker
 from llmtrain.tracking.console import ConsoleTracker
 from llmtrain.training.build import (
     Components,
@@ -82,8 +82,10 @@ def run_training(
     stop: StopFlag | None = None,
     progress: ProgressMode = "auto",
     start_from: str | None = None,
-) -> TrainResult | None:
-    """Start, resume or start from RUN[@STEP] a run, and train it to its end. Rank 0 gets the result, others None."""
+    on_log: OnLog | None = None,
+) -> TrainResult:
+    """Start or resume a run, or start one from the weights of RUN[@STEP], and train it to its end. Returns the result
+    on every rank. `on_log` is called with the metrics of a step, on rank 0."""
     setup_logging(config.logging)
     with ExitStack() as stack:
         stack.enter_context(progress_mode(progress))
@@ -92,7 +94,7 @@ def run_training(
 
         process = _check_before_joining(config)
         if finished := find_finished_run(config, resume, process):
-            return complete_finished(config, *finished) if process.rank == 0 else None
+            return complete_finished(config, *finished) if process.rank == 0 else finished[1]
 
         # The world; what has to be decided is decided by rank 0 for all
         world = stack.enter_context(join_world(config.distributed, config.run))
@@ -107,17 +109,11 @@ def run_training(
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
             if result := rank0(lambda: finished_result(config, resumption, allow_config_change)):
-                return complete_finished(config, run, result) if world.is_first else None
+                return complete_finished(config, run, result) if world.is_first else result
         if may_be_restarted():
             ownership.begin_generation(config, resumption)  # already now, to count crashes while data is prepared
 
-        # Data and model
-        phase("reading data")
-        inject_fault("prepare", 0)
-        set_up_torch(config)
-        components = world.control.all_or_none(lambda: build_components(config, world))
-        check_same_data_and_model(world, components)
-        components.recorded["base_sha256"] = rank0(lambda: base_sha256(config, components.adapter))
+        components = _build_components(config, world)
         resolved = resolve_steps(config, components.train_batches)
         rank0(lambda: _check_start(resolved, components, resumption, ownership.origin, allow_config_change))
 
@@ -128,9 +124,10 @@ def run_training(
         generation = ownership.begin_generation(config, resumption)
         rank0(lambda: note_generation(run, generation, to_step=resolved.trainer.steps))
         _log_to_run(config, run, world, threads)
-        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop, ownership.origin)
+        origin = ownership.origin
+        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop, origin, on_log)
         result = _train(context, components)
-        if result and config.output.sync_uri:
+        if world.is_first and config.output.sync_uri:
             sync_finished(run, config.output.sync_uri)
         return result
 
@@ -184,6 +181,18 @@ def _resume_reference(run: RunDirectory, resume: str | None) -> str:
     return resume or "auto"
 
 
+def _build_components(config: Config, world: World) -> Components:
+    """Data and model, the same on every rank."""
+    phase("reading data")
+    inject_fault("prepare", 0)
+    set_up_torch(config)
+    components = world.control.all_or_none(lambda: build_components(config, world))
+    check_same_data_and_model(world, components)
+    base = world.control.on_rank0(lambda: base_sha256(config, components.adapter))
+    components.recorded["base_sha256"] = base
+    return components
+
+
 def _log_to_run(config: Config, run: RunDirectory, world: World, threads: str) -> None:
     path = run.logs / (config.logging.file_name if world.is_first else f"rank-{world.rank}.log")
     setup_logging(config.logging, path if config.logging.log_to_file else None)
@@ -198,7 +207,7 @@ def _log_to_run(config: Config, run: RunDirectory, world: World, threads: str) -
         log("SETUP", f"device {world.device}, {threads}")
 
 
-def _train(context: RunContext, components: Components) -> TrainResult | None:
+def _train(context: RunContext, components: Components) -> TrainResult:
     config, world = context.config, context.world
     store = CheckpointStore(context.run.checkpoints)
     model = build_model(config, world, components)
@@ -222,11 +231,11 @@ def _train(context: RunContext, components: Components) -> TrainResult | None:
         with trainer.watchdog, peer_errors(), closing(trainer.stream):
             trainer.fit()
             inject_fault("after_final_save", progress.step)
-            result = finished = build_result(context, trainer, time.perf_counter() - started)
+            finished = build_result(context, trainer, time.perf_counter() - started)
             # No rank exits with 0 before the run is finished: a platform would not restart it.
-            world.control.on_rank0(lambda: publish_result(context, finished, trainer.artifacts))
+            result = world.control.on_rank0(lambda: publish_result(context, finished, trainer.artifacts))
         status = "finished"
-        return result if world.is_first else None
+        return result
     except Interrupted as error:
         status = _interrupted_status(error)
         _add_resume_hint(context, error, progress.step)
@@ -261,7 +270,8 @@ def _open_tracker(context: RunContext, components: Components, model: ModelHandl
     }
     tracked = TrackedRun(context.run, config, progress.step, progress.evaluated_step, facts)
     # Other ranks log to their own files and, with logging.all_ranks, to standard error.
-    return open_trackers(tracked) if world.is_first else ConsoleTracker(tracked, may_show_bar=False)
+    tracker = open_trackers(tracked) if world.is_first else ConsoleTracker(tracked, may_show_bar=False)
+    return CallbackTracker(tracker, context.on_log) if world.is_first and context.on_log else tracker
 
 
 def _build_trainer(

@@ -6,15 +6,20 @@ Ctrl-C ends the process at once, without saving.
 
 While ranks are joining, and during imports, the process exits inside the handler: torch calls back into Python there,
 and an exception would pass through C++ that aborts on it (exit code 134).
+
+Python runs signal handlers in the main thread only. In any other thread none are installed, and a training is stopped
+with an event of the caller's. Inside a program of the user's the process never exits in a handler, unless ranks are
+joining.
 """
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from llmtrain.errors import Interrupted
 from llmtrain.interrupts import is_importing, leave_at_once
@@ -22,15 +27,23 @@ from llmtrain.logs import warn
 from llmtrain.runs.exit_report import exit_now, write_exit_report
 
 
+class StopEvent(Protocol):
+    """What tells a loop to stop: a threading.Event, or a StopFlag."""
+
+    def is_set(self) -> bool: ...
+
+
 class _SetupInterrupted(BaseException):
     """Not an Exception, so that no handler on the way out takes it for an error."""
 
 
 class StopFlag:
-    """Handles the two signals while entered."""
+    """Handles the two signals while entered, in the main thread; `event` stops as the first signal does. `may_exit`:
+    the process belongs to a command, so that a second Ctrl-C and one during an import may end it."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, event: StopEvent | None = None, may_exit: bool = True) -> None:
+        self._event, self._may_exit = event, may_exit
+        self._has_signal = False
         self.show: Callable[[str], None] | None = None
         """Shows what is being done about the signal; None: a log line does."""
         self.before_leaving: Callable[[], None] = lambda: None
@@ -41,18 +54,31 @@ class StopFlag:
         self._saves = True
         self._previous_handlers: dict[int, Any] = {}
 
+    @property
+    def requested(self) -> bool:
+        return self._has_signal or (self._event is not None and self._event.is_set())
+
+    def is_set(self) -> bool:
+        """As `requested`, by the name that events have."""
+        return self.requested
+
     def joined(self) -> None:
         """All ranks are connected: from here on a signal raises an exception, so that resources are released."""
         self._is_joining = False
+        self._raise_if_requested()
 
     def enter_loop(self, saves: bool = True) -> None:
         """From here on a signal only sets `requested`; the loop must check it."""
         self._in_loop, self._saves = True, saves
-        if self.requested:  # the exception of the handler was lost, as in a destructor
+        self._raise_if_requested()
+
+    def _raise_if_requested(self) -> None:
+        if self.requested:  # by the event, or the exception of the handler was lost, as in a destructor
             raise _SetupInterrupted
 
     def __enter__(self) -> "StopFlag":
-        for number in (signal.SIGTERM, signal.SIGINT):
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGTERM, signal.SIGINT) if is_main_thread else ():
             self._previous_handlers[number] = signal.signal(number, self._handle)
         return self
 
@@ -66,9 +92,9 @@ class StopFlag:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         # Under a launcher one Ctrl-C arrives twice: from the terminal and from the launcher.
-        if self.requested and number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
+        if self._has_signal and number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             self._leave_without_saving()
-        self.requested = True
+        self._has_signal = True
         action = "saving and stopping" if self._in_loop and self._saves else "stopping"
         if self._in_loop and self.show is not None:
             self.show(action)
@@ -79,13 +105,15 @@ class StopFlag:
         if self._is_joining:
             exit_now(_interrupted_in_setup())
         if is_importing():
+            if not self._may_exit:
+                return  # the exception is raised after the import
             error = _interrupted_in_setup()
             write_exit_report(error)
             leave_at_once(f"{error.what} {error.remedy}", error.exit_code)
         raise _SetupInterrupted
 
     def _leave_without_saving(self) -> None:
-        if self._in_loop and not self._saves:
+        if not self._may_exit or (self._in_loop and not self._saves):
             raise KeyboardInterrupt
         error = Interrupted("Interrupted twice: stopped at once, without saving.", remedy=self.remedy)
         with suppress(Exception):  # whatever was going on: the process ends now

@@ -1,0 +1,356 @@
+"""The functions that `import llmtrain` offers. They share their work with the commands, raise the errors of errors.py
+and print nothing, except for the progress of `train`.
+
+Imports are inside the functions: cluster functions run without torch, the others without the Kubernetes client.
+"""
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrain.env import openmp_variables, scoped_environment
+from llmtrain.errors import UsageError
+from llmtrain.logs import scoped_logging, warn
+
+if TYPE_CHECKING:
+    from llmtrain.config.load import ConfigSource
+    from llmtrain.config.schema import Config
+    from llmtrain.inference.model import Dtype, Evaluation, ExportResult, Model
+    from llmtrain.operate.fetch.choice import Only
+    from llmtrain.operate.fetch.transfer import FetchProgress
+    from llmtrain.operate.status.run_status import RunStatus
+    from llmtrain.operate.why.explain import Why
+    from llmtrain.progress import ProgressMode
+
+PathLike = str | os.PathLike[str]
+Overrides = Sequence[str] | Mapping[str, Any]
+OnLog = Callable[[int, dict[str, float]], None]
+
+_is_training = threading.Lock()
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a finished run."""
+
+    run_id: str
+    run_dir: Path
+    steps: int
+    first_train_loss: float
+    final_train_loss: float
+    final_val_loss: float
+    best_val_loss: float
+    best_step: int
+    tokens_per_second: float
+    state_sha256: str
+    """Hash of all parameters and of the optimizer state: equal for equal runs."""
+    sample: str = field(repr=False)
+    """A text that the model generated."""
+    values: dict[str, Any] = field(repr=False)
+    """All fields of `llmtrain train --json`."""
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> "TrainResult":
+        own = {name: values[name] for name in cls.__dataclass_fields__ if name not in ("run_dir", "values")}
+        return cls(**own, run_dir=Path(values["run_dir"]).absolute(), values=values)
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self.values)
+
+
+@dataclass(frozen=True)
+class FetchResult:
+    """A run that was downloaded. The fields are those of `llmtrain fetch --json`."""
+
+    run_id: str
+    path: str
+    only: str
+    files: int
+    bytes: int
+    skipped: int
+    """Files that were already up to date."""
+    checkpoints: list[str]
+    is_finished: bool
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+# On this machine.
+
+
+def load_config(source: "ConfigSource | None" = None, overrides: Overrides = ()) -> "Config":
+    """Load a config and check it.
+
+    source: the name of a preset, the path of a YAML file, a dict of sections, or another config. Default: gpt_stdlib.
+    overrides: {"trainer.lr": 1e-3}, or ["trainer.lr=1e-3"] with YAML values as for `--set`.
+
+    Raises ConfigError with all problems at once. The config is frozen; derive another one with
+    `load_config(config, {...})`.
+    """
+    return _load_config(source, overrides)
+
+
+def _load_config(source: "ConfigSource | None", overrides: Overrides = (), for_launch: bool = False) -> "Config":
+    from llmtrain.config.load import load_config
+
+    each = tuple(overrides.items()) if isinstance(overrides, Mapping) else overrides
+    # stacklevel: the line that called load_config, train or submit.
+    return load_config(source, each, for_launch=for_launch, on_note=lambda note: warnings.warn(note, stacklevel=5))
+
+
+def train(
+    config: "ConfigSource | None" = None,
+    *,
+    resume: str | None = None,
+    start_from: str | None = None,
+    allow_config_change: bool = False,
+    progress: "ProgressMode" = "auto",
+    on_log: OnLog | None = None,
+    stop: threading.Event | None = None,
+) -> TrainResult:
+    """Train a config to its end and return the result; under torchrun, in every process.
+
+    config: as for load_config. None: the recorded config of the run to resume or to start from.
+    resume: resume a run (id, checkpoint path or `auto`).
+    start_from: start a new run with the weights of another one: RUN or RUN@STEP.
+    allow_config_change: resume even though the config changed in a way that affects results.
+    progress: how standard error shows it: `bar` or `log` lines; `auto`, a bar in a terminal or notebook and log lines
+        elsewhere; `none`, warnings only. The log file of the run always has every line.
+    on_log: called as on_log(step, metrics) with each row of metrics.jsonl, on rank 0. What it raises ends the run as
+        failed and is raised to the caller.
+    stop: setting this event, from another thread or from on_log, saves a checkpoint and raises Interrupted. In the main
+        thread SIGTERM and Ctrl-C do the same.
+
+    Raises Interrupted if the run was stopped and can be resumed. One process trains one config at a time.
+    """
+    if config is None and resume in (None, "auto") and start_from is None:
+        raise UsageError("No config was given.", remedy="Pass a config, or the run to resume.")
+    if start_from and resume not in (None, "auto"):
+        raise UsageError("start_from starts a new run and resume continues one.", remedy="Pass one of them.")
+    if not _is_training.acquire(blocking=False):
+        raise UsageError(
+            "This process is already training.", remedy="Wait until it has finished, or train in another process."
+        )
+    try:
+        from llmtrain.training.shutdown import StopFlag
+
+        loaded = _config_to_train(config, resume, start_from)
+        with StopFlag(stop, may_exit=False) as flag, scoped_logging():
+            _import_torch()
+            from llmtrain.training.build import restored_settings
+            from llmtrain.training.run import run_training
+
+            with restored_settings():
+                values = run_training(loaded, resume, allow_config_change, flag, progress, start_from, on_log)
+                return TrainResult.of(values)
+    finally:
+        _is_training.release()
+
+
+def _config_to_train(config: "ConfigSource | None", resume: str | None, start_from: str | None) -> "Config":
+    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from
+
+    if config is not None:
+        return _load_config(config)
+    return _load_config(*config_to_start_from(start_from)) if start_from else config_to_resume(str(resume))
+
+
+def load_model(
+    run: PathLike | None = None,
+    *,
+    adapter: PathLike | None = None,
+    model: PathLike | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    root: PathLike = "runs",
+) -> "Model":
+    """Load a trained model, to generate with it, evaluate it or export it: `load_model("first").generate("The ")`.
+
+    run: run id, or path of a run directory.
+    adapter: directory of a peft adapter.
+    model: model directory or name on the hub; with a run or an adapter: its base model.
+    checkpoint: best (or latest if there is none), latest, or step_<N>.
+    device: auto, cpu or cuda.
+    root: directory of all runs.
+    """
+    _import_torch()
+    from llmtrain.inference.load import Source
+    from llmtrain.inference.model import Model
+
+    return Model(Source(_run_name(run), _text(adapter), _text(model), checkpoint, os.fspath(root)), device)
+
+
+def generate(
+    run: PathLike,
+    prompt: str = "",
+    *,
+    raw: bool = False,
+    max_new_tokens: int = 200,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    top_p: float | None = None,
+    seed: int = 0,
+    on_text: Callable[[str], None] | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    root: PathLike = "runs",
+) -> str:
+    """Load the model of a run and continue a prompt, see Model.generate. To do it more than once, use load_model."""
+    model = load_model(run, checkpoint=checkpoint, device=device, root=root)
+    return model.generate(
+        prompt,
+        raw=raw,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        on_text=on_text,
+    )
+
+
+def evaluate(
+    run: PathLike,
+    files: PathLike | Sequence[PathLike],
+    *,
+    batch_size: int = 8,
+    block_size: int | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+    root: PathLike = "runs",
+) -> "Evaluation":
+    """Load the model of a run and compute its loss on files, see Model.evaluate."""
+    model = load_model(run, checkpoint=checkpoint, device=device, root=root)
+    return model.evaluate(files, batch_size=batch_size, block_size=block_size)
+
+
+def export(
+    run: PathLike,
+    to: PathLike,
+    *,
+    merge: bool = False,
+    dtype: "Dtype | None" = None,
+    checkpoint: str = "best",
+    root: PathLike = "runs",
+) -> "ExportResult":
+    """Write the model of a run to a directory that transformers or peft loads, see Model.export."""
+    return load_model(run, checkpoint=checkpoint, device="cpu", root=root).export(to, merge=merge, dtype=dtype)
+
+
+def metrics(run: PathLike, *, root: PathLike = "runs") -> list[dict[str, Any]]:
+    """The rows of a run's metrics.jsonl, also while it trains. `pandas.DataFrame(llmtrain.metrics("first"))` works."""
+    from llmtrain.runs.directory import find_run
+    from llmtrain.runs.metrics import read_metrics
+
+    return list(read_metrics(find_run(os.fspath(root), str(_run_name(run))).metrics))
+
+
+# On a Kubernetes cluster.
+
+
+def submit(
+    config: "ConfigSource",
+    *,
+    resume: bool = False,
+    kubeconfig: PathLike | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+) -> "RunStatus":
+    """Launch a run on a Kubernetes cluster, without waiting for it to start.
+
+    config: as for load_config. `output.run_id` names the run, the section `launch` describes its pods.
+    resume: resume the run if it exists and has ended.
+    kubeconfig, context, namespace: as for kubectl; `launch.namespace` of the config comes before the context's.
+    """
+    import secrets
+
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.launch.plan import plan_job
+    from llmtrain.launch.record import find_record
+    from llmtrain.operate.start import start_run
+    from llmtrain.operate.status.run_status import run_status
+
+    loaded = _load_config(config, {"launch.namespace": namespace} if namespace else (), for_launch=True)
+    cluster = Cluster.connect(_text(kubeconfig), context)
+    loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
+    plan = plan_job(loaded, nonce=secrets.token_hex(3))
+    for warning in plan.warnings:
+        warn("K8S", warning)
+    start_run(cluster, plan, resume)
+    return run_status(cluster, find_record(cluster, plan.run_id, plan.namespace), with_log=False, with_usage=False)
+
+
+def status(
+    run: str, *, kubeconfig: PathLike | None = None, context: str | None = None, namespace: str | None = None
+) -> "RunStatus":
+    """The status of a run on the cluster: its state, step, loss and pods. `has_ended` is true once it has ended."""
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.launch.record import find_record
+    from llmtrain.operate.status.run_status import run_status
+
+    cluster = Cluster.connect(_text(kubeconfig), context)
+    return run_status(cluster, find_record(cluster, run, namespace or cluster.namespace))
+
+
+def why(
+    run: str, *, kubeconfig: PathLike | None = None, context: str | None = None, namespace: str | None = None
+) -> "Why":
+    """Diagnose a run on the cluster: cause (`unknown` if none was found), evidence and remedy."""
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.launch.record import find_record
+    from llmtrain.operate.why.explain import explain
+
+    cluster = Cluster.connect(_text(kubeconfig), context)
+    return explain(cluster, find_record(cluster, run, namespace or cluster.namespace))
+
+
+def fetch(
+    run: str,
+    *,
+    to: PathLike = "runs",
+    only: "Only" = "all",
+    claim: str | None = None,
+    image: str | None = None,
+    on_progress: "Callable[[FetchProgress], None]" = lambda _: None,
+    kubeconfig: PathLike | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
+) -> FetchResult:
+    """Download a run from the cluster's volume, while it runs or after all of its pods are gone. Call it again to
+    download what is new or to continue an interrupted download.
+
+    to: directory in which the run directory is created.
+    only: all, best (the best checkpoint), metrics or logs.
+    claim: PersistentVolumeClaim to read if the run has been deleted.
+    image: image of the reader pod; it only needs python3.
+    on_progress: called with the bytes `received` and `expected`.
+    """
+    from llmtrain.kubernetes.client import Cluster
+    from llmtrain.operate.fetch.fetch_run import fetch_run
+    from llmtrain.operate.fetch.find_record import find_run_to_fetch
+    from llmtrain.runs.directory import check_run_id
+
+    check_run_id(run)
+    cluster = Cluster.connect(_text(kubeconfig), context)
+    record = find_run_to_fetch(cluster, run, namespace or cluster.namespace, claim, image)
+    return FetchResult(**fetch_run(cluster, record, Path(to).expanduser(), only, on_progress))
+
+
+def _run_name(run: PathLike | None) -> str | None:
+    """A Path is always the path of a run directory, text without a slash is an id."""
+    return str(Path(run).expanduser().absolute()) if isinstance(run, os.PathLike) else run
+
+
+def _text(path: PathLike | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
+def _import_torch() -> None:
+    with scoped_environment(openmp_variables()):
+        import torch  # noqa: F401

@@ -1,0 +1,148 @@
+"""Model: a trained model in memory, to generate with, evaluate and export."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from llmtrain.errors import UsageError
+from llmtrain.inference.evaluate import evaluate_files
+from llmtrain.inference.export import export_model
+from llmtrain.inference.generate import generate_text, prompt_for
+from llmtrain.inference.load import LoadedModel, Source, load_model
+from llmtrain.models.base import EXPORT_DTYPES
+from llmtrain.training.sample import Sampling
+from llmtrain.training.shutdown import StopEvent
+
+PathLike = str | os.PathLike[str]
+Dtype = Literal["float32", "bfloat16", "float16"]
+OnText = Callable[[str], None]
+OnProgress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Mean cross-entropy per token, and its exponential."""
+
+    loss: float
+    perplexity: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The loss of a model on files. The fields are those of `llmtrain eval --json`."""
+
+    run: str
+    """Run id, or the directory of the model."""
+    step: int | None
+    files: list[str]
+    loss: float
+    perplexity: float
+    tokens: int
+    base: Loss | None
+    """Of the model that this one was fine-tuned from; None without one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What was exported, and to where."""
+
+    run: str
+    step: int | None
+    val_loss: float | None
+    to: str
+    files: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Model:
+    """A model in memory. Several threads may generate with one model."""
+
+    def __init__(self, source: Source, device: str = "auto") -> None:
+        self._source = source
+        self._loaded = load_model(source, device)
+
+    def __repr__(self) -> str:
+        return f"<llmtrain.Model {self._loaded.label}, step {self._loaded.step}, on {self._loaded.device}>"
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._loaded
+
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        raw: bool = False,
+        max_new_tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        top_p: float | None = None,
+        seed: int = 0,
+        on_text: OnText | None = None,
+        stop: StopEvent | None = None,
+    ) -> str:
+        """The continuation of a prompt, without the prompt; of a model trained on examples, the answer to a question.
+
+        raw: continue the prompt as plain text, without the prompt format of the model.
+        temperature: 0 always takes the most likely token.
+        top_k: sample from this many most likely tokens.
+        top_p: sample from the most likely tokens that have this total probability.
+        on_text: called with the text so far whenever there is more of it.
+        stop: setting this event, from another thread, ends the text early.
+        """
+        sampling = Sampling(max_new_tokens, temperature, top_k, seed, top_p)
+        return generate_text(self._loaded, prompt_for(self._loaded, prompt, raw), sampling, _is_set(stop), on_text)
+
+    def evaluate(
+        self,
+        files: PathLike | Sequence[PathLike],
+        *,
+        batch_size: int = 8,
+        block_size: int | None = None,
+        on_progress: OnProgress = lambda what, done, total: None,  # noqa: ARG005
+        stop: StopEvent | None = None,
+    ) -> Evaluation:
+        """Loss and perplexity on text or .jsonl files (names or globs).
+
+        batch_size: sequences per batch.
+        block_size: tokens per sequence; by default that of the run.
+        on_progress: called with what is being done, the number of batches done, and their total if it is known.
+        stop: setting this event, from another thread, raises Interrupted.
+        """
+        names = [os.fspath(each) for each in ([files] if isinstance(files, str | os.PathLike) else files)]
+        results = evaluate_files(self._loaded, names, batch_size, block_size, _is_set(stop), on_progress)
+        tuned, base = results["tuned"], results.get("base")
+        return Evaluation(
+            run=self._loaded.label,
+            step=self._loaded.step,
+            files=names,
+            loss=tuned.loss,
+            perplexity=tuned.perplexity,
+            tokens=tuned.tokens,
+            base=Loss(base.loss, base.perplexity) if base else None,
+        )
+
+    def export(self, to: PathLike, *, merge: bool = False, dtype: Dtype | None = None) -> ExportResult:
+        """Write a directory that transformers loads, or peft for a LoRA run without `merge`.
+
+        to: directory to create; an existing one must be empty.
+        merge: LoRA runs: merge the adapter into the base model.
+        dtype: data type of the weights; by default that of the base model, float32 for weights that a run has trained.
+        """
+        if dtype not in (None, *EXPORT_DTYPES):
+            raise UsageError(f"--dtype must be one of {', '.join(EXPORT_DTYPES)}, got '{dtype}'.")
+        loaded, directory = self._loaded, self._source.adapter or self._source.model
+        card_source = Path(directory).expanduser() if directory else None
+        files = export_model(loaded, Path(to).expanduser(), merge, dtype, card_source)
+        return ExportResult(loaded.label, loaded.step, loaded.val_loss, os.fspath(to), files)
+
+
+def _is_set(stop: StopEvent | None) -> Callable[[], bool]:
+    return stop.is_set if stop is not None else lambda: False

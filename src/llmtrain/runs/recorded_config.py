@@ -1,0 +1,51 @@
+"""The config of a run that is resumed, or started from another, without one."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from llmtrain.config.document import read_document
+from llmtrain.config.load import build_config
+from llmtrain.config.output import OutputSection
+from llmtrain.config.schema import Config
+from llmtrain.errors import UsageError
+from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.runs.run_plugins import check_run_plugins
+from llmtrain.runs.summary import config_values
+
+
+def config_to_resume(resume: str, overrides: Sequence[str] = ()) -> Config:
+    """The recorded config of a run, named by its id, its directory or one of its checkpoints, with overrides."""
+    path = Path(resume).expanduser()
+    run = _find_run(str(path.absolute().parents[1]) if path.parent.name == "checkpoints" else resume, overrides)
+    document = read_document(run.config)
+    config = build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
+    check_run_plugins(config, document, run)
+    return config
+
+
+def config_to_start_from(reference: str, overrides: Sequence[str] = ()) -> tuple[str, list[str]]:
+    """The config file of the run that RUN[@STEP] names, and overrides for a new run beside it."""
+    run = _find_run(re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference), overrides)
+    location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
+    return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
+
+
+def _find_run(reference: str, overrides: Sequence[str]) -> RunDirectory:
+    default_root = OutputSection().root_dir
+    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), default_root)
+    run = find_run(root, reference)
+    if not run.config.is_file():
+        raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
+    return run
+
+
+def _current_location(run: RunDirectory, output: object) -> list[str]:
+    """Overrides for a run that was renamed, copied or moved: its config.yaml has its first location."""
+    recorded = output if isinstance(output, dict) else {}
+    overrides = [] if recorded.get("run_id") == run.run_id else [f"output.run_id={json.dumps(run.run_id)}"]
+    here = run.path.absolute().parent
+    if Path(str(recorded.get("root_dir", OutputSection().root_dir))).expanduser().absolute() != here:
+        overrides.append(f"output.root_dir={json.dumps(str(here))}")
+    return overrides
