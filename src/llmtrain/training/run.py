@@ -47,7 +47,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import build_optimizer
-from llmtrain.training.origin import check_architecture, load_weights, resolve_origin, split_reference
+from llmtrain.training.origin import Origin, check_architecture, load_weights, resolve_origin, split_reference
 from llmtrain.training.ownership import RunOwnership, is_restart, may_be_restarted, owns_run
 from llmtrain.training.rank_checks import check_same_data_and_model, check_shared_directory
 from llmtrain.training.result import (
@@ -90,7 +90,6 @@ def run_training(
         stack.enter_context(progress_mode(progress))
         stack.enter_context(explain_storage_errors(config))
         stop = stop or stack.enter_context(StopFlag())
-
         process = _check_before_joining(config)
         if finished := find_finished_run(config, resume, process):
             return complete_finished(config, *finished) if process.rank == 0 else None
@@ -104,8 +103,7 @@ def run_training(
 
         # The run directory, and the checkpoint to resume from
         run, ownership, resumption = _open_run(config, resume, world, stack, start_from)
-        origin = rank0(lambda: resolve_origin(config, start_from, resumption))
-        ownership.origin = origin
+        origin = ownership.origin = rank0(lambda: resolve_origin(config, start_from, resumption))
         config, threads = rank0(lambda: resolve_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
@@ -122,11 +120,7 @@ def run_training(
         check_same_data_and_model(world, components)
         components.recorded["base_sha256"] = rank0(lambda: base_sha256(config, components.adapter))
         resolved = resolve_steps(config, components.train_batches)
-        if resumption:
-            rank0(lambda: check_recorded(resumption, components.recorded, allow_config_change))
-            rank0(lambda: check_not_past(resumption, resolved))
-        if origin:
-            rank0(lambda: check_architecture(origin, config, components.recorded))
+        rank0(lambda: _check_continuation(resolved, components, resumption, origin, allow_config_change))
 
         # From here on the run exists on disk: the loop handles signals
         stop.enter_loop()
@@ -141,6 +135,21 @@ def run_training(
         if result and config.output.sync_uri:
             sync_finished(run, config.output.sync_uri)
         return result
+
+
+def _check_continuation(
+    config: Config,
+    components: Components,
+    resumption: Resumption | None,
+    origin: Origin | None,
+    allow_config_change: bool,
+) -> None:
+    """Refuse data and model that do not fit the checkpoint which the run continues or starts from."""
+    if resumption:
+        check_recorded(resumption, components.recorded, allow_config_change)
+        check_not_past(resumption, config)
+    if origin:
+        check_architecture(origin, config, components.recorded)
 
 
 def _check_before_joining(config: Config) -> ProcessInfo:
