@@ -84,6 +84,13 @@ def command(
         options += ["--allow-config-change"] if allow_config_change else []
         _train_in_processes(loaded, processes, max_restarts, config, overrides, resume, options, json_)
         return
+    _train_here(loaded, resume, from_, dry_run, allow_config_change, json_)
+
+
+def _train_here(
+    loaded: "Config", resume: str | None, from_: str | None, dry_run: bool, allow_config_change: bool, json_: bool
+) -> None:
+    """Train in this process."""
     from llmtrain.training.shutdown import StopFlag
 
     # Importing torch takes seconds, in which a pod may receive SIGTERM.
