@@ -250,6 +250,8 @@ class TestUsageErrors:
             ["export", "--run", "nowhere", "--to", "x"],
             ["runs", "show", "nowhere"],
             ["train", "--resume", "nowhere"],
+            ["train", "--from", "nowhere"],
+            ["train", "--model-local-dir", "nowhere"],
             ["train", "--config", "gpt_smoke", "--resume", "nowhere"],
         ],
         ids=" ".join,

@@ -40,6 +40,19 @@ if TYPE_CHECKING:
     from llmtrain.runs.directory import RunDirectory
 
 
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="RUN[@STEP]",
+        help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
+        "--config it has the same config.",
+        show_default=False,
+        autocompletion=complete_run,
+    ),
+]
+
+
 def command(
     config: ConfigOption = None,
     set_: SetOption = None,
@@ -47,17 +60,7 @@ def command(
         str | None,
         typer.Option(help="Resume a run (id, checkpoint path or `auto`).", show_default=False),
     ] = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="RUN[@STEP]",
-            help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
-            "--config it has the same config.",
-            show_default=False,
-            autocompletion=complete_run,
-        ),
-    ] = None,
+    from_: FromOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Run one forward pass; report sizes and memory.")] = False,
     allow_config_change: Annotated[
         bool,
@@ -75,12 +78,7 @@ def command(
     json_: JsonOption = False,
 ) -> None:
     """Train a model. The default config is the preset gpt_stdlib."""
-    if dry_run and (resume or processes or from_):
-        raise UsageError("--dry-run cannot be combined with --resume, --processes or --from.")
-    if from_ and resume not in (None, "auto"):
-        raise UsageError(
-            "--from starts a new run and --resume continues one.", remedy="Pass one of them, or --resume auto."
-        )
+    _check_options(from_, resume, dry_run, processes, {"model": model_local_dir, "tokenizer": tokenizer_local_dir})
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
     if from_ and config is None:
         config, overrides = _origin_config(from_, overrides)
@@ -109,6 +107,22 @@ def command(
                 result = run_training(loaded, resume, allow_config_change, stop, start_from=from_)
             if result is not None:  # other ranks than 0 have no result
                 _show(json_, result)
+
+
+def _check_options(
+    from_: str | None, resume: str | None, dry_run: bool, processes: int | None, directories: dict[str, str | None]
+) -> None:
+    if dry_run and (resume or processes or from_):
+        raise UsageError("--dry-run cannot be combined with --resume, --processes or --from.")
+    if from_ and resume not in (None, "auto"):
+        raise UsageError(
+            "--from starts a new run and --resume continues one.", remedy="Pass one of them, or --resume auto."
+        )
+    for what, directory in directories.items():
+        if directory is not None and not Path(directory).expanduser().is_dir():
+            raise UsageError(
+                f"--{what}-local-dir: the directory '{directory}' does not exist (looked in {Path.cwd()})."
+            )
 
 
 def _train_in_processes(

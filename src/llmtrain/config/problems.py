@@ -75,7 +75,7 @@ class Problems:
         """A problem between several fields: at the last line that sets one of them."""
         paths = [(section, field) for field in fields]
         lines = [place.line for path in paths if (place := self._document.place(path)) and not place.is_inherited]
-        is_set = any(".".join(path) in self._overridden for path in paths)
+        is_set = any(f"{key}.".startswith(f"{'.'.join(path)}.") for key in self._overridden for path in paths)
         if lines and not is_set:
             self._found.append(((0, max(lines)), f"line {max(lines)}: {text}"))
         else:

@@ -47,7 +47,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import build_optimizer
-from llmtrain.training.origin import check_architecture, load_weights, resolve_origin, split_reference
+from llmtrain.training.origin import Origin, check_architecture, load_weights, resolve_origin, split_reference
 from llmtrain.training.ownership import RunOwnership, is_restart, may_be_restarted, owns_run
 from llmtrain.training.rank_checks import check_same_data_and_model, check_shared_directory
 from llmtrain.training.result import (
@@ -83,8 +83,7 @@ def run_training(
     progress: ProgressMode = "auto",
     start_from: str | None = None,
 ) -> TrainResult | None:
-    """Start or resume a run and train it to its end. Returns the result on rank 0, None on other ranks.
-    `start_from`: RUN[@STEP] whose weights a new run starts from."""
+    """Start, resume or start from RUN[@STEP] a run, and train it to its end. Rank 0 gets the result, others None."""
     setup_logging(config.logging)
     with ExitStack() as stack:
         stack.enter_context(progress_mode(progress))
@@ -104,8 +103,6 @@ def run_training(
 
         # The run directory, and the checkpoint to resume from
         run, ownership, resumption = _open_run(config, resume, world, stack, start_from)
-        origin = rank0(lambda: resolve_origin(config, start_from, resumption))
-        ownership.origin = origin
         config, threads = rank0(lambda: resolve_threads(config, resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
@@ -122,21 +119,16 @@ def run_training(
         check_same_data_and_model(world, components)
         components.recorded["base_sha256"] = rank0(lambda: base_sha256(config, components.adapter))
         resolved = resolve_steps(config, components.train_batches)
-        if resumption:
-            rank0(lambda: check_recorded(resumption, components.recorded, allow_config_change))
-            rank0(lambda: check_not_past(resumption, resolved))
-        if origin:
-            rank0(lambda: check_architecture(origin, config, components.recorded))
+        rank0(lambda: _check_start(resolved, components, resumption, ownership.origin, allow_config_change))
 
         # From here on the run exists on disk: the loop handles signals
         stop.enter_loop()
         ownership.keep()
-        lock = ownership.acquire()
-        check_shared_directory(world, run, lock)
+        check_shared_directory(world, run, lock := ownership.acquire())
         generation = ownership.begin_generation(config, resumption)
         rank0(lambda: note_generation(run, generation, to_step=resolved.trainer.steps))
         _log_to_run(config, run, world, threads)
-        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop, origin)
+        context = RunContext(resolved, config, world, run, lock, generation, resumption, stop, ownership.origin)
         result = _train(context, components)
         if result and config.output.sync_uri:
             sync_finished(run, config.output.sync_uri)
@@ -152,6 +144,17 @@ def _check_before_joining(config: Config) -> ProcessInfo:
     return process
 
 
+def _check_start(
+    config: Config, components: Components, resumption: Resumption | None, origin: Origin | None, allow_change: bool
+) -> None:
+    """Refuse a checkpoint of other data, or weights of another model."""
+    if resumption:
+        check_recorded(resumption, components.recorded, allow_change)
+        check_not_past(resumption, config)
+    if origin:
+        check_architecture(origin, config, components.recorded)
+
+
 def _open_run(
     config: Config, resume: str | None, world: World, stack: ExitStack, start_from: str | None
 ) -> tuple[RunDirectory, RunOwnership, Resumption | None]:
@@ -163,10 +166,14 @@ def _open_run(
         existing = None if existing.run_id == Path(split_reference(start_from)[0]).name else existing
     if existing is None:
         run = rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name))
-        return run, RunOwnership(stack, run, world, is_new=True), None
+        ownership = RunOwnership(stack, run, world, is_new=True)
+        ownership.origin = rank0(lambda: resolve_origin(config, start_from, None))
+        return run, ownership, None
     ownership = RunOwnership(stack, existing, world, is_new=False)
     ownership.acquire()  # first: another owner could prune the checkpoint that is chosen next
-    return existing, ownership, rank0(lambda: find_resumption(existing, _resume_reference(existing, resume)))
+    resumption = rank0(lambda: find_resumption(existing, _resume_reference(existing, resume)))
+    ownership.origin = rank0(lambda: resolve_origin(config, start_from, resumption))
+    return existing, ownership, resumption
 
 
 def _resume_reference(run: RunDirectory, resume: str | None) -> str:
