@@ -3,7 +3,7 @@
 python benchmarks/install.py --before COMMIT [--train]
 
 Clones both commits (uncommitted changes are not measured) and runs `make` in each, with empty caches: with pip, then
-this commit with uv if it is on the PATH. --train also runs `make train` to its end. Without --before it measures nothing,
+this commit with uv if it is on the PATH. --train also runs `make train` to its end. Without --before it does nothing,
 because it downloads about a gigabyte.
 """
 
