@@ -1,9 +1,10 @@
 """Time from a clone to the end of the install, the first training step, evaluation and result, against another commit.
 
-python benchmarks/install.py --before COMMIT [--tool uv] [--train]
+python benchmarks/install.py --before COMMIT [--train]
 
-Clones both commits (uncommitted changes are not measured) and runs `make` in each, with empty caches. --train also runs
-`make train` to its end. Without --before nothing is measured: it downloads about a gigabyte.
+Clones both commits (uncommitted changes are not measured) and runs `make` in each, with empty caches: with pip, then
+this commit with uv if it is on the PATH. --train also runs `make train` to its end. Without --before it does nothing,
+because it downloads about a gigabyte.
 """
 
 import argparse
@@ -26,23 +27,17 @@ def clone(commit: str, directory: Path) -> Path:
     return directory
 
 
-def environment(home: Path, tool: str) -> dict[str, str]:
-    """Empty caches; for pip, a PATH without uv."""
-    variables = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")
-    }
-    if tool == "pip":
-        folders = variables["PATH"].split(os.pathsep)
-        variables["PATH"] = os.pathsep.join(folder for folder in folders if not (Path(folder) / "uv").exists())
-    caches = {name: str(home / name.lower()) for name in ("XDG_CACHE_HOME", "PIP_CACHE_DIR", "UV_CACHE_DIR")}
-    return {**variables, **caches}
+def environment(home: Path) -> dict[str, str]:
+    """Variables with empty caches."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS")}
+    return kept | {name: str(home / name.lower()) for name in ("XDG_CACHE_HOME", "PIP_CACHE_DIR", "UV_CACHE_DIR")}
 
 
 def measure(directory: Path, tool: str, is_trained: bool) -> dict[str, float]:
     """Seconds since the clone at which each stage was reached."""
-    variables = environment(directory / ".caches", tool)
+    variables = environment(directory / ".caches")
     has_target = "\nsetup-train:" in (directory / "Makefile").read_text()
-    make = ["make", "-s", "-C", str(directory), f"PYTHON={sys.executable}"]
+    make = ["make", "-s", "-C", str(directory), f"PYTHON={sys.executable}", *(["UV="] if tool == "pip" else [])]
     began = time.perf_counter()
     subprocess.run([*make, "setup-train" if has_target else "setup"], env=variables, check=True)
     stages = {"installed": time.perf_counter() - began}
@@ -63,21 +58,20 @@ def measure(directory: Path, tool: str, is_trained: bool) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--before", metavar="COMMIT")
-    parser.add_argument("--tool", choices=("pip", "uv"), default="pip", help="what this commit installs with")
     parser.add_argument("--train", action="store_true")
     options = parser.parse_args()
     if not options.before:
         print("skipped: pass --before COMMIT (downloads about a gigabyte)")
         return
-    if options.tool == "uv" and not shutil.which("uv"):
-        sys.exit("uv is not on the PATH")
-    with tempfile.TemporaryDirectory() as name:
-        before = measure(clone(options.before, Path(name, "before")), options.tool, options.train)
-        shutil.rmtree(Path(name, "before"))
-        after = measure(clone("HEAD", Path(name, "after")), options.tool, options.train)
-    for stage, seconds in before.items():
-        ratio = after[stage] / seconds
-        print(f"{stage:17}{seconds:7.1f} s before, {after[stage]:7.1f} s with {options.tool}, ratio {ratio:.2f}")
+    variants = [("before, pip", options.before, "pip"), ("now, pip", "HEAD", "pip")]
+    variants += [("now, uv", "HEAD", "uv")] if shutil.which("uv") else []
+    first: dict[str, float] = {}
+    for name, commit, tool in variants:
+        with tempfile.TemporaryDirectory() as folder:
+            stages = measure(clone(commit, Path(folder, "clone")), tool, options.train)
+        first = first or stages
+        for stage, seconds in stages.items():
+            print(f"{name:12} {stage:17}{seconds:7.1f} s   {seconds / first[stage]:5.2f} x before", flush=True)
 
 
 if __name__ == "__main__":

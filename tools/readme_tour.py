@@ -35,7 +35,7 @@ KUBERNETES = "docs/kubernetes.md"  # takes minutes and needs a cluster
 # What the page shows instead of the real image and namespace.
 IMAGE_AT = "registry.example.com/llmtrain:0.1.0"
 NAMESPACE_AT = "research"
-HOST_AT = "host-a"
+HOST_AT = "vm"
 ABRIDGED = ("docs/moving.md", "docs/troubleshooting.md")
 CTRL_C = "^C"
 
