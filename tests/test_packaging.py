@@ -124,7 +124,8 @@ print(json.dumps(results))
 
 
 def test_commands_of_client_need_no_training_packages(tmp_path: Path) -> None:
-    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": {"spec": {}}}}
+    template = {"spec": {"restartPolicy": "Never"}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": {"template": template}}
     (tmp_path / "job.json").write_text(json.dumps(job))
     light = [["validate", "--json"], ["launch", "--dry-run"], ["lint", "job.json"], ["runs", "list"], ["status"]]
     heavy = [["train"], ["generate", "--run", "first"], ["eval", "--run", "first", "--file", "job.json"], ["smoke"]]

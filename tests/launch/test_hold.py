@@ -76,6 +76,7 @@ class TestEveryKind:
     def test_training_config_is_not_checked(self, kind: str) -> None:
         """The commands are not known yet: batch and model are not checked, and hub access is allowed."""
         sets = ("launch.nodes=3", "distributed.strategy=none", "distributed.reproducible_reduce=false")
+        sets += ("launch.runs_volume.claim=runs",)  # a claim to be created is warned about
         plan = make(kind, *sets, "model.name=hf_causal_lm", "model.path=somebody/tiny", "trainer.grad_accum_steps=1")
         assert (plan.nodes, plan.egress_ports, plan.warnings) == (3, [443], [])
 

@@ -89,7 +89,7 @@ def test_commands_find_the_run(kube: KubeServer, verb: str, tmp_path: Any, capsy
 def test_guard_watches_runs_of_both_versions(kube: KubeServer) -> None:
     launch_first_version(kube)
     launch_current(kube, name="new").pod(0)
-    runs = Guard(kube.cluster(), "team", 60.0, None, False)._runs()
+    runs = Guard(kube.cluster(), "team", 60.0, None)._runs()
     assert {run: len(pods) for run, pods in runs.items()} == {"old": 2, "new": 1}
 
 

@@ -50,19 +50,6 @@ FromOption = Annotated[
 ]
 
 
-FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="RUN[@STEP]",
-        help="Start a new run from the weights of another one: RUN@best (the default), @latest or @STEP. Without "
-        "--config it has the same config.",
-        show_default=False,
-        autocompletion=complete_run,
-    ),
-]
-
-
 def command(
     config: ConfigOption = None,
     set_: SetOption = None,
