@@ -71,7 +71,7 @@ def wanted_files(run: RunDirectory) -> dict[str, bytes]:
     return {
         name: path.read_bytes()
         for name, path in files.items()
-        if not name.startswith((".", "heartbeats/", "lock")) and "/." not in name
+        if not name.startswith((".", "heartbeats/", "exits/", "lock")) and "/." not in name
     }
 
 

@@ -166,13 +166,16 @@ def _load(
 ) -> tuple[str | None, list[str], "Config"]:
     """The given config with overrides; without one, that of the run to resume or to start from."""
     from llmtrain.config.load import load_config
-    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from
+    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from, run_to_resume
 
     if config is None and from_:
         config, overrides = config_to_start_from(from_, overrides)
     elif config is None and resume not in (None, "auto"):
         return config, overrides, config_to_resume(str(resume), overrides)
-    return config, overrides, load_config(config, overrides)
+    loaded = load_config(config, overrides)
+    if resume not in (None, "auto"):
+        run_to_resume(str(resume), loaded.output.root_dir)  # before torch is loaded
+    return config, overrides, loaded
 
 
 def _show(as_json: bool, result: dict[str, Any]) -> None:

@@ -15,10 +15,15 @@ from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.summary import config_values
 
 
-def config_to_resume(resume: str, overrides: Sequence[str] = ()) -> Config:
-    """The recorded config of a run, named by its id, its directory or one of its checkpoints, with overrides."""
+def run_to_resume(resume: str, root: str) -> RunDirectory:
+    """The run that is named by its id, its directory or one of its checkpoints."""
     path = Path(resume).expanduser()
-    run = _find_run(str(path.absolute().parents[1]) if path.parent.name == "checkpoints" else resume, overrides)
+    return find_run(root, str(path.absolute().parents[1]) if path.parent.name == "checkpoints" else resume)
+
+
+def config_to_resume(resume: str, overrides: Sequence[str] = ()) -> Config:
+    """The recorded config of the run to resume, with overrides."""
+    run = _with_config(run_to_resume(resume, _root(overrides)))
     document = read_document(run.config)
     config = build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
     check_run_plugins(config, document, run)
@@ -27,15 +32,17 @@ def config_to_resume(resume: str, overrides: Sequence[str] = ()) -> Config:
 
 def config_to_start_from(reference: str, overrides: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The config file of the run that RUN[@STEP] names, and overrides for a new run beside it."""
-    run = _find_run(re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference), overrides)
+    run = _with_config(find_run(_root(overrides), re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference)))
     location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
     return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
 
 
-def _find_run(reference: str, overrides: Sequence[str]) -> RunDirectory:
-    default_root = OutputSection().root_dir
-    root = next((o.split("=", 1)[1] for o in overrides if o.startswith("output.root_dir=")), default_root)
-    run = find_run(root, reference)
+def _root(overrides: Sequence[str]) -> str:
+    default = OutputSection().root_dir
+    return next((each.split("=", 1)[1] for each in overrides if each.startswith("output.root_dir=")), default)
+
+
+def _with_config(run: RunDirectory) -> RunDirectory:
     if not run.config.is_file():
         raise UsageError(f"Run '{run.run_id}' has no config.yaml.", remedy="Pass its config with --config.")
     return run

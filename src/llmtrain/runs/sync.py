@@ -91,7 +91,7 @@ def _send(run: RunDirectory, copy: "_Copy") -> None:
     for checkpoint in checkpoints:
         copy.add_hashes(checkpoint)
     lists = sorted(run.checkpoints.glob("*.jsonl"))  # of removed checkpoints
-    for path in (*_files(run.path, skip=(run.checkpoints, run.heartbeats, run.lock, run.finished)), *lists):
+    for path in (*_files(run.path, skip=(run.checkpoints, run.heartbeats, run.exits, run.lock, run.finished)), *lists):
         with contextlib.suppress(FileNotFoundError):
             copy.send_file(path)
     sent = {checkpoint.path.name for checkpoint in checkpoints if _send_checkpoint(checkpoint, copy)}
