@@ -459,6 +459,17 @@ def test_cluster_functions(kube: KubeServer, tmp_path: Path, call: Any) -> None:
         llmtrain.status("demo", namespace="empty", **where)
 
 
+def test_submit_ships_own_code(kube: KubeServer, tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "mine.py").write_text("VALUE = 1\n")
+    config = llmtrain.load_config("ddp_smoke", {"output.run_id": "demo", "launch.image": "me/train:1"})
+    llmtrain.submit(config, with_code=tmp_path / "code", kubeconfig=kube.kubeconfig(tmp_path))
+    shipped = [name for kind, _, name in kube.objects if kind == "configmaps" and name.startswith("demo-code-")]
+    assert len(shipped) == 1
+    with pytest.raises(llmtrain.UsageError):
+        llmtrain.submit(config, with_code=tmp_path / "missing", kubeconfig=kube.kubeconfig(tmp_path))
+
+
 def fake_run(kube: KubeServer) -> FakeRun:
     from llmtrain.launch.record import find_record
 

@@ -258,6 +258,7 @@ def submit(
     config: "ConfigSource",
     *,
     resume: bool = False,
+    with_code: PathLike | None = None,
     kubeconfig: PathLike | None = None,
     context: str | None = None,
     namespace: str | None = None,
@@ -266,11 +267,13 @@ def submit(
 
     config: as for load_config. `output.run_id` names the run, the section `launch` describes its pods.
     resume: resume the run if it exists and has ended.
+    with_code: a directory with your own classes, which every pod gets.
     kubeconfig, context, namespace: as for kubectl; `launch.namespace` of the config comes before the context's.
     """
     import secrets
 
     from llmtrain.kubernetes.client import Cluster
+    from llmtrain.launch.own_code import own_code
     from llmtrain.launch.plan import plan_job
     from llmtrain.launch.record import find_record
     from llmtrain.operate.start import start_run
@@ -279,8 +282,9 @@ def submit(
     loaded = _load_config(config, {"launch.namespace": namespace} if namespace else (), for_launch=True)
     cluster = Cluster.connect(_text(kubeconfig), context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
-    plan = plan_job(loaded, nonce=secrets.token_hex(3))
-    for warning in plan.warnings:
+    code, warnings = own_code(loaded, "the config", _text(with_code))
+    plan = plan_job(loaded, nonce=secrets.token_hex(3), code=code)
+    for warning in (*warnings, *plan.warnings):
         warn("K8S", warning)
     start_run(cluster, plan, resume)
     return run_status(cluster, find_record(cluster, plan.run_id, plan.namespace), with_log=False, with_usage=False)
