@@ -82,4 +82,4 @@ def test_default_preset_trains_offline(cli, cache: Path) -> None:
     done = cli("train", "--json", *(part for text in sets for part in ("--set", text)))
     assert done.code == 0, done.err
     assert done.json["final_train_loss"] < done.json["first_train_loss"] - 0.3
-    assert done.err.count("[SAMPLE] def -> ") == done.err.count("[EVAL] step") == 2
+    assert done.err.count("[SAMPLE] class -> ") == done.err.count("[EVAL] step") == 2
