@@ -77,7 +77,7 @@ def test_gpt2_preset_has_the_shape_of_gpt2() -> None:
 def test_default_preset_trains_offline(cli, cache: Path) -> None:
     """A few steps; the whole run is a slow test. Each evaluation shows a sample."""
     sets = ["trainer.max_steps=12", "trainer.warmup_steps=2", "trainer.micro_batch_size=4", "trainer.eval_batches=2"]
-    sets += ["trainer.eval_every_steps=6"]
+    sets += ["trainer.eval_every_steps=6", "trainer.log_every_steps=3"]
     sets += [f"data.cache_dir={cache}", "run.device=cpu", "run.threads=1"]
     done = cli("train", "--json", *(part for text in sets for part in ("--set", text)))
     assert done.code == 0, done.err
