@@ -57,7 +57,7 @@ class ConsoleTracker(Tracker):
             self._bar.set_time_left(metrics.get("train/seconds_left"))
             self._log_step(step, position, metrics)
         if "val/loss" in metrics:
-            best = " | best so far" if metrics.get("val/is_best") else ""
+            best = " | best" if metrics.get("val/is_best") else ""
             scores = f"val loss {metrics['val/loss']:.4f} | perplexity {metrics['val/perplexity']:.2f}"
             if "val/bits_per_byte" in metrics:
                 scores += f" | bpb {metrics['val/bits_per_byte']:.3f}"
