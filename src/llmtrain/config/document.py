@@ -27,7 +27,9 @@ class _Loader(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
             key = self.construct_object(key_node)
-            if isinstance(key, Hashable) and key in keys:
+            if not isinstance(key, Hashable):
+                continue  # the base class refuses it
+            if key in keys:
                 line = key_node.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(
                     None, None, f"duplicate key '{key}' at line {line}", key_node.start_mark

@@ -27,6 +27,7 @@ from llmtrain.models.hf.lora import has_adapter
 from llmtrain.training.build import base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
 from llmtrain.training.model import ModelHandle
+from llmtrain.training.random_state import preserved
 
 
 def evaluate_files(
@@ -105,7 +106,8 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
         adapter = build_adapter(config, loaded.tokenizer.vocab_size)
         if base_sha256(config, adapter) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} has changed since this run was trained.")
-        module = adapter.build().to(loaded.device)
+        with preserved():
+            module = adapter.build().to(loaded.device)
         adapter.probe(module)
         return module
     except (LlmtrainError, OSError) as problem:

@@ -29,6 +29,7 @@ from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.summary import config_values, summarize
 from llmtrain.training.build import GPU_ATTENTION, autocast_for, base_sha256, build_adapter, with_device_precision
 from llmtrain.training.model import Autocast
+from llmtrain.training.random_state import preserved
 from llmtrain.training.resume import warn_of_changed_code
 
 
@@ -145,7 +146,8 @@ def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint,
     is_lora = isinstance(config.model, HfCausalLmSection) and config.model.lora is not None
     if is_lora:
         _check_base(adapter, config, recorded)
-    module = adapter.build() if is_lora else adapter.build_empty()
+    with preserved():
+        module = adapter.build() if is_lora else adapter.build_empty()
     stored = checkpoint.tensors("model")
     try:
         missing, unexpected = module.load_state_dict(stored, strict=False)
@@ -195,11 +197,12 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     adapter = HFCausalLMAdapter(config.model.model_copy(update={"block_size": 1}), tokenizer.vocab_size)
     adapter.config = config.model.model_copy(update={"block_size": adapter.context_length()})
     config = config.model_copy(update={"model": adapter.config})
-    model = read_weights(adapter.directory, adapter.hf_config, adapter.config)
     if source.adapter:
         folder = Path(source.adapter).expanduser()
         _check_base(adapter, config, (read_json(folder / BASE_RECORD) or {}).get("base_sha256"))
-        model = load_adapter(model, folder)
+    with preserved():
+        model = read_weights(adapter.directory, adapter.hf_config, adapter.config)
+        model = load_adapter(model, folder) if source.adapter else model
     module = CausalLM(model).to(device).eval()
     adapter.probe(module)
     return LoadedModel(

@@ -3,7 +3,10 @@
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
+
+from llmtrain.files import file_sha256
 
 MANIFEST = "manifest.json"
 POINTERS = ("latest", "best")
@@ -32,3 +35,15 @@ def is_whole(text: str, files: dict[str, Any]) -> bool:
 def is_entry(row: Any) -> bool:
     """Whether the value is a valid entry of a manifest."""
     return isinstance(row, dict) and isinstance(row.get("bytes"), int) and isinstance(row.get("sha256"), str)
+
+
+def is_intact(checkpoint: Path) -> bool:
+    """Whether every file of the checkpoint has its recorded SHA-256; reads all of them."""
+    try:
+        text = (checkpoint / MANIFEST).read_text(encoding="utf-8")
+        files = json.loads(text)["files"]
+        return is_whole(text, files) and all(
+            is_entry(entry) and file_sha256(checkpoint / name) == entry["sha256"] for name, entry in files.items()
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return False

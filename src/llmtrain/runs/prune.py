@@ -14,7 +14,7 @@ from llmtrain.files import read_json
 from llmtrain.runs.directory import RunDirectory, list_runs
 from llmtrain.runs.generations import read_generations
 from llmtrain.runs.lock import RunLock, is_held
-from llmtrain.runs.manifest import POINTERS
+from llmtrain.runs.manifest import POINTERS, is_intact
 from llmtrain.runs.summary import checkpoint_names, last_written, pointed_checkpoint, read_meta
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -154,9 +154,13 @@ def _has_failed(run: RunDirectory) -> bool:
 
 
 def _old_checkpoints(run: RunDirectory) -> list[Path]:
-    """All checkpoints but the newest and the best; with them those that a resume from an earlier one set aside."""
+    """All checkpoints but the newest, the newest that is intact, and the best; with them those that a resume from an
+    earlier one set aside, if an intact one remains."""
     names = checkpoint_names(run)
-    kept = {*names[-1:], *(pointed_checkpoint(run, pointer) for pointer in POINTERS)}
+    intact = next((name for name in reversed(names) if is_intact(run.checkpoints / name)), None)
+    if names and intact is None:
+        return []  # any of them may still be of use
+    kept = {*names[-1:], intact, *(pointed_checkpoint(run, pointer) for pointer in POINTERS)}
     aside = sorted(run.checkpoints.glob("superseded-step_*"))
     return [*(run.checkpoints / name for name in names if name not in kept), *aside]
 

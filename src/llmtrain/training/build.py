@@ -36,6 +36,7 @@ from llmtrain.text import plural
 from llmtrain.tracking import mlflow
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training.model import Autocast, ModelHandle
+from llmtrain.training.random_state import seeded
 from llmtrain.training.resume import Resumption, recorded_threads
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -250,8 +251,8 @@ def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
 
 
 def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Module:
-    torch.manual_seed(derive_seed(config.run.seed, "init"))
-    module = adapter.build()
+    with seeded(derive_seed(config.run.seed, "init")):
+        module = adapter.build()
     # A model to be sharded stays on the CPU: it moves to the GPU one block at a time.
     return module if is_sharding(config.distributed, world) else module.to(world.device)
 

@@ -1,6 +1,7 @@
 """One optimizer step: forward and backward of its micro-batches, clipping, update."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from llmtrain.distributed.world import World
 from llmtrain.fault_injection import inject_fault
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import set_lr
+from llmtrain.training.random_state import seeded
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,12 @@ class Stepper:
         for index, batch in enumerate(batches):
             self.tick()
             inject_fault("forward", step + 1)
-            if uses_dropout:  # the mask depends only on the position in the run, not on the rank
-                torch.manual_seed(derive_seed(self.seed, "dropout", step, first_micro + index))
-            with parallel.micro_step(is_last=index == len(batches) - 1):
+            # The dropout mask depends only on the position in the run, not on the rank.
+            seed = derive_seed(self.seed, "dropout", step, first_micro + index) if uses_dropout else None
+            with (
+                seeded(seed) if seed is not None else nullcontext(),
+                parallel.micro_step(is_last=index == len(batches) - 1),
+            ):
                 loss = self.model.loss(batch.to(self.world.device)) / counts.targets
                 if inject_fault("loss", step + 1) == "nan":
                     loss = loss * float("nan")
