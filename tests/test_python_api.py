@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,18 @@ def test_errors_have_types(
         call(trained.run_dir)
     assert list(workdir.iterdir()) == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_loading_models_does_not_change_a_training(trained: llmtrain.TrainResult, cache: Path) -> None:
+    root = Path(trained.run_dir).parent
+    overrides = {"output.root_dir": root, "output.run_id": "beside", "data.cache_dir": cache, "run.device": "cpu"}
+    sizes = {"run.threads": 1, "trainer.max_steps": 6, "trainer.eval_batches": 1, "trainer.log_every_steps": 1}
+    config = llmtrain.load_config("gpt_smoke", {**overrides, **sizes})
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(llmtrain.train, config, progress="none")
+        while not training.done():
+            llmtrain.load_model("first", root=root)
+    assert training.result().state_sha256 == trained.state_sha256
 
 
 # Runs on a cluster.

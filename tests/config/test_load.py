@@ -144,7 +144,7 @@ class TestStrictness:
             load("trainer: {1: 2}")
 
     @pytest.mark.parametrize(
-        "text", ["trainer: {lr: [", "a: b: c", "\tx: 1", "x: *nowhere", "x: !!python/name:os.system a"]
+        "text", ["trainer: {lr: [", "a: b: c", "\tx: 1", "x: *nowhere", "x: !!python/name:os.system a", "? [a, b]\n: 3"]
     )
     def test_invalid_yaml_is_refused(self, text: str) -> None:
         with pytest.raises(ConfigError, match="not valid YAML"):

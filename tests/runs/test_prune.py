@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from llmtrain.errors import UsageError
+from llmtrain.files import file_sha256
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.lock import RunLock
+from llmtrain.runs.manifest import MANIFEST, manifest_text
 from llmtrain.runs.prune import parse_age
 
 MakeRun = Callable[..., RunDirectory]
@@ -27,6 +29,8 @@ def make_run(workdir: Path) -> MakeRun:
             folder = run.checkpoints / f"step_{step}"
             folder.mkdir(parents=True)
             (folder / "model.safetensors").write_bytes(b"x" * 1000)
+            files = {"model.safetensors": {"bytes": 1000, "sha256": file_sha256(folder / "model.safetensors")}}
+            (folder / MANIFEST).write_text(manifest_text(files))
         run.path.mkdir(parents=True, exist_ok=True)
         if steps:
             (run.checkpoints / "latest").write_text(f"step_{steps[-1]}\n")
@@ -91,6 +95,18 @@ def test_checkpoints_keeps_the_newest_and_the_best(cli, make_run: MakeRun) -> No
     assert {path.name for path in run.checkpoints.iterdir()} == {"step_1", "step_4", "latest", "best"}
     assert done.json["runs"][0]["checkpoints"] == ["step_2", "step_3", "superseded-step_9"]
     assert run.metrics.is_file()
+
+
+def test_checkpoints_keeps_the_newest_intact_one(cli, make_run: MakeRun) -> None:
+    run = make_run("aa", steps=(1, 2, 3, 4))
+    (run.checkpoints / "step_4" / "model.safetensors").write_bytes(b"y" * 1000)
+    (run.checkpoints / "step_3" / MANIFEST).write_text("[")
+    assert cli("runs", "prune", "--checkpoints", "--yes").code == 0
+    assert {path.name for path in run.checkpoints.glob("step_*")} == {"step_1", "step_2", "step_4"}
+    for name in ("step_1", "step_2"):
+        (run.checkpoints / name / MANIFEST).unlink()
+    assert cli("runs", "prune", "--checkpoints", "--yes").code == 0
+    assert {path.name for path in run.checkpoints.glob("step_*")} == {"step_1", "step_2", "step_4"}
 
 
 @pytest.mark.parametrize("more", [[], ["--checkpoints"]])
