@@ -44,7 +44,7 @@ ONLY_AT_EPOCH_ENDS: dict[str, Any] = {"trainer__eval_every_steps": None, "traine
 CONSTANT: dict[str, Any] = {"trainer__schedule": "constant"}
 LINE = re.compile(
     r"(\d+)/(\d+) \| step (\d+)/(\d+) \| train loss ([\d.]+) \| val loss ([\d.]+) \| perplexity ([\d.]+)"
-    r"( \| best)?"
+    r"(?: \| bpb [\d.]+)?( \| best)?"
 )
 
 
