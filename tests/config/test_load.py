@@ -417,6 +417,16 @@ class TestOverrides:
         found = only_problem("schema_version: 3", override)
         assert word in found
 
+    def test_options_of_a_built_in_kind_name_classes_of_your_own(self) -> None:
+        text = only_problem("model: {name: gpt}", "model.options.x=3")
+        assert text.startswith("--set")
+        assert "data.options" not in text
+        assert "package.module:Class" in text
+
+    def test_unknown_tracker_names_the_known_ones(self) -> None:
+        text = only_problem("{}", "tracking.wandb.enabled=true")
+        assert all(word in text for word in ("mlflow", "tensorboard", "custom", "docs/extending.md"))
+
     def test_override_replaces_an_invalid_value(self) -> None:
         assert load("trainer: {max_steps: 0}", "trainer.max_steps=3").trainer.max_steps == 3
 

@@ -185,7 +185,8 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: Probl
     for key, value in pairs:
         *parents, field = key.split(".")
         kinds = classes_of(parents[0]) if parents[0] in SECTIONS else []
-        if len(parents) > 1 and kinds and not any(_has_fields(kind, parents[1]) for kind in kinds):
+        is_field = len(parents) > 1 and any(parents[1] in kind.model_fields for kind in kinds)
+        if is_field and not any(_has_fields(kind, parents[1]) for kind in kinds):
             problems.add(f"--set {key}: {'.'.join(parents)} is not a section.")
             continue
         target: Any = values
