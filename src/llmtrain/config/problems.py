@@ -52,8 +52,10 @@ _RULES = {
 class Problems:
     """The problems of a document so far."""
 
-    def __init__(self, document: Document, overridden: Iterable[str] = ()) -> None:
+    def __init__(self, document: Document, overridden: Iterable[str] = (), overridden_by: str = "--set") -> None:
         self._document = document
+        self.overridden_by = overridden_by
+        """What messages call an override."""
         self._overridden = set(overridden)
         self._found: list[tuple[tuple[int, int], str]] = []
 
@@ -66,7 +68,7 @@ class Problems:
         place = next((place for part in parts if (place := self._document.place(part))), None)
         is_set = any(".".join(part) in self._overridden for part in parts) or self._is_set(".".join(path))
         if is_set or (path and not place and self._is_set(path[0])):
-            self._found.append(((3, 0), f"--set {text}"))
+            self._found.append(((3, 0), f"{self.overridden_by} {text}"))
         elif place:
             self._found.append(((int(place.is_inherited), place.line), f"{place} {text}"))
         else:
@@ -193,6 +195,18 @@ def describe_unknown(path: KeyPath, known: Iterable[str], kind: type[Section] | 
         return f"{dotted} is unknown; here it is {alias[0]}.{f' {alias[1]}.' if alias[1] else ''}"
     own = " Trackers of your own go into tracking.custom (docs/extending.md)." if kind is TrackingSection else ""
     return f"{dotted} is unknown." + (nearest(path[-1], known) or f" Known: {', '.join(sorted(known))}.{own}")
+
+
+def setting_of_option(name: str, value: str) -> str | None:
+    """What to pass instead of an option `--name value` that does not exist; None if no field has this name."""
+    field = name.lstrip("-").replace("-", "_")
+    alias = alias_of(field, is_section=False)
+    names = {f"{section}.{each}" for section in SECTIONS for kind in classes_of(section) for each in kind.model_fields}
+    homes = sorted(each for each in names if field in (each, each.partition(".")[2]))
+    fields = homes or [alias[0] if alias else ""]
+    note = f" {alias[1]}." if alias and alias[1] and not homes else ""
+    settings = " or ".join(f"--set {each}={value}" for each in fields if "." in each)
+    return f"Use {settings}.{note}" if settings else None
 
 
 def _in_another_section(path: KeyPath) -> tuple[str, str] | None:
