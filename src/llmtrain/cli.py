@@ -24,6 +24,11 @@ _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-
 # The base class of the parser's errors, whose module depends on the version of typer.
 _ParserError: Any = typer.BadParameter.__mro__[1]
 
+_PARSER_WORDS = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+}
+
 # Dependencies of llmtrain that llmtrain-client does not have.
 _TRAINING_PACKAGES = {"torch", "numpy", "safetensors", "datasets", "tiktoken", "tokenizers"}
 
@@ -189,6 +194,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _report(error, arguments[:end])
     except _ParserError as error:
         message = error.format_message()  # empty if the help was printed instead
+        for words, rule in _PARSER_WORDS.items():
+            message = message.replace(words, rule)
         usage = _field_as_option(error, arguments[:end]) or UsageError(message, remedy=_help_hint(error))
         code = _report(usage, arguments[:end]) if message else 0
     except (typer.Abort, KeyboardInterrupt):
