@@ -345,3 +345,18 @@ def test_lower_max_steps_is_refused(train) -> None:
     done = train("trainer.max_steps=1", more=["--resume", "mine"])
     assert done.code == 64
     assert "trainer.max_steps" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["train", "--lr", "3e-4"], 64, "--set trainer.lr=3e-4"),
+        (["train", "--max-steps=5"], 64, "--set trainer.max_steps=5"),
+        (["generate", "--max-new-tokens", "0"], 64, "at least 1"),
+        (["init", "--text", "corpus"], 65, "corpus/*.txt"),
+    ],
+)
+def test_remedy_of_wrong_arguments(cli, workdir: Path, arguments: list[str], code: int, words: str) -> None:
+    (workdir / "corpus").mkdir()
+    done = cli(*arguments)
+    assert (done.code, words in done.err) == (code, True), done.err

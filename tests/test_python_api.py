@@ -93,7 +93,7 @@ def test_names_are_not_hidden_by_submodules() -> None:
     for name in FUNCTIONS | CLUSTER_FUNCTIONS:
         assert inspect.isfunction(getattr(llmtrain, name)), name
         assert inspect.getdoc(getattr(llmtrain, name)), name
-    assert set(llmtrain.__all__) <= set(dir(llmtrain))
+    assert dir(llmtrain) == sorted(llmtrain.__all__)
     with pytest.raises(AttributeError):
         _ = llmtrain.trian
 
@@ -171,6 +171,8 @@ def test_load_config_takes_presets_files_dicts_and_configs(workdir: Path) -> Non
     assert llmtrain.load_config({"trainer": {"lr": 1e-3, "betas": (0.8, 0.9)}}).trainer.betas == (0.8, 0.9)
     by_text = llmtrain.load_config(preset, ["trainer.lr=1e-4", "run.name=text"])
     assert by_text == llmtrain.load_config(preset, {"trainer.lr": 1e-4, "run.name": "text"})
+    nested = {"trainer": {"lr": 1e-4}, "run": {"name": "text"}}
+    assert by_text == llmtrain.load_config(preset, nested)
     assert preset.trainer.lr == 2e-3, "a derived config does not change the other"
 
 
@@ -179,6 +181,7 @@ def test_load_config_reports_all_problems_as_data() -> None:
         llmtrain.load_config({"trainer": {"lr": "much"}, "run": {"sed": 1}}, {"trainer.max_steps": -1, "lr": 3})
     assert caught.value.exit_code == 64
     assert len(caught.value.problems) == 4
+    assert not any("--set" in problem for problem in caught.value.problems)
     with pytest.raises(llmtrain.UsageError):
         llmtrain.load_config("gpt_smok")
 

@@ -90,7 +90,7 @@ def load_config(source: "ConfigSource | None" = None, overrides: Overrides = ())
     """Load a config and check it.
 
     source: the name of a preset, the path of a YAML file, a dict of sections, or another config. Default: gpt_stdlib.
-    overrides: {"trainer.lr": 1e-3}, or ["trainer.lr=1e-3"] with YAML values as for `--set`.
+    overrides: {"trainer.lr": 1e-3}, {"trainer": {"lr": 1e-3}}, or ["trainer.lr=1e-3"] with YAML values as for `--set`.
 
     Raises ConfigError with all problems at once. The config is frozen; derive another one with
     `load_config(config, {...})`.
@@ -99,11 +99,16 @@ def load_config(source: "ConfigSource | None" = None, overrides: Overrides = ())
 
 
 def _load_config(source: "ConfigSource | None", overrides: Overrides = (), for_launch: bool = False) -> "Config":
-    from llmtrain.config.load import load_config
+    from llmtrain.config.load import flat_overrides, load_config
 
-    each = tuple(overrides.items()) if isinstance(overrides, Mapping) else overrides
-    # stacklevel: the line that called load_config, train or submit.
-    return load_config(source, each, for_launch=for_launch, on_note=lambda note: warnings.warn(note, stacklevel=5))
+    return load_config(
+        source,
+        flat_overrides(overrides) if isinstance(overrides, Mapping) else overrides,
+        for_launch=for_launch,
+        overridden_by="override",
+        # stacklevel: the line that called load_config, train or submit.
+        on_note=lambda note: warnings.warn(note, stacklevel=5),
+    )
 
 
 def train(

@@ -24,6 +24,11 @@ _SPELLING = {"--dry-run=server": "--dry-run-server", "--dry-run=client": "--dry-
 # The base class of the parser's errors, whose module depends on the version of typer.
 _ParserError: Any = typer.BadParameter.__mro__[1]
 
+_PARSER_WORDS = {
+    "Input should be greater than or equal to": "must be at least",
+    "Input should be less than or equal to": "must be at most",
+}
+
 # Dependencies of llmtrain that llmtrain-client does not have.
 _TRAINING_PACKAGES = {"torch", "numpy", "safetensors", "datasets", "tiktoken", "tokenizers"}
 
@@ -189,7 +194,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _report(error, arguments[:end])
     except _ParserError as error:
         message = error.format_message()  # empty if the help was printed instead
-        code = _report(UsageError(message, remedy=_help_hint(error)), arguments[:end]) if message else 0
+        for words, rule in _PARSER_WORDS.items():
+            message = message.replace(words, rule)
+        usage = _field_as_option(error, arguments[:end]) or UsageError(message, remedy=_help_hint(error))
+        code = _report(usage, arguments[:end]) if message else 0
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except OSError as problem:
@@ -280,6 +288,22 @@ def _output_lost(problem: OSError) -> LlmtrainError:
         remedy="Free some space, then run the same command again." if is_full(problem) else None,
         reason="disk_full" if is_full(problem) else None,
     )
+
+
+def _field_as_option(error: Any, arguments: list[str]) -> UsageError | None:
+    """The error for `--lr 3e-4` where --set accepts the field; None for other errors of the parser."""
+    takes_fields = error.ctx and any("--set" in parameter.opts for parameter in error.ctx.command.params)
+    if not takes_fields or not hasattr(error, "possibilities"):
+        return None
+    from llmtrain.config.problems import setting_of_option
+
+    option = error.option_name
+    words = [(word.partition("=")[0], word) for word in arguments]
+    at = next((index for index, (name, _) in enumerate(words) if name == option), len(words))
+    following = [words[at][1].partition("=")[2] if at < len(words) else "", *arguments[at + 1 : at + 2]]
+    value = next((word for word in following if word and not word.startswith("--")), "VALUE")
+    remedy = setting_of_option(option, value)
+    return UsageError(f"There is no option {option}.", remedy=remedy) if remedy else None
 
 
 def _help_hint(error: Any) -> str:

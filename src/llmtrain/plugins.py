@@ -239,7 +239,7 @@ def parse_options(kind: type[Any], options: Mapping[str, Any]) -> BaseModel:
     """The validated options of a class; raises UsageError for the first problem."""
     parsed, problems = read_options(kind, options)
     for path, text in problems:
-        raise UsageError(f"{'.'.join(('options', *path))}: {text}")
+        raise UsageError(f"{'.'.join(('options', *path))}{'' if text.startswith('is unknown') else ':'} {text}")
     assert parsed is not None
     return parsed
 

@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from llmtrain.config.aliases import alias_of, all_targets
 from llmtrain.config.document import parse_document
-from llmtrain.config.load import build_config, dump_config, find_config, list_presets, load_config
+from llmtrain.config.load import build_config, dump_config, find_config, flat_overrides, list_presets, load_config
 from llmtrain.config.model import LoraSection
+from llmtrain.config.problems import setting_of_option
 from llmtrain.config.schema import SECTIONS, Config, classes_of, differences, may_change
 from llmtrain.errors import ConfigError, UsageError
 
@@ -51,6 +52,32 @@ def test_presets_have_the_current_version() -> None:
 def test_presets_round_trip(preset: str) -> None:
     config = load_config(preset)
     assert load(dump_config(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [
+        ("--lr", "--set trainer.lr=8"),
+        ("--learning-rate", "--set trainer.lr=8"),
+        ("--max-steps", "--set trainer.max_steps=8"),
+        ("--batch-size", "--set trainer.micro_batch_size=8"),
+        ("--trainer.lr", "--set trainer.lr=8"),
+        ("--lora-r", "--set model.lora.rank=8"),
+    ],
+)
+def test_setting_of_an_option_that_does_not_exist(option: str, setting: str) -> None:
+    assert setting in (setting_of_option(option, "8") or "")
+
+
+def test_no_setting_for_an_option_that_names_no_field() -> None:
+    assert setting_of_option("--nonsense", "8") is None
+
+
+def test_sections_in_overrides_become_dotted_keys() -> None:
+    labels = {"team": "ml"}
+    nested = {"trainer": {"lr": 1e-3}, "model": {"lora": {"rank": 8}}, "launch.labels": labels, "run.seed": 1}
+    expected = [("trainer.lr", 1e-3), ("model.lora.rank", 8), ("launch.labels", labels), ("run.seed", 1)]
+    assert flat_overrides(nested) == expected
 
 
 class TestStrictness:
@@ -416,6 +443,16 @@ class TestOverrides:
     def test_override_is_validated(self, override: str, word: str) -> None:
         found = only_problem("schema_version: 3", override)
         assert word in found
+
+    def test_options_of_a_built_in_kind_name_classes_of_your_own(self) -> None:
+        text = only_problem("model: {name: gpt}", "model.options.x=3")
+        assert text.startswith("--set")
+        assert "data.options" not in text
+        assert "package.module:Class" in text
+
+    def test_unknown_tracker_names_the_known_ones(self) -> None:
+        text = only_problem("{}", "tracking.wandb.enabled=true")
+        assert all(word in text for word in ("mlflow", "tensorboard", "custom", "docs/extending.md"))
 
     def test_override_replaces_an_invalid_value(self) -> None:
         assert load("trainer: {max_steps: 0}", "trainer.max_steps=3").trainer.max_steps == 3

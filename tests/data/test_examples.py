@@ -58,6 +58,14 @@ def chat(*turns: tuple[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": role, "content": content} for role, content in turns]}
 
 
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_single_example_that_cannot_be_used_is_reported_first(tmp_path: Path, split: Any) -> None:
+    (tmp_path / "one.jsonl").write_text('{"question": "a", "reply": "b"}\n')
+    data = module("instruct_jsonl", cache_dir=str(tmp_path / "cache"), train_file=str(tmp_path / "one.jsonl"))
+    with pytest.raises(DataError, match="line 1"):
+        list(data.examples(split))
+
+
 class TestPlain:
     def test_tokens_answers_and_locations(self, tmp_path: Path, write_jsonl: Write) -> None:
         train = write_jsonl(EXAMPLE, "", WITH_INPUT)

@@ -162,7 +162,7 @@ def chat(lines: str, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_reset_keeps_only_the_system_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = chat("one\n/help\ntwo\n/reset\nthree\n", monkeypatch)
+    messages = chat("one\n/help\n/foo\ntwo\n/reset\n/rest\nthree\n", monkeypatch)
     assert [message["content"] for message in messages] == ["be brief", "three", "answer 2"]
 
 

@@ -17,7 +17,7 @@ from llmtrain.errors import UsageError
 from llmtrain.launch import lifecycle
 from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, plan_job
-from llmtrain.launch.plan_warnings import image_warning
+from llmtrain.launch.plan_warnings import image_warning, unused_capabilities
 from llmtrain.launch.pod import pod_template
 from llmtrain.launch.record import find_record, read_record
 from llmtrain.launch.work import Work
@@ -178,6 +178,26 @@ def container(**fields: object) -> dict[str, Any]:
 def test_patch_of_what_llmtrain_needs_is_refused(patch: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         pod_template(make(*HUB, patch=patch), "Never")
+
+
+def test_new_container_without_an_image_is_to_get_one() -> None:
+    with pytest.raises(UsageError) as caught:
+        pod_template(make(*HUB, patch={"spec": {"containers": [{"name": "main"}]}}), "Never")
+    assert "Add an image" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"),
+    [
+        (["launch.capabilities=[IPC_LOCK]"], 1),
+        (["launch.capabilities=[IPC_LOCK]", "launch.security=baseline", "launch.run_as_user=1000"], 1),
+        (["launch.capabilities=[IPC_LOCK]", "launch.security=baseline", "launch.run_as_user=0"], 0),
+        ([], 0),
+    ],
+)
+def test_capabilities_of_a_user_who_is_not_root_give_a_warning(overrides: list[str], count: int) -> None:
+    warnings = unused_capabilities(load_config("ddp_smoke", overrides, for_launch=True).launch)
+    assert len(warnings) == count
 
 
 def test_run_with_a_refused_patch_can_be_removed() -> None:

@@ -1,5 +1,6 @@
 """llmtrain chat: chat with a trained model."""
 
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -97,6 +98,8 @@ def converse(answer: Callable[["Messages"], str], messages: "Messages") -> None:
             del messages[first:]
         elif line == "/help":
             say(HELP, sys.stderr)
+        elif re.fullmatch(r"/[a-z]+", line):
+            say(f"{line} is not a command; /help lists them.", sys.stderr)
         else:
             messages.append({"role": "user", "content": line})
             messages.append({"role": "assistant", "content": answer(messages)})

@@ -66,6 +66,9 @@ def _for_text(files: list[str], to: str) -> str:
     from llmtrain.config.starter import text_config
     from llmtrain.data.text.reader import expand_files
 
+    directory = next((file for file in files if Path(file).expanduser().is_dir()), None)
+    if directory is not None:
+        raise DataError(f"{directory} is a directory.", remedy=f"Pass files such as {directory.rstrip('/')}/*.txt.")
     size = sum(path.stat().st_size for path in expand_files(files, "--text"))
     content = text_config(files, size, to)
     if content is None:

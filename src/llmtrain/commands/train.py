@@ -1,5 +1,6 @@
 """llmtrain train: start or resume a training run."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -30,6 +31,7 @@ from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
 from llmtrain.logs import is_debugging, log, setup_logging
 from llmtrain.progress import phases
+from llmtrain.runs.directory import new_run
 from llmtrain.terminal import discard, printable
 from llmtrain.text import plural
 
@@ -91,6 +93,12 @@ def _train_here(
     loaded: "Config", resume: str | None, from_: str | None, dry_run: bool, allow_config_change: bool, json_: bool
 ) -> None:
     """Train in this process."""
+    from llmtrain.distributed.env import NAMES
+
+    is_launched = any(name in os.environ for names in NAMES.values() for name in names)
+    if not (is_launched or resume or dry_run):  # of several processes, rank 0 may have created it already
+        new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)  # before torch is loaded
+
     from llmtrain.training.shutdown import StopFlag
 
     # Importing torch takes seconds, in which a pod may receive SIGTERM.
@@ -140,7 +148,6 @@ def _train_in_processes(
 ) -> None:
     """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
     from llmtrain.distributed.batch_split import micro_batches_in_step
-    from llmtrain.runs.directory import new_run
 
     micro_batches_in_step(loaded, processes)
     arguments = ["train", *forwarded_options(config, overrides, json_), *options]

@@ -47,16 +47,18 @@ def check_plugins(
     *,
     chosen: Sequence[Choice] | None = None,
     overridden: Iterable[str] = (),
+    overridden_by: str = "--set",
     unchecked: list[str] | None = None,
 ) -> None:
     """Import the classes that a config names, from `directories` and the current one too, and validate their options.
-    All problems are raised as one ConfigError. `chosen`: only these. `overridden`: keys of --set. `unchecked`: gets a
-    message for each class that needs a package which is not installed here, instead of an error."""
+    All problems are raised as one ConfigError. `chosen`: only these. `overridden`: keys of
+    `overridden_by`. `unchecked`: gets a message for each class that needs a package which is not installed here,
+    instead of an error."""
     chosen = list(choices(config)) if chosen is None else chosen
     if not chosen:
         return
     search_in([*directories, Path.cwd()])
-    problems = Problems(document, overridden)
+    problems = Problems(document, overridden, overridden_by)
     for choice in chosen:
         for path, text in _problems(choice, unchecked):
             problems.add(text, path)
@@ -75,7 +77,7 @@ def _problems(choice: Choice, unchecked: list[str] | None) -> Iterator[tuple[Key
         return
     for path, text in read_options(kind, choice.options)[1]:
         full = (*choice.path, "options", *path)
-        yield full, f"{'.'.join(full)}: {text}"
+        yield full, f"{'.'.join(full)}{'' if text.startswith('is unknown') else ':'} {text}"
 
 
 def describe_plugins(config: Config) -> dict[str, dict[str, Any]]:

@@ -47,19 +47,21 @@ def load_config(
     overrides: Sequence[Override] = (),
     *,
     for_launch: bool = False,
+    overridden_by: str = "--set",
     on_note: Callable[[str], None] = lambda note: print(f"note: {note}", file=sys.stderr),
 ) -> Config:
     """Load a config (default: the preset gpt_stdlib) and apply overrides. Classes of the user's own are imported from
     the current directory and the config's too. `for_launch`: see `build_config`; such classes may be in the image only.
-    `on_note` gets what an upgrade from an earlier schema changed."""
+    `overridden_by`: what messages call an override. `on_note` gets what an upgrade from an earlier schema changed."""
     notes: list[str] = []
     document, path = _read(DEFAULT_PRESET if source is None else source)
     document = with_bases(document, path, _find_base, notes, for_launch=for_launch)
-    config = build_config(document, overrides, notes, for_launch=for_launch)
+    config = build_config(document, overrides, notes, for_launch=for_launch, overridden_by=overridden_by)
     if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # once per run
         on_note(f"{document.source}: {'; '.join(notes)}.")
     if not for_launch:
-        check_plugins(config, document, [path.parent], overridden=overridden_keys(overrides))
+        keys = overridden_keys(overrides)
+        check_plugins(config, document, [path.parent], overridden=keys, overridden_by=overridden_by)
     return config
 
 
@@ -89,6 +91,7 @@ def build_config(
     for_launch: bool = False,
     is_launched: bool = False,
     is_recorded: bool = False,
+    overridden_by: str = "--set",
 ) -> Config:
     """The config of a parsed document. What an upgrade from an earlier schema changed is added to `notes`.
     `for_launch`: fields that earlier schemas had for pods decide. `is_recorded`: the config of a run, readable without
@@ -97,7 +100,7 @@ def build_config(
     version = values.get("schema_version", SCHEMA_VERSION)
     if is_old(version):
         document = Document(document.source, document.values, moved_lines(document.lines))
-    problems = Problems(document, overridden_keys(overrides))
+    problems = Problems(document, overridden_keys(overrides), overridden_by)
     pairs = [pair for each in overrides if (pair := _parse_override(each, problems))]
     if is_old(version):
         old = [pair for pair in pairs if is_old_name(pair[0], version)]
@@ -172,12 +175,12 @@ def _parse_override(override: Override, problems: Problems) -> tuple[str, Any] |
     key, equals, value = override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
     text = override if isinstance(override, str) else f"{key}={value!r}"
     if not equals or not 1 <= key.count(".") <= 2:
-        problems.add(f"--set {text}: write it as section.field=value, such as trainer.lr=1e-3.")
+        problems.add(f"{problems.overridden_by} {text}: write it as section.field=value, such as trainer.lr=1e-3.")
         return None
     try:
         return key.strip(), parse_value(value) if isinstance(override, str) else _plain(value)
     except (yaml.YAMLError, ValueError) as problem:
-        problems.add(f"--set {key}: {explain_value_error(problem, value)}")
+        problems.add(f"{problems.overridden_by} {key}: {explain_value_error(problem, value)}")
         return None
 
 
@@ -185,8 +188,9 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: Probl
     for key, value in pairs:
         *parents, field = key.split(".")
         kinds = classes_of(parents[0]) if parents[0] in SECTIONS else []
-        if len(parents) > 1 and kinds and not any(_has_fields(kind, parents[1]) for kind in kinds):
-            problems.add(f"--set {key}: {'.'.join(parents)} is not a section.")
+        is_field = len(parents) > 1 and any(parents[1] in kind.model_fields for kind in kinds)
+        if is_field and not any(_has_fields(kind, parents[1]) for kind in kinds):
+            problems.add(f"{problems.overridden_by} {key}: {'.'.join(parents)} is not a section.")
             continue
         target: Any = values
         for name in parents:
@@ -196,11 +200,25 @@ def _apply(pairs: list[tuple[str, Any]], values: dict[str, Any], problems: Probl
         if isinstance(target, dict):
             target[field] = value
         else:
-            problems.add(f"--set {key}: {'.'.join(parents)} is not a section in this document.")
+            problems.add(f"{problems.overridden_by} {key}: {'.'.join(parents)} is not a section in this document.")
 
 
 def _has_fields(kind: type[Section], field: str) -> bool:
     return subsection(kind, field) is not None or takes_any_name(kind, field)
+
+
+def flat_overrides(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """{"trainer": {"lr": 1e-3}} as [("trainer.lr", 1e-3)]: sections inside a mapping become keys with dots."""
+    flat: list[tuple[str, Any]] = []
+    for key, value in overrides.items():
+        section, _, field = key.partition(".")
+        kinds = classes_of(section) if section in SECTIONS else []
+        is_section = not field or any(subsection(kind, field) for kind in kinds)
+        if isinstance(value, Mapping) and is_section and key.count(".") < 2 and (value or not field):
+            flat += flat_overrides({f"{key}.{name}": item for name, item in value.items()})
+        else:
+            flat.append((key, value))
+    return flat
 
 
 def overridden_keys(overrides: Sequence[Override]) -> list[str]:

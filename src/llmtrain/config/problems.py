@@ -10,6 +10,7 @@ from llmtrain.config.aliases import alias_of
 from llmtrain.config.document import Document, KeyPath
 from llmtrain.config.schema import CUSTOM, KINDS, SECTIONS, classes_of, subsection
 from llmtrain.config.section import RUN_ID_PATTERN, Section
+from llmtrain.config.tracking import TrackingSection
 from llmtrain.config.upgrade import current_name
 from llmtrain.errors import nearest
 from llmtrain.plugins import installed_names
@@ -51,8 +52,10 @@ _RULES = {
 class Problems:
     """The problems of a document so far."""
 
-    def __init__(self, document: Document, overridden: Iterable[str] = ()) -> None:
+    def __init__(self, document: Document, overridden: Iterable[str] = (), overridden_by: str = "--set") -> None:
         self._document = document
+        self.overridden_by = overridden_by
+        """What messages call an override."""
         self._overridden = set(overridden)
         self._found: list[tuple[tuple[int, int], str]] = []
 
@@ -63,14 +66,16 @@ class Problems:
         """`path`: the field concerned; its place is put in front of the text."""
         parts = [path[:length] for length in range(len(path), 0, -1)]
         place = next((place for part in parts if (place := self._document.place(part))), None)
-        if any(".".join(part) in self._overridden for part in parts) or (path and not place and self._is_set(path[0])):
-            self._found.append(((3, 0), f"--set {text}"))
+        is_set = any(".".join(part) in self._overridden for part in parts) or self._is_set(".".join(path))
+        if is_set or (path and not place and self._is_set(path[0])):
+            self._found.append(((3, 0), f"{self.overridden_by} {text}"))
         elif place:
             self._found.append(((int(place.is_inherited), place.line), f"{place} {text}"))
         else:
             self._found.append(((2, 0), text))
 
     def _is_set(self, section: str) -> bool:
+        """Whether a field inside is overridden."""
         return any(key.startswith(f"{section}.") for key in self._overridden)
 
     def add_combination(self, section: str, fields: Iterable[str], text: str) -> None:
@@ -173,6 +178,11 @@ def describe_unknown(path: KeyPath, known: Iterable[str], kind: type[Section] | 
     if kind is not None and kind is CUSTOM.get(path[0]):
         names = ", ".join(sorted(known))
         return f"{dotted} is unknown. Known: {names}. Options of the class go into {path[0]}.options."
+    if kind and path[0] in CUSTOM and path[1:] == ("options",):
+        return (
+            f"{dotted} is unknown: {path[0]}.name {kind.model_fields['name'].default} takes no options. They belong to "
+            f"classes of your own ({path[0]}.name: package.module:Class)."
+        )
     others = [name for name, each in KINDS.get(path[0], {}).items() if kind and path[-1] in each.model_fields]
     if others and kind:
         own = kind.model_fields["name"].default
@@ -183,7 +193,20 @@ def describe_unknown(path: KeyPath, known: Iterable[str], kind: type[Section] | 
     alias = alias_of(path[-1], is_section) or _in_another_section(path)
     if alias and alias[0] != dotted:
         return f"{dotted} is unknown; here it is {alias[0]}.{f' {alias[1]}.' if alias[1] else ''}"
-    return f"{dotted} is unknown." + (nearest(path[-1], known) or f" Known: {', '.join(sorted(known))}.")
+    own = " Trackers of your own go into tracking.custom (docs/extending.md)." if kind is TrackingSection else ""
+    return f"{dotted} is unknown." + (nearest(path[-1], known) or f" Known: {', '.join(sorted(known))}.{own}")
+
+
+def setting_of_option(name: str, value: str) -> str | None:
+    """What to pass instead of an option `--name value` that does not exist; None if no field has this name."""
+    field = name.lstrip("-").replace("-", "_")
+    alias = alias_of(field, is_section=False)
+    names = {f"{section}.{each}" for section in SECTIONS for kind in classes_of(section) for each in kind.model_fields}
+    homes = sorted(each for each in names if field in (each, each.partition(".")[2]))
+    fields = homes or [alias[0] if alias else ""]
+    note = f" {alias[1]}." if alias and alias[1] and not homes else ""
+    settings = " or ".join(f"--set {each}={value}" for each in fields if "." in each)
+    return f"Use {settings}.{note}" if settings else None
 
 
 def _in_another_section(path: KeyPath) -> tuple[str, str] | None:

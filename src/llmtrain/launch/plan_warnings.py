@@ -16,7 +16,13 @@ LOCAL_CONTEXTS = ("kind-", "k3d-", "minikube", "docker-desktop", "rancher-deskto
 
 def plan_warnings(config: Config, work: Work) -> list[str]:
     warnings = [*_missing_paths(config), *_read_only_cache(config), *_idle_gpus(config)] if work.mode == "train" else []
-    return [*warnings, *_lost_tracking(config, work), *_unbindable_claims(config), *_pod_security(config)]
+    return [
+        *warnings,
+        *_lost_tracking(config, work),
+        *_unbindable_claims(config),
+        *_pod_security(config),
+        *unused_capabilities(config.launch),
+    ]
 
 
 def image_warning(launch: LaunchSection, context: str | None) -> str | None:
@@ -63,6 +69,17 @@ def _pod_security(config: Config) -> list[str]:
         return []
     return [
         f"{', '.join(fields)}: only namespaces that enforce Pod Security `privileged`, or nothing, admit such pods."
+    ]
+
+
+def unused_capabilities(launch: LaunchSection) -> list[str]:
+    """Added capabilities of a user who is not root, which the kernel drops at exec."""
+    is_user = launch.security == "restricted" or bool(launch.run_as_user)
+    if not launch.capabilities or not is_user:
+        return []
+    return [
+        f"launch.capabilities {', '.join(launch.capabilities)}: the kernel gives added capabilities to root only, "
+        "unless they are ambient. Set launch.security to baseline and launch.run_as_user to 0."
     ]
 
 

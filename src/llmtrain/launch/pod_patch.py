@@ -63,7 +63,20 @@ def patched(template: Manifest, plan: JobPlan) -> Manifest:
         raise UsageError(
             f"launch.pod_patch changes what llmtrain needs: {'; '.join(problems)}.", remedy="Remove it from the patch."
         )
+    _check_images(template, result)
     return result
+
+
+def _check_images(template: Manifest, result: Manifest) -> None:
+    for kind in ("initContainers", "containers"):
+        known = [each["name"] for each in template["spec"].get(kind, [])]
+        for each in result["spec"].get(kind, []):
+            if each["name"] not in known and not each.get("image"):
+                raise UsageError(
+                    f"launch.pod_patch: the new container {each['name']} needs an image; in the pod template: "
+                    f"{', '.join(known)}.",
+                    remedy=f"Add an image to it, or name one of the pod template ({TRAINER}: the training container).",
+                )
 
 
 def _with_container(patch: Manifest, container: str) -> Manifest:
@@ -171,12 +184,6 @@ def _broken_spec(before: Manifest, after: Manifest, container: str) -> Iterator[
             found = _named(spec.get(kind), each["name"])
             name = TRAINER if each["name"] == container else each["name"]
             yield from _broken_container(each, found, name) if found else [f"container {name} (it is required)"]
-        known = [each["name"] for each in own_spec.get(kind, [])]
-        yield from (
-            f"container {each['name']} (a new container needs an image; in the pod template: {', '.join(known)})"
-            for each in spec.get(kind, [])
-            if each["name"] not in known and not each.get("image")
-        )
 
 
 def _broken_container(before: Manifest, after: Manifest, name: str) -> Iterator[str]:

@@ -249,7 +249,8 @@ def _already_exists(run: RunDirectory) -> UsageError:
         )
     return UsageError(
         f"Run '{run.run_id}' already exists in {run.path.parent}.",
-        remedy=f"Resume it with --resume {run.run_id}, or choose another output.run_id.",
+        remedy=f"Resume it with --resume {run.run_id}, or start another run with --set output.run_id=NEW (null: "
+        "a new name).",
     )
 
 

@@ -93,6 +93,7 @@ class JsonExamples(ExampleData):
             return lines
         count = count_lines(self._path(split), name)
         if count == 1:
+            next(self._usable(name, lines))  # an example that cannot be used is reported first
             raise DataError(
                 f"{name} has a single example, so none can be held out for validation.", remedy="Set data.val_file."
             )
