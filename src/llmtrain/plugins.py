@@ -3,10 +3,12 @@
 import hashlib
 import importlib
 import inspect
+import logging
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,11 +16,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from llmtrain.errors import UsageError, nearest
+from llmtrain.errors import LlmtrainError, UsageError, nearest
 from llmtrain.files import file_sha256
+from llmtrain.logs import log
+from llmtrain.text import one_line
 
 SHOWN_LENGTH = 200
 INSTALLED = ("site-packages", "dist-packages")
+PACKAGE = str(Path(__file__).parent)
 
 OptionProblem = tuple[tuple[str, ...], str]
 """(path of the option, what is wrong with it)"""
@@ -129,10 +134,54 @@ def _import(kind: PluginKind, name: str, module: str) -> ModuleType:
 
 
 def _import_failed(kind: PluginKind, name: str, module: str, problem: BaseException) -> UsageError:
-    last = traceback.format_exception_only(problem)[-1].strip()
-    error = UsageError(f"{kind.field} {name}: importing {module} failed at {_place(problem)}: {last}")
+    error = UsageError(f"{kind.field} {name}: importing {module} failed at {_place(problem)}: {_last_line(problem)}")
     error.details["missing_module"] = problem.name if isinstance(problem, ModuleNotFoundError) else None
     return error
+
+
+def is_own(kind: type[Any]) -> bool:
+    """Whether a class is the user's own, not one of llmtrain."""
+    return kind.__module__.partition(".")[0] != "llmtrain"
+
+
+def class_name(kind: type[Any]) -> str:
+    """As it is written in a config."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+@contextmanager
+def user_code(kind: type[Any], what: str, error: type[LlmtrainError] = UsageError) -> Iterator[None]:
+    """Turn an exception that a class of the user's own raises into one error with file and line. `what` names the
+    method. LLMTRAIN_DEBUG=1 logs the traceback. What classes of llmtrain raise is not changed."""
+    try:
+        yield
+    except (LlmtrainError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as problem:
+        if not is_own(kind):
+            raise
+        log("TRAIN", "".join(traceback.format_exception(problem)).rstrip(), logging.DEBUG)
+        place, last = _place(problem), _last_line(problem)
+        raise error(f"{class_name(kind)}: {what} failed at {place}: {last}") from None
+
+
+def wrong_result(
+    kind: type[Any], what: str, value: object, expected: str, error: type[LlmtrainError] = UsageError
+) -> LlmtrainError:
+    """The error for a method that `what` ("build returned") says gave this value."""
+    name = type(value).__qualname__
+    if value is None:
+        shown = "None"
+    elif (shape := getattr(value, "shape", None)) is not None:  # a tensor or an array
+        shown = f"a {name} of shape {tuple(shape)}"
+    else:
+        shown = f"{one_line(repr(value), SHOWN_LENGTH)} ({name})"
+    return error(f"{class_name(kind)}: {what} {shown}; expected {expected}.", remedy="See docs/extending.md.")
+
+
+def _last_line(problem: BaseException) -> str:
+    """Type and message of an exception, as at the end of its traceback, on one line."""
+    return one_line(traceback.format_exception_only(problem)[-1])
 
 
 def _place(problem: BaseException) -> str:
@@ -140,8 +189,9 @@ def _place(problem: BaseException) -> str:
     if isinstance(problem, SyntaxError) and problem.filename:
         return f"{problem.filename}:{problem.lineno}"
     frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not _is_installed(frame.filename) and frame.filename != __file__]
-    last = (own or frames)[-1]
+    others = [frame for frame in frames if not frame.filename.startswith(PACKAGE)]
+    own = [frame for frame in others if not _is_installed(frame.filename)]
+    last = (own or others or frames)[-1]
     return f"{last.filename}:{last.lineno}"
 
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from llmtrain.config.data import CustomDataSection, DataSection
 from llmtrain.data.cache_dir import token_cache_dir
+from llmtrain.data.own_data import checked_chunks, checked_examples, checked_identity
 from llmtrain.data.store.directory import open_or_build
 from llmtrain.data.store.example_store import ExampleStore, example_writer
 from llmtrain.data.store.token_store import TokenStore, text_writer
@@ -24,7 +25,7 @@ from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.chat_template import template_identity
 from llmtrain.data.tokenizers.load import load_tokenizer, tokenizer_dir, tokenizer_identity
 from llmtrain.data.types import SPLITS, Example, Segment, Split, TextChunk
-from llmtrain.plugins import parse_options, source_sha256
+from llmtrain.plugins import is_own, parse_options, source_sha256
 
 __all__ = ["DataModule", "Example", "ExampleData", "PreparedData", "Segment", "Split", "TextChunk", "TextData"]
 
@@ -61,7 +62,7 @@ class DataModule(ABC):
         if not isinstance(self.config, CustomDataSection):
             return self.identity()
         return {
-            "identity": self.identity(),
+            "identity": checked_identity(type(self), self.identity),
             "class": f"{type(self).__module__}:{type(self).__qualname__}",
             "options": self.config.options,
             "code_sha256": source_sha256(type(self)),
@@ -81,14 +82,17 @@ class TextData(DataModule):
 
     def _texts(self) -> Iterator[str]:
         """The text of both splits: a character that occurs only in the validation text needs an id too."""
-        return (chunk.text for split in SPLITS for chunk in self.chunks(split))
+        return (chunk.text for split in SPLITS for chunk in self._checked(split))
+
+    def _checked(self, split: Split) -> Iterator[TextChunk]:
+        return checked_chunks(type(self), lambda: self.chunks(split)) if is_own(type(self)) else self.chunks(split)
 
     def prepare(self, threads: int) -> PreparedData:
         directory = open_or_build(
             self.cache_dir,
             identity={"source": self._source(), "tokenizer": tokenizer_identity(self.tokenizer_spec)},
             tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
-            write=text_writer(self.chunks, threads),
+            write=text_writer(self._checked, threads),
         )
         train, val = (TokenStore.open(directory, split) for split in SPLITS)
         return PreparedData(directory.tokenizer(), train, val, directory.fingerprint)
@@ -102,7 +106,12 @@ class ExampleData(DataModule):
         """The examples of a split, in order."""
 
     def _texts(self) -> Iterator[str]:
-        return (segment.text for split in SPLITS for example in self.examples(split) for segment in example.segments)
+        return (segment.text for split in SPLITS for example in self._checked(split) for segment in example.segments)
+
+    def _checked(self, split: Split) -> Iterator[Example]:
+        return (
+            checked_examples(type(self), lambda: self.examples(split)) if is_own(type(self)) else self.examples(split)
+        )
 
     def prepare(self, threads: int) -> PreparedData:
         directory = open_or_build(
@@ -113,7 +122,7 @@ class ExampleData(DataModule):
                 "template": template_identity(tokenizer_dir(self.tokenizer_spec)),
             },
             tokenizer=lambda: load_tokenizer(self.tokenizer_spec, self._texts()),
-            write=example_writer(self.examples, threads),
+            write=example_writer(self._checked, threads),
         )
         train, val = (ExampleStore.open(directory, split) for split in SPLITS)
         return PreparedData(directory.tokenizer(), train, val, directory.fingerprint)

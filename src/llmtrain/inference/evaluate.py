@@ -23,6 +23,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.logs import warn
+from llmtrain.models.base import build_checked
 from llmtrain.models.hf.lora import has_adapter
 from llmtrain.training.build import base_sha256, build_adapter
 from llmtrain.training.evaluate import EvalResult, evaluate
@@ -107,7 +108,7 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
         if base_sha256(config, adapter) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} has changed since this run was trained.")
         with preserved():
-            module = adapter.build().to(loaded.device)
+            module = build_checked(adapter).to(loaded.device)
         adapter.probe(module)
         return module
     except (LlmtrainError, OSError) as problem:

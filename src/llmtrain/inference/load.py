@@ -21,7 +21,7 @@ from llmtrain.distributed.world import World, pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import warn
-from llmtrain.models.base import ModelAdapter
+from llmtrain.models.base import ModelAdapter, build_checked
 from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.heartbeats import read_heartbeats
@@ -147,7 +147,7 @@ def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint,
     if is_lora:
         _check_base(adapter, config, recorded)
     with preserved():
-        module = adapter.build() if is_lora else adapter.build_empty()
+        module = build_checked(adapter, is_empty=not is_lora)
     stored = checkpoint.tensors("model")
     try:
         missing, unexpected = module.load_state_dict(stored, strict=False)

@@ -16,7 +16,7 @@ from torch import nn
 
 from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
-from llmtrain.plugins import parse_options
+from llmtrain.plugins import parse_options, user_code, wrong_result
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
@@ -149,6 +149,16 @@ class ModelAdapter(ABC):
             remedy=f"Implement `export` in {type(self).__qualname__}, or use the model with llmtrain generate, chat "
             "and eval.",
         )
+
+
+def build_checked(adapter: ModelAdapter, is_empty: bool = False) -> nn.Module:
+    """The module of an adapter; a class of the user's own may fail, or return something else."""
+    kind = type(adapter)
+    with user_code(kind, "build"):
+        module: object = adapter.build_empty() if is_empty else adapter.build()
+    if not isinstance(module, nn.Module):
+        raise wrong_result(kind, "build returned", module, "a torch.nn.Module")
+    return module
 
 
 @contextmanager

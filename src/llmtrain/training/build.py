@@ -25,10 +25,10 @@ from llmtrain.distributed.env import omp_threads, usable_cores
 from llmtrain.distributed.parallel import is_sharding, parallelize
 from llmtrain.distributed.world import World
 from llmtrain.env import SHARED_CORES, restored_environment
-from llmtrain.errors import UsageError
+from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import warn
-from llmtrain.models.base import LossFunction, ModelAdapter
-from llmtrain.plugins import parse_options
+from llmtrain.models.base import LossFunction, ModelAdapter, build_checked, trainable_count
+from llmtrain.plugins import is_own, parse_options, user_code, wrong_result
 from llmtrain.progress import phase
 from llmtrain.redact import redact_values
 from llmtrain.runs.metadata import cpu_architecture, versions
@@ -36,6 +36,7 @@ from llmtrain.text import plural
 from llmtrain.tracking import mlflow
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training.model import Autocast, ModelHandle
+from llmtrain.training.own_model import check_own_model
 from llmtrain.training.random_state import seeded
 from llmtrain.training.resume import Resumption, recorded_threads
 
@@ -85,6 +86,8 @@ def build_components(config: Config, world: World) -> Components:
     first = train_batches[0]  # raises if the token store is damaged
     module = build_module(config, adapter, world)
     with autocast_for(config, world)():
+        if is_own(type(adapter)) and not is_sharding(config.distributed, world):  # else it is on the CPU still
+            check_own_model(adapter, module, first.to(world.device))
         adapter.probe(module)
         isolates_examples = first.positions is None or adapter.separates_packed_examples(module)
     if not isolates_examples:
@@ -125,11 +128,12 @@ def base_sha256(config: Config, adapter: ModelAdapter) -> str | None:
 
 def build_data(config: Config) -> DataModule:
     """The dataset. Without data.tokenizer it uses the model's own tokenizer; the recorded config is not changed."""
-    kind = registry.resolve("model.name", config.model.name, registry.MODELS)
-    tokenizer = config.data.tokenizer or kind.default_tokenizer(config.model)
-    data: DataModule = registry.resolve("data.name", config.data.name, registry.DATA)(
-        config.data.model_copy(update={"tokenizer": tokenizer}), config.run.seed
-    )
+    model = registry.resolve("model.name", config.model.name, registry.MODELS)
+    with user_code(model, "default_tokenizer"):
+        tokenizer = config.data.tokenizer or model.default_tokenizer(config.model)
+    kind = registry.resolve("data.name", config.data.name, registry.DATA)
+    with user_code(kind, "__init__", DataError):
+        data: DataModule = kind(config.data.model_copy(update={"tokenizer": tokenizer}), config.run.seed)
     return data
 
 
@@ -244,15 +248,18 @@ def _warn_disabled(name: str, problem: Exception) -> None:
 
 
 def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
-    adapter: ModelAdapter = registry.resolve("model.name", config.model.name, registry.MODELS)(
-        config.model, tokenizer_vocab
-    )
+    kind = registry.resolve("model.name", config.model.name, registry.MODELS)
+    with user_code(kind, "__init__"):
+        adapter: ModelAdapter = kind(config.model, tokenizer_vocab)
     return adapter
 
 
 def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Module:
     with seeded(derive_seed(config.run.seed, "init")):
-        module = adapter.build()
+        module = build_checked(adapter)
+    if not trainable_count(module):
+        what = "build returned a module without trainable parameters:"
+        raise wrong_result(type(adapter), what, module, "at least one parameter with requires_grad")
     # A model to be sharded stays on the CPU: it moves to the GPU one block at a time.
     return module if is_sharding(config.distributed, world) else module.to(world.device)
 

@@ -1,0 +1,163 @@
+"""Classes of the user's own that fail, or return something else than llmtrain needs: one error, and no run is left."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+OWN = """
+import torch
+from torch import nn
+
+from llmtrain.data.base import Example, ExampleData, Segment, TextChunk, TextData
+from llmtrain.models.base import ModelAdapter
+
+
+class Model(ModelAdapter):
+    def build(self):
+        return nn.Sequential(nn.Embedding(self.vocab_size, 8), nn.Linear(8, self.vocab_size))
+
+
+class BuildFails(Model):
+    def build(self):
+        raise ValueError("two\\nlines")  # here
+
+
+class BuildExits(Model):
+    def build(self):
+        raise SystemExit(0)  # here
+
+
+class BuildNone(Model):
+    def build(self):
+        return None
+
+
+class WrongShape(Model):
+    def build(self):
+        return nn.Embedding(self.vocab_size, 7)
+
+
+class Frozen(Model):
+    def build(self):
+        return super().build().requires_grad_(False)
+
+
+class ForwardFails(Model):
+    def build(self):
+        return nn.Sequential(nn.Embedding(self.vocab_size, 8), nn.Linear(7, self.vocab_size))
+
+
+class LossNone(Model):
+    def loss(self, module, inputs, targets, positions=None):
+        return None
+
+
+class Words(TextData):
+    def identity(self):
+        return {}
+
+    def chunks(self, split):
+        yield TextChunk("one two three four " * 200, True)
+
+
+class IdentityFails(Words):
+    def identity(self):
+        raise RuntimeError("x")  # here
+
+
+class IdentityObject(Words):
+    def identity(self):
+        return {"x": object()}
+
+
+class ChunksFail(Words):
+    def chunks(self, split):
+        yield TextChunk("a", True)
+        raise OSError("my data is gone")  # here
+
+
+class ChunksNone(Words):
+    def chunks(self, split):
+        return None
+
+
+class ChunksString(Words):
+    def chunks(self, split):
+        yield "abc"
+
+
+class ChunksNumber(Words):
+    def chunks(self, split):
+        yield TextChunk(5, True)
+
+
+class ChunksSurrogate(Words):
+    def chunks(self, split):
+        yield TextChunk("a\\udcff", True)
+
+
+class ExamplesStrings(ExampleData):
+    def identity(self):
+        return {}
+
+    def examples(self, split):
+        yield Example(["a"], "file", 1)
+
+
+class ExamplesNumber(ExamplesStrings):
+    def examples(self, split):
+        yield Example([Segment(5, True)], "file", 1)
+"""
+MODELS = ("BuildFails", "BuildExits", "BuildNone", "WrongShape", "Frozen", "ForwardFails", "LossNone")
+TEXTS = ("IdentityFails", "IdentityObject", "ChunksFail", "ChunksNone", "ChunksString", "ChunksNumber")
+DATA = (*TEXTS, "ChunksSurrogate", "ExamplesStrings", "ExamplesNumber")
+
+
+@pytest.fixture(autouse=True)
+def own(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = workdir / "own_code.py"
+    path.write_text(OWN)
+    yield path
+    sys.modules.pop("own_code", None)
+
+
+@pytest.fixture
+def train_own(cli: Cli, tiny: list[str], tmp_path: Path) -> Cli:
+    def run(*overrides: str) -> Any:
+        shared = [text for text in tiny if not text.startswith(("model.name", "model.d_model", "data.name"))]
+        sets = [*shared, "model.name=own_code:Model", "data.name=own_code:Words", f"data.cache_dir={tmp_path / 'own'}"]
+        words = (part for text in [*sets, *overrides] for part in ("--set", text))
+        return cli("train", "--config", "gpt_smoke", *words, "--json")
+
+    return run
+
+
+@pytest.mark.parametrize(("field", "name"), [*(("model", n) for n in MODELS), *(("data", n) for n in DATA)])
+def test_own_class_that_fails_is_one_error_and_leaves_no_run(
+    field: str, name: str, train_own: Cli, own: Path, workdir: Path
+) -> None:
+    packing = ["data.packing=false"] if name.startswith("Examples") else []
+    done = train_own(f"{field}.name=own_code:{name}", *packing)
+    assert done.code == (64 if field == "model" else 65), done.err
+    what = done.json["what"]
+    assert f"own_code:{name}" in what
+    assert "\n" not in what
+    if name in ("BuildFails", "BuildExits", "IdentityFails", "ChunksFail"):
+        raising = OWN[OWN.index(f"class {name}") :].index("# here") + OWN.index(f"class {name}")
+        assert f"{own}:{OWN.count(chr(10), 0, raising) + 1}" in what
+    assert "Traceback" not in done.err
+    assert not list(workdir.glob("runs/*"))
+
+
+def test_debug_variable_shows_the_traceback(train_own: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMTRAIN_DEBUG", "1")
+    assert "Traceback" in train_own("model.name=own_code:BuildFails").err
+
+
+def test_own_classes_of_this_file_train(train_own: Cli) -> None:
+    assert train_own().code == 0
