@@ -14,6 +14,9 @@ from torch import nn
 
 from llmtrain.data.base import Example, ExampleData, Segment, TextChunk, TextData
 from llmtrain.models.base import ModelAdapter
+from llmtrain.tracking.base import Tracker
+
+print("printed by the module")
 
 
 class Model(ModelAdapter):
@@ -111,6 +114,20 @@ class ExamplesStrings(ExampleData):
 class ExamplesNumber(ExamplesStrings):
     def examples(self, split):
         yield Example([Segment(5, True)], "file", 1)
+
+
+class LogExits(Tracker):
+    def log(self, step, metrics):
+        raise SystemExit(9)
+
+
+class Stop(BaseException):
+    pass
+
+
+class OpenStops(Tracker):
+    def __init__(self, run, options):
+        raise Stop
 """
 MODELS = ("BuildFails", "BuildExits", "BuildNone", "WrongShape", "Frozen", "ForwardFails", "LossNone")
 TEXTS = ("IdentityFails", "IdentityObject", "ChunksFail", "ChunksNone", "ChunksString", "ChunksNumber")
@@ -159,5 +176,15 @@ def test_debug_variable_shows_the_traceback(train_own: Cli, monkeypatch: pytest.
     assert "Traceback" in train_own("model.name=own_code:BuildFails").err
 
 
-def test_own_classes_of_this_file_train(train_own: Cli) -> None:
-    assert train_own().code == 0
+def test_trackers_that_raise_system_exit_are_disabled_and_printing_modules_keep_json_intact(train_own: Cli) -> None:
+    done = train_own("tracking.custom=[{name: own_code:LogExits}, {name: own_code:OpenStops}]")
+    assert done.code == 0, done.err
+    assert done.json["steps"] == 4
+    assert "printed by the module" in done.err
+
+
+def test_module_that_raises_base_exception_is_one_error(train_own: Cli, own: Path) -> None:
+    own.write_text("class Stop(BaseException):\n    pass\nraise Stop('x')\n")
+    done = train_own()
+    assert done.code == 64, done.err
+    assert f"{own}:3" in done.json["what"]

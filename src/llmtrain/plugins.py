@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -118,7 +118,8 @@ def _class_at(path: str) -> type[Any]:
 def _import(kind: PluginKind, name: str, module: str) -> ModuleType:
     importlib.invalidate_caches()  # the file may be newer than the last look at its directory
     try:
-        return importlib.import_module(module)
+        with redirect_stdout(sys.stderr):  # standard output has the result of the command
+            return importlib.import_module(module)
     except ModuleNotFoundError as problem:
         if problem.name is None or not f"{module}.".startswith(f"{problem.name}."):
             raise _import_failed(kind, name, module, problem) from None
@@ -129,7 +130,9 @@ def _import(kind: PluginKind, name: str, module: str) -> ModuleType:
             remedy=f"Run llmtrain in the directory that contains {module.partition('.')[0]}, set PYTHONPATH to it, or "
             "install the package.",
         ) from None
-    except (Exception, SystemExit) as problem:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as problem:
         raise _import_failed(kind, name, module, problem) from None
 
 

@@ -87,10 +87,12 @@ class Trackers(Tracker):
         for tracker in list(self._trackers):
             try:
                 call(tracker)
-            except Exception as problem:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as problem:  # also SystemExit: a tracker does not end the run
                 self._trackers.remove(tracker)
                 name = type(tracker).__name__
-                warn("TRAIN", f"{name} failed and is disabled; training continues: {problem}")
+                warn("TRAIN", f"{name} failed and is disabled; training continues: {type(problem).__name__}: {problem}")
 
 
 class CallbackTracker(Trackers):

@@ -238,12 +238,14 @@ def open_trackers(run: TrackedRun) -> Tracker:
         try:
             kind = registry.resolve("tracking.custom", custom.name, {})
             opened.append(kind(run, parse_options(kind, custom.options)))
-        except Exception as problem:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as problem:
             _warn_disabled(custom.name, problem)
     return Trackers(opened)
 
 
-def _warn_disabled(name: str, problem: Exception) -> None:
+def _warn_disabled(name: str, problem: BaseException) -> None:
     warn("TRAIN", f"{name} could not be opened and is disabled; training continues: {problem}")
 
 
