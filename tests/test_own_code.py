@@ -1,5 +1,6 @@
 """Classes of the user's own that fail, or return something else than llmtrain needs: one error, and no run is left."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -188,3 +189,19 @@ def test_module_that_raises_base_exception_is_one_error(train_own: Cli, own: Pat
     done = train_own()
     assert done.code == 64, done.err
     assert f"{own}:3" in done.json["what"]
+
+
+def test_run_stays_in_its_directory_when_the_program_changes_to_another(
+    tiny: list[str], workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import llmtrain
+
+    for resume in (None, "here"):
+        monkeypatch.chdir(workdir)
+        overrides = [*tiny, "output.run_id=here", f"trainer.max_steps={6 if resume else 4}"]
+        config = llmtrain.load_config("gpt_smoke", overrides)
+        result = llmtrain.train(config, resume=resume, on_log=lambda *_: os.chdir(tmp_path))
+        assert result.values["run_dir"] == "runs/here"
+        assert result.run_dir == workdir / "runs" / "here"
+        assert (workdir / "runs/here/finished.json").is_file()
+    assert not (tmp_path / "runs").exists()

@@ -54,9 +54,11 @@ class TrainResult:
     """All fields of `llmtrain train --json`."""
 
     @classmethod
-    def of(cls, values: dict[str, Any]) -> "TrainResult":
+    def of(cls, values: dict[str, Any], root: Path) -> "TrainResult":
+        """`root`: absolute, because on_log may have changed the current directory since."""
         own = {name: values[name] for name in cls.__dataclass_fields__ if name not in ("run_dir", "values")}
-        return cls(**own, run_dir=Path(values["run_dir"]).absolute(), values=values)
+        run_dir = Path(values["run_dir"])
+        return cls(**own, run_dir=run_dir if run_dir.is_absolute() else root / run_dir.name, values=values)
 
     def as_dict(self) -> dict[str, Any]:
         return dict(self.values)
@@ -141,6 +143,7 @@ def train(
         from llmtrain.training.shutdown import StopFlag
 
         loaded = _config_to_train(config, resume, start_from)
+        root = Path(loaded.output.root_dir).expanduser().absolute()
         with StopFlag(stop, may_exit=False) as flag, scoped_logging():
             _import_torch()
             from llmtrain.training.build import restored_settings
@@ -148,7 +151,7 @@ def train(
 
             with restored_settings():
                 values = run_training(loaded, resume, allow_config_change, flag, progress, start_from, on_log)
-                return TrainResult.of(values)
+                return TrainResult.of(values, root)
     finally:
         _is_training.release()
 

@@ -25,7 +25,7 @@ import secrets
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llmtrain.config.section import RUN_ID_PATTERN
@@ -38,6 +38,16 @@ from llmtrain.text import format_bytes
 @dataclass(frozen=True)
 class RunDirectory:
     path: Path
+    given: Path | None = field(default=None, compare=False)
+    """The path as the user wrote it, if `path` was made absolute."""
+
+    def absolute(self) -> "RunDirectory":
+        """The same directory wherever the program changes to; messages and results show the path as before."""
+        return RunDirectory(self.path.absolute(), self.given or self.path)
+
+    def shown(self, path: Path | None = None) -> Path:
+        """How messages and results write this directory, or a path inside it."""
+        return (self.given or self.path) / (path or self.path).relative_to(self.path)
 
     @property
     def run_id(self) -> str:

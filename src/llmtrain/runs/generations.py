@@ -55,8 +55,8 @@ def begin_generation(
     if crashes >= MAX_CRASHES:
         raise TrainingFailed(
             f"Run '{run.run_id}' crashed {crashes} times in a row without a newer checkpoint than step {from_step}.",
-            remedy=f"See {run.logs} for the cause. Fix it, then run: llmtrain "
-            + (f"resume {run.run_id}" if launch else f"train --resume {run.path}"),
+            remedy=f"See {run.shown(run.logs)} for the cause. Fix it, then run: llmtrain "
+            + (f"resume {run.run_id}" if launch else f"train --resume {run.shown()}"),
             reason="gave_up",
         )
     generation = last["generation"] + 1 if last else 1

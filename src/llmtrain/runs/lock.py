@@ -64,7 +64,7 @@ class RunLock(Lock):
         """`supersede`: take over the run even from a live owner, as a launcher that starts a new generation must: the
         old one may run on an unreachable node. `wait_sec`: how long to wait for a live owner to end."""
         super().__init__(secrets.token_hex(8))
-        self._path, self._supersede, self._wait_sec = path, supersede, wait_sec
+        self._path, self._supersede, self._wait_sec = path.absolute(), supersede, wait_sec
         self._unreadable_since: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="run-lock", daemon=True)

@@ -77,7 +77,7 @@ def sync_finished(run: RunDirectory, uri: str) -> None:
         copied = sync_run(run, uri)
     except Exception as problem:
         what = problem.what if isinstance(problem, LlmtrainError) else redact(str(problem))
-        warn("SAVE", f"the run is finished, but was not copied: {what} Run: llmtrain sync {run.path} {uri}")
+        warn("SAVE", f"the run is finished, but was not copied: {what} Run: llmtrain sync {run.shown()} {uri}")
         return
     log("SAVE", f"{plural(copied['files'], 'file')} ({format_bytes(copied['bytes'])}) copied to {copied['uri']}")
 

@@ -41,6 +41,6 @@ def check_shared_directory(world: World, run: RunDirectory, lock: Lock) -> None:
     blind = [str(rank) for rank, is_visible in enumerate(visible) if not is_visible]
     if blind:
         raise UsageError(
-            f"Rank {', '.join(blind[:10])} does not see {run.path}, which rank 0 created.",
+            f"Rank {', '.join(blind[:10])} does not see {run.shown()}, which rank 0 created.",
             remedy="Set output.root_dir to a directory that all nodes share (a ReadWriteMany volume, NFS).",
         )

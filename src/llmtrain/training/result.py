@@ -51,7 +51,7 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
     groups = model_tensors(model.module), optimizer_tensors(model.module, trainer.stepper.optimizer)
     return {
         "run_id": run.run_id,
-        "run_dir": str(run.path),
+        "run_dir": str(run.shown()),
         "status": "finished",
         "steps": progress.step,
         "epochs": progress.epoch,
@@ -61,7 +61,7 @@ def build_result(context: RunContext, trainer: Trainer, seconds: float) -> Train
         **progress.losses(),
         # Of an existing checkpoint: the save of a better one may have failed.
         **({"best_val_loss": best.val_loss, "best_step": best.step} if best else {}),
-        "best_checkpoint": str(best.path) if best else None,
+        "best_checkpoint": str(run.shown(best.path)) if best else None,
         "tokens": progress.tokens,
         "tokens_per_second": round(throughput.overall, 1),
         "mfu": throughput.mfu(throughput.overall),

@@ -162,15 +162,16 @@ def _open_run(
     if existing and start_from and not config.output.run_id and is_restart():
         existing = None if existing.run_id == Path(split_reference(start_from)[0]).name else existing
     if existing is None:
-        run = rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name))
+        run = rank0(lambda: new_run(config.output.root_dir, config.output.run_id, config.run.name)).absolute()
         ownership = RunOwnership(stack, run, world, is_new=True)
         ownership.origin = rank0(lambda: resolve_origin(config, start_from, None))
         return run, ownership, None
-    ownership = RunOwnership(stack, existing, world, is_new=False)
+    run = existing.absolute()
+    ownership = RunOwnership(stack, run, world, is_new=False)
     ownership.acquire()  # first: another owner could prune the checkpoint that is chosen next
     resumption = rank0(lambda: find_resumption(existing, _resume_reference(existing, resume)))
     ownership.origin = rank0(lambda: resolve_origin(config, start_from, resumption))
-    return existing, ownership, resumption
+    return run, ownership, resumption
 
 
 def _resume_reference(run: RunDirectory, resume: str | None) -> str:
@@ -197,7 +198,7 @@ def _log_to_run(config: Config, run: RunDirectory, world: World, threads: str) -
     path = run.logs / (config.logging.file_name if world.is_first else f"rank-{world.rank}.log")
     setup_logging(config.logging, path if config.logging.log_to_file else None)
     if not world.is_first and world.local_rank == 0 and not config.logging.all_ranks:  # else a pod's log is empty
-        place = f"in {path}" if config.logging.log_to_file else "not written (logging.log_to_file)"
+        place = f"in {run.shown(path)}" if config.logging.log_to_file else "not written (logging.log_to_file)"
         log_on_every_rank(
             "DDP", f"the log of rank {world.rank} is {place}; set logging.all_ranks to show it here as well"
         )
@@ -334,7 +335,7 @@ def _prepare_interrupt(context: RunContext, tracker: Tracker, progress: TrainSta
 def _resume_hint(context: RunContext) -> str:
     run = context.run
     is_default_root = context.config.output.root_dir == OutputSection().root_dir
-    command = f"train --resume {run.run_id if is_default_root else run.path}"
+    command = f"train --resume {run.run_id if is_default_root else run.shown()}"
     return f"Resume with: llmtrain {f'resume {run.run_id}' if LAUNCH in os.environ else command}"
 
 
@@ -342,7 +343,7 @@ def _add_resume_hint(context: RunContext, error: Interrupted, step: int) -> None
     run = context.run
     if _interrupted_status(error) == "stopped":
         error.remedy = _resume_hint(context)
-    error.details = {**error.details, "run_id": run.run_id, "run_dir": str(run.path), "steps": step}
+    error.details = {**error.details, "run_id": run.run_id, "run_dir": str(run.shown()), "steps": step}
 
 
 def _end_run(
