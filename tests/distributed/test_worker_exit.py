@@ -158,3 +158,11 @@ def test_restart_is_logged_with_its_cause(caplog: pytest.LogCaptureFixture) -> N
         log_restart(workers(LOST, KILLED), 2)
     assert "rank 1 was killed by SIGKILL" in caplog.text
     assert "2 restarts left" in caplog.text
+
+
+def test_merged_error_of_a_run_that_gave_up_names_the_last_crash() -> None:
+    crash = log_restart([worker(1, 1, LlmtrainError("ValueError: my cause").as_dict())], remaining=0)
+    gave_up = TrainingFailed("Crashed 3 times.", reason="gave_up").as_dict()
+    error = merge_exits([worker(0, 65, gave_up), worker(1, 65, gave_up)], last_crash=crash)
+    assert error is not None
+    assert "ValueError: my cause" in error.what

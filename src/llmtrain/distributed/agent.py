@@ -21,6 +21,7 @@ class NodeAgent(LocalElasticAgent):
     def __init__(self, spec: WorkerSpec, logs: LogsSpecs, grace_sec: int, join_state: JoinState) -> None:
         super().__init__(spec, logs)
         self._grace_sec, self._join_state = grace_sec, join_state
+        self.last_crash: str | None = None
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._join_state.is_waiting = True
@@ -41,7 +42,7 @@ class NodeAgent(LocalElasticAgent):
             if not is_restartable(exits):
                 self._remaining_restarts = 0
             elif self._remaining_restarts > 0:
-                log_restart(exits, self._remaining_restarts - 1)
+                self.last_crash = log_restart(exits, self._remaining_restarts - 1)
         return result
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *_: Any, **__: Any) -> None:

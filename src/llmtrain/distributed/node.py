@@ -52,8 +52,8 @@ def run_node(job: NodeJob) -> None:
             host, port = rendezvous_address(node)
             wait_for_master(host, port, job.master_ready_timeout_sec)
         setup_network(node.master_addr)  # inherited by the workers
-        exits, was_interrupted = _run_agent(job, backend, join_state)
-    error = merge_exits(exits, was_interrupted)
+        exits, was_interrupted, last_crash = _run_agent(job, backend, join_state)
+    error = merge_exits(exits, was_interrupted, last_crash)
     if error is not None:
         raise error
 
@@ -107,8 +107,8 @@ def exit_on_signal_while_joining() -> Iterator[JoinState]:
         os.close(write_end)  # ends the thread
 
 
-def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool]:
-    """The exits of all workers, and whether the node was interrupted by a signal."""
+def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool, str | None]:
+    """The exits of all workers, whether the node was interrupted by a signal, and why workers were restarted last."""
     from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousError
@@ -136,7 +136,7 @@ def _run_agent(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[
             # (That of c10d ends with node 0.)
             is_left_open = backend.startswith("etcd") and not job.max_restarts
             agent.kill_workers(close_rendezvous=not was_interrupted and not is_left_open)
-        return agent.worker_exits(), was_interrupted
+        return agent.worker_exits(), was_interrupted, agent.last_crash
 
 
 def _make_agent(job: NodeJob, backend: str, join_state: JoinState, log_dir: str) -> "NodeAgent":

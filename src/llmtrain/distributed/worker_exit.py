@@ -18,9 +18,11 @@ class JoinState:
     """For other agents, in C++ where Python's signal handlers do not run."""
 
 
-def merge_exits(exits: list[ExitReport], was_interrupted: bool = False) -> LlmtrainError | None:
+def merge_exits(
+    exits: list[ExitReport], was_interrupted: bool = False, last_crash: str | None = None
+) -> LlmtrainError | None:
     """One error for all workers: 64 or 65 over a crash over 75. None if all workers finished. `was_interrupted`: the
-    node received a signal and forwarded it."""
+    node received a signal and forwarded it. `last_crash`: why the workers were restarted last."""
     failed = [worker for worker in exits if worker.exit_code]
     if not failed:
         return None
@@ -40,6 +42,8 @@ def merge_exits(exits: list[ExitReport], was_interrupted: bool = False) -> Llmtr
         error = Interrupted(f"rank {worst.rank} was interrupted (exit code {INTERRUPTED}).")
     else:
         error = LlmtrainError(f"rank {worst.rank} {_describe(_code(worst))}.")
+    if error.reason == "gave_up" and last_crash:
+        error.what += f" The last crash: {last_crash}"
     error.exit_code = code
     error.details["rank"] = worst.rank
     return error
@@ -79,8 +83,11 @@ def is_restartable(exits: list[ExitReport]) -> bool:
     return not any(w.exit_code == INTERRUPTED and w.error != "PeerLost" and not w.was_stopped for w in failed)
 
 
-def log_restart(exits: list[ExitReport], remaining: int) -> None:
+def log_restart(exits: list[ExitReport], remaining: int) -> str | None:
+    """Log why the workers are restarted, and return it."""
     failed = next((w for w in sorted(exits, key=_severity) if w.exit_code), None)
-    if failed is not None:
-        why = f": {failed.message}" if failed.error else f" {_describe(_code(failed))}."
-        warn("DDP", f"rank {failed.rank}{why} Restarting the processes ({remaining} restarts left)")
+    if failed is None:
+        return None
+    why = f": {failed.message}" if failed.error else f" {_describe(_code(failed))}."
+    warn("DDP", f"rank {failed.rank}{why} Restarting the processes ({remaining} restarts left)")
+    return f"rank {failed.rank}{why}"
