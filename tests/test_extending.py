@@ -41,7 +41,7 @@ CPU = ("--set", "run.device=cpu", "--set", "run.threads=1")
 def test_page_trains_resumes_generates_and_evaluates(project: Path, cli: Cli) -> None:
     (check,) = commands("validate")
     assert cli(*check).code == 0
-    start, resume = commands("train")
+    start, resume, _ = commands("train")
     for words in (start, resume):
         done = cli(*words, *CPU, "--json")
         assert done.code == 0, done.err
@@ -116,9 +116,9 @@ def test_launch_of_page_ships_the_directory(project: Path, cli: Cli) -> None:
 
 @pytest.mark.slow
 def test_page_trains_the_same_run_in_two_processes(project: Path, cli: Cli) -> None:
-    (start, _) = commands("train")
-    accumulate = ("--set", "trainer.grad_accum_steps=2", "--set", "distributed.reproducible_reduce=true", "--json")
-    one = cli(*start, *CPU, *accumulate)
-    two = cli(*start, *CPU, *accumulate, "--processes", "2", "--set", "output.run_id=two")
+    start, _, in_two = commands("train")
+    reproducible = ("--set", "distributed.reproducible_reduce=true", "--json")
+    one = cli(*start, *CPU, "--set", "trainer.grad_accum_steps=2", *reproducible)
+    two = cli(*in_two, *CPU, *reproducible)
     assert (one.code, two.code) == (0, 0), two.err
     assert one.json["state_sha256"] == json.loads((project / "runs/two/finished.json").read_text())["state_sha256"]
