@@ -8,17 +8,18 @@ from torch import nn
 from llmtrain.data.batches import Batch
 from llmtrain.models.base import ModelAdapter
 from llmtrain.plugins import user_code, wrong_result
+from llmtrain.training.random_state import preserved
 
 
 def check_own_model(adapter: ModelAdapter, module: nn.Module, batch: Batch) -> None:
     """Refuse a module whose output the loss cannot use. Weights, modes and random state stay as they are."""
-    kind, device = type(adapter), batch.inputs.device
+    kind = type(adapter)
     inputs, targets = batch.inputs[:1], batch.targets[:1]
     positions = None if batch.positions is None else batch.positions[:1]
     modes = [(part, part.training) for part in module.modules()]
     module.eval()  # batch norm must not count this sequence
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
+        with preserved(), torch.no_grad():
             if kind.loss is ModelAdapter.loss:
                 with user_code(kind, "the module returned by build"):
                     logits = module(inputs)
