@@ -115,7 +115,7 @@ def not_json(value: object, path: str) -> Iterator[str]:
     elif isinstance(value, float) and not math.isfinite(value):
         yield f"{path} must be a finite number, got {value}."
     elif not isinstance(value, str | int | float | None):
-        yield f"{path} must be text, a number, true, false, null, a list or a map, got {value!r:.100}. Put it in quotes."
+        yield f"{path} must be text, a number, true, false, null, a list or a map, got {value!r:.100}. Use quotes."
 
 
 def amount(quantity: str) -> Decimal:
