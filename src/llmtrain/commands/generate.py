@@ -99,6 +99,8 @@ def read_prompt(prompt: str, file: str | None) -> str:
         return prompt
     if prompt:
         raise UsageError("--prompt and --prompt-file cannot be combined.", remedy="Pass one of them.")
+    if file == "-" and sys.stdin is None:
+        raise UsageError("--prompt-file -: standard input is closed.", remedy="Pass a file, or --prompt.")
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
         return data.decode()

@@ -9,7 +9,7 @@ from llmtrain.errors import UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.training.sample import Sampling, sample_text
 
-MIN_TEMPERATURE = 0.01
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100  # beyond them logits overflow or are all equal
 Messages = list[dict[str, Any]]
 
 
@@ -34,8 +34,10 @@ def generate_text(
     """The continuation of a text, or the answer to a conversation. `on_text` is called with the text so far whenever
     there is more of it."""
     temperature = sampling.temperature
-    if temperature != 0 and not MIN_TEMPERATURE <= temperature < float("inf"):
-        raise UsageError(f"--temperature must be 0 or at least {MIN_TEMPERATURE}, got {temperature}.")
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise UsageError(
+            f"--temperature must be 0, or between {MIN_TEMPERATURE} and {MAX_TEMPERATURE}, got {temperature}."
+        )
     if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
         raise UsageError(f"--top-p must be above 0 and at most 1, got {sampling.top_p}.")
     data, tokenizer_dir = loaded.config.data, loaded.tokenizer_dir
