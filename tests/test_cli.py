@@ -603,6 +603,8 @@ class TestGenerate:
             ["--temperature", "nan"],
             ["--temperature", "1e-40"],
             ["--temperature", "inf"],
+            ["--temperature", "1e39"],
+            ["--top-p", "1e-50"],
             ["--seed", 2**64],
             ["--top-k", 10**6],
             ["--prompt", "\udcff"],  # a byte that is not UTF-8, as Python receives it from a shell

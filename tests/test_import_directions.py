@@ -25,7 +25,7 @@ LAYERS = (
     ("registry",),
     ("plugins",),
     ("content_hash", "findings", "code_bundle", "progress"),
-    ("files", "logs"),
+    ("arguments", "files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
     ("env", "interrupts", "text", "version"),
 )

@@ -17,9 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import llmtrain
@@ -437,6 +439,46 @@ def test_loading_models_does_not_change_a_training(trained: llmtrain.TrainResult
         while not training.done():
             llmtrain.load_model("first", root=root)
     assert training.result().state_sha256 == trained.state_sha256
+
+
+INVALID: dict[str, Callable[[Any], Any]] = {
+    "max_new_tokens": lambda run: [llmtrain.load_model(run).generate, (0, -1, 2.5, "5", None, True)],
+    "temperature": lambda run: [llmtrain.load_model(run).generate, ("x", None, -1, 1e39, float("nan"))],
+    "top_k": lambda run: [llmtrain.load_model(run).generate, (0, "x")],
+    "top_p": lambda run: [llmtrain.load_model(run).generate, (0, "x")],
+    "seed": lambda run: [llmtrain.load_model(run).generate, ("x", None, 1.5, -1)],
+    "prompt": lambda run: [llmtrain.load_model(run).generate, (3, None, b"x")],
+    "on_text": lambda run: [llmtrain.load_model(run).generate, (3,)],
+    "batch_size": lambda run: [partial(llmtrain.load_model(run).evaluate, "x"), (0, "x")],
+    "block_size": lambda run: [partial(llmtrain.load_model(run).evaluate, "x"), (0, "x")],
+    "files": lambda run: [llmtrain.load_model(run).evaluate, (None, 3, ["x", 3])],
+    "to": lambda run: [llmtrain.load_model(run).export, (None, 3, "")],
+    "checkpoint": lambda run: [partial(llmtrain.load_model, run), (None, 1.5, -1)],
+    "run": lambda _: [llmtrain.load_model, (3, b"x", "")],
+    "root": lambda run: [partial(llmtrain.load_model, run), (None, 3)],
+    "source": lambda _: [llmtrain.load_config, (3, [], b"gpt_smoke", "", {3: 4}, True)],
+    "overrides": lambda _: [partial(llmtrain.load_config, "gpt_smoke"), (3, None, "trainer.lr=1", [3], {3: 4})],
+    "resume": lambda _: [partial(llmtrain.train, "gpt_smoke"), ("", 3, True)],
+    "start_from": lambda _: [partial(llmtrain.train, "gpt_smoke"), ("", 3, Path("nowhere"))],
+    "progress": lambda _: [partial(llmtrain.train, "gpt_smoke"), ("bogus", None)],
+    "stop": lambda _: [partial(llmtrain.train, "gpt_smoke"), (True, "x")],
+    "on_log": lambda _: [partial(llmtrain.train, "gpt_smoke"), (3, "x")],
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_argument_is_a_usage_error(name: str, trained: llmtrain.TrainResult, workdir: Path) -> None:
+    call, values = INVALID[name](trained.run_dir)
+    for value in values:
+        with pytest.raises(llmtrain.UsageError):
+            call(**{name: value})
+    assert list(workdir.iterdir()) == []
+
+
+def test_integers_of_numpy_and_steps_are_accepted(trained: llmtrain.TrainResult) -> None:
+    model = llmtrain.load_model(trained.run_dir, checkpoint=np.int64(trained.steps))
+    assert model.loaded.step == trained.steps
+    assert len(model.generate("a", max_new_tokens=np.int64(2), seed=np.int64(1))) <= 2
 
 
 # Runs on a cluster.

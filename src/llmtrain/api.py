@@ -10,14 +10,15 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
+from llmtrain.arguments import as_integer, as_text, check_callable, check_event, check_one_of
 from llmtrain.env import openmp_variables, scoped_environment
 from llmtrain.errors import UsageError
 from llmtrain.logs import scoped_logging, warn
 
 if TYPE_CHECKING:
-    from llmtrain.config.load import ConfigSource
+    from llmtrain.config.load import ConfigSource, Override
     from llmtrain.config.schema import Config
     from llmtrain.inference.model import Dtype, Evaluation, ExportResult, Model
     from llmtrain.operate.fetch.choice import Only
@@ -99,11 +100,11 @@ def load_config(source: "ConfigSource | None" = None, overrides: Overrides = ())
 
 
 def _load_config(source: "ConfigSource | None", overrides: Overrides = (), for_launch: bool = False) -> "Config":
-    from llmtrain.config.load import flat_overrides, load_config
+    from llmtrain.config.load import load_config
 
     return load_config(
         source,
-        flat_overrides(overrides) if isinstance(overrides, Mapping) else overrides,
+        _override_list(overrides),
         for_launch=for_launch,
         overridden_by="override",
         # stacklevel: the line that called load_config, train or submit.
@@ -111,11 +112,25 @@ def _load_config(source: "ConfigSource | None", overrides: Overrides = (), for_l
     )
 
 
+def _override_list(overrides: Any) -> "list[Override]":
+    """Overrides as load_config takes them, which checks the fields and their values."""
+    from llmtrain.config.load import flat_overrides
+
+    rows = list(overrides.items()) if isinstance(overrides, Mapping) else overrides
+    for each in rows if isinstance(rows, list | tuple) else [None]:
+        if not isinstance(each[0] if isinstance(each, tuple) and len(each) == 2 else each, str):
+            raise UsageError(
+                f"overrides must be a dict of fields or a list of texts, got {overrides!r:.200}.",
+                remedy="Such as {'trainer.lr': 1e-3} or ['trainer.lr=1e-3'].",
+            )
+    return list(flat_overrides(overrides) if isinstance(overrides, Mapping) else rows)
+
+
 def train(
     config: "ConfigSource | None" = None,
     *,
-    resume: str | None = None,
-    start_from: str | None = None,
+    resume: PathLike | None = None,
+    start_from: PathLike | None = None,
     allow_config_change: bool = False,
     progress: "ProgressMode" = "auto",
     on_log: OnLog | None = None,
@@ -136,6 +151,13 @@ def train(
 
     Raises Interrupted if the run was stopped and can be resumed. One process trains one config at a time.
     """
+    from llmtrain.progress import ProgressMode
+
+    check_one_of("progress", progress, get_args(ProgressMode))
+    check_callable("on_log", on_log)
+    check_event("stop", stop)
+    resume = _run_name("resume", resume)
+    start_from = _run_name("start_from", start_from)
     if config is None and resume in (None, "auto") and start_from is None:
         raise UsageError("No config was given.", remedy="Pass a config, or the run to resume.")
     if start_from and resume not in (None, "auto"):
@@ -174,7 +196,7 @@ def load_model(
     *,
     adapter: PathLike | None = None,
     model: PathLike | None = None,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     device: str = "auto",
     root: PathLike = "runs",
 ) -> "Model":
@@ -183,7 +205,7 @@ def load_model(
     run: run id, or path of a run directory.
     adapter: directory of a peft adapter.
     model: model directory or name on the hub; with a run or an adapter: its base model.
-    checkpoint: best (or latest if there is none), latest, or step_<N>.
+    checkpoint: best (or latest if there is none), latest, or the number of a step, also as step_<N>.
     device: auto, cpu or cuda.
     root: directory of all runs.
     """
@@ -191,7 +213,9 @@ def load_model(
     from llmtrain.inference.load import Source
     from llmtrain.inference.model import Model
 
-    return Model(Source(_run_name(run), _text(adapter), _text(model), checkpoint, os.fspath(root)), device)
+    name = checkpoint if isinstance(checkpoint, str) else f"step_{as_integer('checkpoint', checkpoint)}"
+    paths = _run_name("run", run), _text("adapter", adapter), _text("model", model)
+    return Model(Source(*paths, name, as_text("root", root)), device)
 
 
 def generate(
@@ -205,7 +229,7 @@ def generate(
     top_p: float | None = None,
     seed: int = 0,
     on_text: Callable[[str], None] | None = None,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     device: str = "auto",
     root: PathLike = "runs",
 ) -> str:
@@ -229,7 +253,7 @@ def evaluate(
     *,
     batch_size: int = 8,
     block_size: int | None = None,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     device: str = "auto",
     root: PathLike = "runs",
 ) -> "Evaluation":
@@ -244,7 +268,7 @@ def export(
     *,
     merge: bool = False,
     dtype: "Dtype | None" = None,
-    checkpoint: str = "best",
+    checkpoint: str | int = "best",
     root: PathLike = "runs",
 ) -> "ExportResult":
     """Write the model of a run to a directory that transformers or peft loads, see Model.export."""
@@ -256,7 +280,7 @@ def metrics(run: PathLike, *, root: PathLike = "runs") -> list[dict[str, Any]]:
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.metrics import read_metrics
 
-    return list(read_metrics(find_run(os.fspath(root), str(_run_name(run))).metrics))
+    return list(read_metrics(find_run(as_text("root", root), str(_run_name("run", run))).metrics))
 
 
 # On a Kubernetes cluster.
@@ -288,9 +312,9 @@ def submit(
     from llmtrain.operate.status.run_status import run_status
 
     loaded = _load_config(config, {"launch.namespace": namespace} if namespace else (), for_launch=True)
-    cluster = Cluster.connect(_text(kubeconfig), context)
+    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
     loaded = loaded.with_values("launch", namespace=loaded.launch.namespace or cluster.namespace)
-    code, warnings = own_code(loaded, "the config", _text(with_code))
+    code, warnings = own_code(loaded, "the config", _text("with_code", with_code))
     plan = plan_job(loaded, nonce=secrets.token_hex(3), code=code)
     for warning in (*warnings, *plan.warnings):
         warn("K8S", warning)
@@ -306,8 +330,8 @@ def status(
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status.run_status import run_status
 
-    cluster = Cluster.connect(_text(kubeconfig), context)
-    return run_status(cluster, find_record(cluster, run, namespace or cluster.namespace))
+    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
+    return run_status(cluster, find_record(cluster, as_text("run", run), namespace or cluster.namespace))
 
 
 def why(
@@ -318,8 +342,8 @@ def why(
     from llmtrain.launch.record import find_record
     from llmtrain.operate.why.explain import explain
 
-    cluster = Cluster.connect(_text(kubeconfig), context)
-    return explain(cluster, find_record(cluster, run, namespace or cluster.namespace))
+    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
+    return explain(cluster, find_record(cluster, as_text("run", run), namespace or cluster.namespace))
 
 
 def fetch(
@@ -348,19 +372,20 @@ def fetch(
     from llmtrain.operate.fetch.find_record import find_run_to_fetch
     from llmtrain.runs.directory import check_run_id
 
-    check_run_id(run)
-    cluster = Cluster.connect(_text(kubeconfig), context)
+    check_run_id(as_text("run", run))
+    cluster = Cluster.connect(_text("kubeconfig", kubeconfig), context)
     record = find_run_to_fetch(cluster, run, namespace or cluster.namespace, claim, image)
-    return FetchResult(**fetch_run(cluster, record, Path(to).expanduser(), only, on_progress))
+    return FetchResult(**fetch_run(cluster, record, Path(as_text("to", to)).expanduser(), only, on_progress))
 
 
-def _run_name(run: PathLike | None) -> str | None:
+def _run_name(name: str, run: PathLike | None) -> str | None:
     """A Path is always the path of a run directory, text without a slash is an id."""
-    return str(Path(run).expanduser().absolute()) if isinstance(run, os.PathLike) else run
+    text = _text(name, run)
+    return str(Path(text).expanduser().absolute()) if text and isinstance(run, os.PathLike) else text
 
 
-def _text(path: PathLike | None) -> str | None:
-    return None if path is None else os.fspath(path)
+def _text(name: str, path: PathLike | None) -> str | None:
+    return None if path is None else as_text(name, path)
 
 
 def _import_torch() -> None:

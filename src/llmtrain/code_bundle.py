@@ -38,6 +38,8 @@ class CodeBundle:
 
 def read_bundle(directory: str) -> CodeBundle:
     """The files of a directory that contains modules; of a package (it has an __init__.py), with the package's name."""
+    if not directory:
+        raise UsageError("--with-code is empty.", remedy="Pass the directory with your own classes, or leave it out.")
     top = Path(directory).expanduser().absolute()
     if not top.is_dir():
         raise UsageError(f"--with-code: {directory} is {'not a directory' if top.exists() else 'missing'}.")
@@ -95,21 +97,35 @@ def check_mounted_code() -> None:
 def _files(top: Path) -> list[Path]:
     """The files to ship, sorted, without those that .gitignore names."""
     ignored = _ignored_by_git(top)
-    files = []
+    root, files = import_directory(str(top)), []
     for path in _walk(top):
         if path in ignored:
             continue
-        if path.is_symlink() and not path.resolve().is_relative_to(top.resolve()):
+        shown = os.fsencode(path).decode(errors="backslashreplace")
+        if not _is_utf8(path.relative_to(root)):
             raise UsageError(
-                f"--with-code: {path} is a symbolic link to {path.resolve()}, outside {top}.",
+                f"--with-code: the name of {shown} is not UTF-8.", remedy="Rename it, or list it in .gitignore."
+            )
+        target = Path(os.path.realpath(path))  # resolve() raises on a link that leads back to itself
+        if path.is_symlink() and not target.is_relative_to(top.resolve()):
+            raise UsageError(
+                f"--with-code: {shown} is a symbolic link to {target}, outside {top}.",
                 remedy="Copy the file into the directory, or list the link in .gitignore.",
             )
         if not path.is_file():
             raise UsageError(
-                f"--with-code: {path} is not a regular file.", remedy="Remove it, or list it in .gitignore."
+                f"--with-code: {shown} is not a regular file.", remedy="Remove it, or list it in .gitignore."
             )
         files.append(path)
     return files
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _walk(top: Path) -> Iterator[Path]:

@@ -65,6 +65,12 @@ def load(*sets: str, text: str = "") -> Config:
         (["extra_volumes=[{name: a, emptyDir: {}}]"], "not in launch.extra_mounts"),
         (["extra_mounts=[{name: a, mountPath: /a}]"], "not one of launch.extra_volumes"),
         (["pod_patch={containers: []}"], "Known: metadata, spec"),
+        (["pod_patch={metadata: {annotations: {since: 2026-11-17}}}"], "launch.pod_patch.metadata.annotations.since"),
+        (["pod_patch={spec: {tolerations: [{value: !!binary aGk=}]}}"], "launch.pod_patch.spec.tolerations[0].value"),
+        (["pod_patch={spec: {nodeSelector: !!set {a}}}"], "launch.pod_patch.spec.nodeSelector"),
+        (["pod_patch={spec: {priority: .nan}}"], "launch.pod_patch.spec.priority"),
+        (["pod_patch={spec: {priority: -.inf}}"], "launch.pod_patch.spec.priority"),
+        (["pod_patch={spec: {nodeSelector: {3: x}}}"], "launch.pod_patch.spec.nodeSelector"),
         (["pod_patch={spec: {containers: [{name: trainer, env: [{name: MY_TOKEN, value: q8Zr4Lw2}]}]}}"], "secret"),
     ],
 )

@@ -386,6 +386,14 @@ class TestExtends:
             load_config(self.write(text))
         assert caught.value.exit_code == 64
 
+    @pytest.mark.parametrize("base", ["nowhere.yaml", "no_such_preset", "."])
+    def test_missing_base_is_a_problem_of_the_line_that_extends_it(self, base: str) -> None:
+        path = self.write(f"run: {{name: mine}}\nextends: {base}")
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        assert caught.value.source == str(path)
+        assert caught.value.problems[0].startswith("line 2:")
+
     def test_circle_is_refused(self) -> None:
         self.write("extends: base.yaml")
         self.write("extends: mine.yaml", "below/base.yaml")

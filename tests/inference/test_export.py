@@ -1,5 +1,6 @@
 """Exported directories: loaded by transformers without network, modes of files, data types, the hub."""
 
+import errno
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from conftest import Cli
 from llmtrain.config.load import load_config
@@ -172,3 +174,24 @@ def test_config_has_the_end_of_text(root: Path, cli: Cli, workdir: Path) -> None
         for name in ("config.json", "generation_config.json"):
             values = json.loads((workdir / run_id / name).read_text())
             assert (values["eos_token_id"], values["bos_token_id"]) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        SafetensorError("I/O error: No space left on device (os error 28)"),  # as safetensors writes it
+    ],
+)
+def test_full_disk_leaves_nothing_behind(
+    root: Path, cli: Cli, workdir: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    def write_half(folder: Path, *_: object, **__: object) -> None:
+        (folder / "half").write_text("x")
+        raise problem
+
+    monkeypatch.setattr("llmtrain.inference.export.write_card", write_half)
+    done = cli("export", "--run", "byte", "--root", root, "--to", "exported", "--json")
+    assert (done.code, done.json["reason"]) == (65, "disk_full"), done.err
+    assert done.json["remedy"]
+    assert list(workdir.iterdir()) == []

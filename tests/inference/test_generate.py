@@ -12,10 +12,11 @@ import torch
 from conftest import Cli
 from llmtrain.commands import progress as progress_module
 from llmtrain.commands.chat import converse
+from llmtrain.commands.generate import read_prompt
 from llmtrain.commands.stream import TextStream
 from llmtrain.config.load import load_config
 from llmtrain.data.tokenizers.byte import ByteTokenizer
-from llmtrain.errors import CheckpointError
+from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.inference.load import Source, load_model
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training import sample
@@ -45,7 +46,14 @@ class Terminal(io.StringIO):
 
 def test_top_p_keeps_the_fewest_tokens_with_that_probability() -> None:
     probabilities = torch.tensor([0.1, 0.4, 0.05, 0.3, 0.15])
-    for top_p, kept in ((0.3, [1]), (0.5, [1, 3]), (0.7, [1, 3]), (0.8, [1, 3, 4]), (0.99, [0, 1, 2, 3, 4])):
+    for top_p, kept in (
+        (1e-50, [1]),
+        (0.3, [1]),
+        (0.5, [1, 3]),
+        (0.7, [1, 3]),
+        (0.8, [1, 3, 4]),
+        (0.99, [0, 1, 2, 3, 4]),
+    ):
         assert sample._nucleus(probabilities, top_p).nonzero().flatten().tolist() == kept
     logits = probabilities.log()
     chosen = {
@@ -223,3 +231,9 @@ def test_missing_checkpoint_says_when_it_comes(
         value = caught.value.as_dict()
         assert (value["step"], value["next_checkpoint"]) == (beat, following)
         assert ("--resume early" in str(value["remedy"])) is not is_running
+
+
+def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError):
+        read_prompt("", "-")

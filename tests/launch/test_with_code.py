@@ -1,6 +1,7 @@
 """launch --with-code: which files are shipped, how they reach every pod, and what resume and delete do with them."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -186,12 +187,25 @@ def test_code_with_a_token_is_refused(code: Path) -> None:
     assert "a1B2" not in str(error.value)
 
 
-@pytest.mark.parametrize("target", ["../outside.py", "../outside", "package", "nowhere"])
+@pytest.mark.parametrize("target", ["../outside.py", "../outside", "package", "nowhere", "link.py"])
 def test_links_that_leave_the_directory_are_refused(code: Path, target: str) -> None:
     write(code.parent, {"outside.py": "", "outside/a.py": ""})
     (code / "link.py").symlink_to(target)
     with pytest.raises(UsageError):
         read_bundle(str(code))
+
+
+def test_name_that_is_not_utf8_is_refused(code: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.py")
+    (code / name).write_text("")
+    with pytest.raises(UsageError) as error:
+        read_bundle(str(code))
+    assert "caf\\xe9.py" in error.value.what
+
+
+def test_empty_directory_name_is_refused() -> None:
+    with pytest.raises(UsageError):
+        own_code(load_config("ddp_smoke"), "the config", "")
 
 
 def test_link_inside_the_directory_is_shipped_as_a_file(code: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmtrain.arguments import MINIMUM
 from llmtrain.commands.options import (
     DEFAULT_ROOT,
     AdapterOption,
@@ -34,13 +35,15 @@ def command(
     adapter: AdapterOption = None,
     model: ModelOption = None,
     system: Annotated[str | None, typer.Option(help="System prompt.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 300,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=MINIMUM["max_new_tokens"], help="Maximum number of tokens per answer.")
+    ] = 300,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.7,
-    top_k: Annotated[int, typer.Option(min=1, help="Sample from this many most likely tokens.")] = 50,
+    top_k: Annotated[int, typer.Option(min=MINIMUM["top_k"], help="Sample from this many most likely tokens.")] = 50,
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the most likely tokens that have this total probability.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=MINIMUM["seed"], help="Random seed.")] = 0,
     checkpoint: CheckpointOption = "best",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     root: RootOption = DEFAULT_ROOT,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmtrain.arguments import MINIMUM
 from llmtrain.commands.options import (
     DEFAULT_ROOT,
     AdapterOption,
@@ -26,9 +27,9 @@ def command(
     adapter: AdapterOption = None,
     model: ModelOption = None,
     checkpoint: CheckpointOption = "best",
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 8,
+    batch_size: Annotated[int, typer.Option(min=MINIMUM["batch_size"], help="Sequences per batch.")] = 8,
     block_size: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per sequence. Default: that of the run.")
+        int | None, typer.Option(min=MINIMUM["block_size"], help="Tokens per sequence. Default: that of the run.")
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     root: RootOption = DEFAULT_ROOT,

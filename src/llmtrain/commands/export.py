@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from llmtrain.arguments import check_one_of
 from llmtrain.commands.options import (
     DEFAULT_ROOT,
     AdapterOption,
@@ -72,8 +73,8 @@ def command(
         from llmtrain.inference.load import Source, load_model
         from llmtrain.models.base import EXPORT_DTYPES
 
-        if dtype not in (None, *EXPORT_DTYPES):
-            raise UsageError(f"--dtype must be one of {', '.join(EXPORT_DTYPES)}, got '{dtype}'.")
+        if dtype is not None:
+            check_one_of("--dtype", dtype, EXPORT_DTYPES)
         loaded = load_model(Source(run, adapter, model, checkpoint, root), "cpu")
         source = adapter or model
         path = Path(folder).expanduser()

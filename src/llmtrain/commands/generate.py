@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from llmtrain.arguments import MINIMUM
 from llmtrain.commands.options import (
     DEFAULT_ROOT,
     AdapterOption,
@@ -40,14 +41,16 @@ def command(
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as plain text, without the prompt format of the model.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens to generate.")] = 200,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=MINIMUM["max_new_tokens"], help="Maximum number of tokens to generate.")
+    ] = 200,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(min=1, help="Sample from this many most likely tokens.")] = 50,
+    top_k: Annotated[int, typer.Option(min=MINIMUM["top_k"], help="Sample from this many most likely tokens.")] = 50,
     top_p: Annotated[
         float | None, typer.Option(help="Sample from the most likely tokens that have this total probability.")
     ] = None,
     num_samples: Annotated[int, typer.Option(min=1, help="Number of texts; sample N uses --seed plus N - 1.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=MINIMUM["seed"], help="Random seed.")] = 0,
     checkpoint: CheckpointOption = "best",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     root: RootOption = DEFAULT_ROOT,
@@ -99,6 +102,8 @@ def read_prompt(prompt: str, file: str | None) -> str:
         return prompt
     if prompt:
         raise UsageError("--prompt and --prompt-file cannot be combined.", remedy="Pass one of them.")
+    if file == "-" and sys.stdin is None:
+        raise UsageError("--prompt-file -: standard input is closed.", remedy="Pass a file, or --prompt.")
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
         return data.decode()

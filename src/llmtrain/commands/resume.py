@@ -61,7 +61,7 @@ def command(
     changed = build_config(
         parse_document(dump_config(record.config), f"the config of {run}"), overrides, is_recorded=True
     )
-    code = read_own_code(changed, f"the config of {run}", with_code) if with_code else record.code
+    code = read_own_code(changed, f"the config of {run}", with_code) if with_code is not None else record.code
     plan = plan_job(changed, record.work, code=code)
     if (plan.run_id, plan.namespace) != (record.run_id, record.namespace):
         raise UsageError(

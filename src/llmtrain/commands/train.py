@@ -123,6 +123,8 @@ def _train_here(
 def _check_options(
     from_: str | None, resume: str | None, dry_run: bool, processes: int | None, directories: dict[str, str | None]
 ) -> None:
+    if "" in (from_, resume):
+        raise UsageError("--from and --resume must not be empty.", remedy="Pass a run, or leave the option out.")
     if dry_run and (resume or processes or from_):
         raise UsageError("--dry-run cannot be combined with --resume, --processes or --from.")
     if from_ and resume not in (None, "auto"):

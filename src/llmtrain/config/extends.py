@@ -4,14 +4,15 @@ Sections are merged field by field; lists are replaced. The resolved config has 
 nor a pod needs the base.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from llmtrain.config.document import Document, KeyPath, Place, read_document
 from llmtrain.config.schema import KINDS, SCHEMA_VERSION
 from llmtrain.config.upgrade import drop_other_kinds, is_old, moved_lines, upgrade
-from llmtrain.errors import ConfigError
+from llmtrain.errors import ConfigError, UsageError
 
 KEY = "extends"
 FindBase = Callable[[str, Path], Path]
@@ -30,7 +31,9 @@ def with_bases(
             names = " -> ".join(each.name for each in (*seen, base_path))
             raise _problem(chain[-1], f"extends leads back to {base_path.name}: {names}. Remove one of them.")
         seen.append(base_path)
-        chain.append(_current(read_document(base_path), for_launch))
+        with _missing_base(chain[-1]):
+            base = read_document(base_path)
+        chain.append(_current(base, for_launch))
     merged = chain.pop()
     for derived in reversed(chain):
         merged = _merged(derived, merged, notes)
@@ -43,7 +46,19 @@ def _base_path(document: Document, path: Path, find_base: FindBase) -> Path:
         raise _problem(document, f"extends must be the path of a config or the name of a preset, got {name!r}.")
     if version != SCHEMA_VERSION:
         raise _problem(document, f"extends needs schema_version {SCHEMA_VERSION}; here it is {version!r}.")
-    return find_base(name, path.parent).absolute()
+    with _missing_base(document):
+        return find_base(name, path.parent).absolute()
+
+
+@contextmanager
+def _missing_base(document: Document) -> Iterator[None]:
+    """A base that is missing is a problem of the document that extends it."""
+    try:
+        yield
+    except ConfigError:  # of the base, which it names
+        raise
+    except UsageError as problem:
+        raise _problem(document, f"extends: {problem.what_and_known}") from None
 
 
 def _problem(document: Document, text: str) -> ConfigError:

@@ -1,6 +1,8 @@
 """Field types of the `launch` section: the syntax of Kubernetes names, quantities and labels."""
 
+import math
 import re
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -97,6 +99,23 @@ Spread = Annotated[
 ]
 Capability = Annotated[str, Field(pattern=r"^[A-Z][A-Z_]*$")]
 UserId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+def not_json(value: object, path: str) -> Iterator[str]:
+    """What JSON, and so a manifest, cannot have: dates, binary data, sets, nan, and keys that are not text."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield from not_json(item, f"{path}.{key}")
+            else:
+                yield f"{path}: the key {key!r} must be text. Put it in quotes."
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from not_json(item, f"{path}[{number}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield f"{path} must be a finite number, got {value}."
+    elif not isinstance(value, str | int | float | None):
+        yield f"{path} must be text, a number, true, false, null, a list or a map, got {value!r:.100}. Use quotes."
 
 
 def amount(quantity: str) -> Decimal:

@@ -25,6 +25,7 @@ from llmtrain.config.kubernetes_types import (
     Spread,
     UserId,
     amount,
+    not_json,
 )
 from llmtrain.config.section import CountOrZero, Names, PositiveInt, Problem, Section, Text
 from llmtrain.redact import has_secret, is_secret_setting
@@ -318,6 +319,8 @@ class LaunchSection(Section):
                 ("pod_patch",),
                 f"launch.pod_patch.{name} is not part of a pod template. Known: metadata, spec.",
             )
+        for field in ("affinity", "extra_mounts", "extra_volumes", "pod_patch", "tolerations", "topology_spread"):
+            yield from (((field,), text) for text in not_json(getattr(self, field), f"launch.{field}"))
 
     def secret_problems(self) -> Iterator[Problem]:
         """Secrets that would be readable in a manifest. Not part of `problems`: the config of a run that is already on

@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from llmtrain.arguments import as_text
 from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
@@ -70,7 +71,7 @@ def _read(source: ConfigSource) -> tuple[Document, Path]:
     if isinstance(source, Config | Mapping):
         values = source.as_dict() if isinstance(source, Config) else _plain(source)
         return Document("config", values), Path("config")
-    path = find_config(source)
+    path = find_config(as_text("config", source))
     return read_document(path), path
 
 
@@ -228,7 +229,9 @@ def overridden_keys(overrides: Sequence[Override]) -> list[str]:
 def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:
     """The valid sections; what is wrong is added to problems."""
     for name in values:
-        if name not in SECTIONS and name != "schema_version":
+        if not isinstance(name, str):
+            problems.add(f"names of sections must be text, got {shown(name)}.")
+        elif name not in SECTIONS and name != "schema_version":
             problems.add(describe_unknown((name,), SECTIONS, None), (name,))
     sections = {}
     for name in SECTIONS:

@@ -1,5 +1,6 @@
 """Exports a trained model to a directory that transformers or peft loads."""
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -9,7 +10,8 @@ from safetensors import SafetensorError
 
 from llmtrain.checkpoint.artifacts import CARD, temporary_path, write_card, write_origin
 from llmtrain.config.model import HfCausalLmSection
-from llmtrain.errors import UsageError
+from llmtrain.errors import DataError, UsageError
+from llmtrain.files import is_full
 from llmtrain.inference.load import LoadedModel
 from llmtrain.models.hf.lora import ADAPTER, has_adapter
 
@@ -29,6 +31,12 @@ def export_model(
         )
         return sorted(path.name for path in target.iterdir())
     except (OSError, SafetensorError) as problem:  # safetensors raises its own error on ENOSPC
+        if is_full(problem) or f"os error {errno.ENOSPC}" in str(problem):
+            raise DataError(
+                f"Cannot write to {folder}: its disk is full. Nothing was written.",
+                remedy="Free some space, or choose a directory on another disk.",
+                reason="disk_full",
+            ) from None
         raise UsageError(f"Cannot write to {folder}: {getattr(problem, 'strerror', None) or problem}.") from None
 
 

@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from llmtrain.arguments import as_integer, as_number
 from llmtrain.config.schema import EXAMPLE_DATA
 from llmtrain.data.examples.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.errors import UsageError
 from llmtrain.inference.load import LoadedModel
 from llmtrain.training.sample import Sampling, sample_text
 
-MIN_TEMPERATURE = 0.01
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100  # beyond them logits overflow or are all equal
 Messages = list[dict[str, Any]]
 
 
@@ -33,11 +34,7 @@ def generate_text(
 ) -> str:
     """The continuation of a text, or the answer to a conversation. `on_text` is called with the text so far whenever
     there is more of it."""
-    temperature = sampling.temperature
-    if temperature != 0 and not MIN_TEMPERATURE <= temperature < float("inf"):
-        raise UsageError(f"--temperature must be 0 or at least {MIN_TEMPERATURE}, got {temperature}.")
-    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
-        raise UsageError(f"--top-p must be above 0 and at most 1, got {sampling.top_p}.")
+    sampling = check_sampling(sampling)
     data, tokenizer_dir = loaded.config.data, loaded.tokenizer_dir
     if isinstance(prompt, str):
         text, prefix = prompt, [] if loaded.is_run else loaded.tokenizer.prefix_ids()
@@ -55,3 +52,21 @@ def generate_text(
             stop=stop,
             on_text=on_text,
         )
+
+
+def check_sampling(sampling: Sampling) -> Sampling:
+    temperature = as_number("temperature", sampling.temperature)
+    top_p = None if sampling.top_p is None else as_number("top_p", sampling.top_p)
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        raise UsageError(
+            f"temperature must be 0, or between {MIN_TEMPERATURE} and {MAX_TEMPERATURE}, got {sampling.temperature!r}."
+        )
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"top_p must be above 0 and at most 1, got {sampling.top_p!r}.")
+    return Sampling(
+        as_integer("max_new_tokens", sampling.max_new_tokens),
+        temperature,
+        None if sampling.top_k is None else as_integer("top_k", sampling.top_k),
+        as_integer("seed", sampling.seed),
+        top_p,
+    )

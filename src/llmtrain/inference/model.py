@@ -1,11 +1,12 @@
 """Model: a trained model in memory, to generate with, evaluate and export."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from llmtrain.arguments import as_integer, as_text, check_callable, check_event, check_one_of
 from llmtrain.errors import UsageError
 from llmtrain.inference.evaluate import evaluate_files
 from llmtrain.inference.export import export_model
@@ -97,6 +98,9 @@ class Model:
         on_text: called with the text so far whenever there is more of it.
         stop: setting this event, from another thread, ends the text early.
         """
+        if not isinstance(prompt, str):
+            raise UsageError(f"prompt must be text, got {prompt!r}.")
+        check_callable("on_text", on_text)
         sampling = Sampling(max_new_tokens, temperature, top_k, seed, top_p)
         return generate_text(self._loaded, prompt_for(self._loaded, prompt, raw), sampling, _is_set(stop), on_text)
 
@@ -116,7 +120,11 @@ class Model:
         on_progress: called with what is being done, the number of batches done, and their total if it is known.
         stop: setting this event, from another thread, raises Interrupted.
         """
-        names = [os.fspath(each) for each in ([files] if isinstance(files, str | os.PathLike) else files)]
+        batch_size = as_integer("batch_size", batch_size)
+        block_size = None if block_size is None else as_integer("block_size", block_size)
+        check_callable("on_progress", on_progress)
+        several = files if isinstance(files, Iterable) and not isinstance(files, str | os.PathLike) else [files]
+        names = [as_text("files", each) for each in several]
         results = evaluate_files(self._loaded, names, batch_size, block_size, _is_set(stop), on_progress)
         tuned, base = results["tuned"], results.get("base")
         return Evaluation(
@@ -136,13 +144,15 @@ class Model:
         merge: LoRA runs: merge the adapter into the base model.
         dtype: data type of the weights; by default that of the base model, float32 for weights that a run has trained.
         """
-        if dtype not in (None, *EXPORT_DTYPES):
-            raise UsageError(f"--dtype must be one of {', '.join(EXPORT_DTYPES)}, got '{dtype}'.")
+        to = as_text("to", to)
+        if dtype is not None:
+            check_one_of("dtype", dtype, EXPORT_DTYPES)
         loaded, directory = self._loaded, self._source.adapter or self._source.model
         card_source = Path(directory).expanduser() if directory else None
         files = export_model(loaded, Path(to).expanduser(), merge, dtype, card_source)
-        return ExportResult(loaded.label, loaded.step, loaded.val_loss, os.fspath(to), files)
+        return ExportResult(loaded.label, loaded.step, loaded.val_loss, to, files)
 
 
 def _is_set(stop: StopEvent | None) -> Callable[[], bool]:
+    check_event("stop", stop)
     return stop.is_set if stop is not None else lambda: False

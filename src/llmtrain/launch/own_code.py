@@ -9,7 +9,7 @@ from llmtrain.config.schema import Config
 def own_code(config: Config, source: str, with_code: str | None) -> tuple[CodeBundle | None, list[str]]:
     """The code to ship (`--with-code`), and warnings. Classes of the config that it contains are imported and their
     options validated; others must be in the image, which is not known here. `source`: the config, for messages."""
-    code = read_bundle(with_code) if with_code else None
+    code = read_bundle(with_code) if with_code is not None else None
     modules = {path.partition("/")[0].removesuffix(".py") for path in code.paths} if code else set()
     chosen = list(choices(config))
     shipped = [choice for choice in chosen if _top_module(choice) in modules]

@@ -11,8 +11,11 @@ from llmtrain.config.output import OutputSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.runs.directory import RunDirectory, find_run
+from llmtrain.runs.manifest import POINTERS
 from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.summary import config_values
+
+STEP = re.compile(r"(?:step_)?([0-9]{1,18})")
 
 
 def run_to_resume(resume: str, root: str) -> RunDirectory:
@@ -30,9 +33,24 @@ def config_to_resume(resume: str, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+def split_reference(reference: str) -> tuple[str, str]:
+    """RUN[@STEP] of `train --from`: `first@50` -> (`first`, `50`); without @: the best checkpoint."""
+    name, _, at = reference.rpartition("@")
+    is_valid = bool(name) and (at in POINTERS or STEP.fullmatch(at) is not None)
+    if is_valid and ("@" not in name or Path(name).expanduser().exists()):
+        return name, at
+    if reference and ("@" not in reference or Path(reference).expanduser().exists()):
+        return reference, "best"
+    raise UsageError(
+        f"--from {reference!r} is not RUN or RUN@STEP.",
+        remedy="RUN is a run id or the path of a run. STEP is best (the default), latest or the number of a step, such "
+        "as first@50.",
+    )
+
+
 def config_to_start_from(reference: str, overrides: Sequence[str] = ()) -> tuple[str, list[str]]:
     """The config file of the run that RUN[@STEP] names, and overrides for a new run beside it."""
-    run = _with_config(find_run(_root(overrides), re.sub(r"@(best|latest|(step_)?[0-9]+)$", "", reference)))
+    run = _with_config(find_run(_root(overrides), split_reference(reference)[0]))
     location = [each for each in _current_location(run, config_values(run).get("output")) if "root_dir" in each]
     return str(run.config), [*location, "output.run_id=null", "run.threads=null", *overrides]
 

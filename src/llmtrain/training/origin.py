@@ -4,7 +4,6 @@ meta.json records the origin before anything else is written, so a run that is k
 from the same weights again; after that checkpoint the origin is not needed any more.
 """
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from llmtrain.files import file_sha256
 from llmtrain.logs import log
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.manifest import MANIFEST, POINTERS
+from llmtrain.runs.recorded_config import STEP, split_reference
 from llmtrain.runs.summary import read_meta
 from llmtrain.training.resume import Resumption
 
-_AT = re.compile(r"(?:step_)?([0-9]{1,18})")
 # Fields of a model that do not decide what its weights mean.
 _NOT_ARCHITECTURE = ("attention", "dropout", "dtype", "trust_remote_code", "vocab_size")
 _LORA_SCALING = ("alpha", "dora", "rank", "rslora", "target_modules")
@@ -48,21 +47,11 @@ class Origin:
         }
 
 
-def split_reference(reference: str) -> tuple[str, str]:
-    """`first@50` -> (`first`, `50`); without @: the best checkpoint."""
-    name, _, at = reference.rpartition("@")
-    if name and (at in POINTERS or _AT.fullmatch(at)):
-        return name, at
-    if name and not Path(reference).expanduser().exists():
-        raise UsageError(f"--from {reference}: '{at}' is not a checkpoint.", remedy="Write RUN@best, @latest or @STEP.")
-    return reference, "best"
-
-
 def find_origin(root: str, reference: str) -> Origin:
     name, at = split_reference(reference)
     run = find_run(root, name)
     store = CheckpointStore(run.checkpoints)
-    step = _AT.fullmatch(at)
+    step = STEP.fullmatch(at)
     if step:
         checkpoint = store.at(int(step[1])) if int(step[1]) in store.steps() else None
     else:

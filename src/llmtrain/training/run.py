@@ -28,6 +28,7 @@ from llmtrain.progress import ProgressMode, is_live, phase, progress_mode
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import end_generation, has_restored, note_generation
 from llmtrain.runs.heartbeats import clear_heartbeats
+from llmtrain.runs.recorded_config import split_reference
 from llmtrain.runs.sync import check_installed as check_sync_installed
 from llmtrain.runs.sync import sync_finished
 from llmtrain.tracking.base import CallbackTracker, OnLog, Status, TrackedRun, Tracker
@@ -47,7 +48,7 @@ from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.optim import build_optimizer
-from llmtrain.training.origin import Origin, check_architecture, load_weights, resolve_origin, split_reference
+from llmtrain.training.origin import Origin, check_architecture, load_weights, resolve_origin
 from llmtrain.training.ownership import RunOwnership, is_restart, may_be_restarted, owns_run
 from llmtrain.training.rank_checks import check_same_data_and_model, check_shared_directory
 from llmtrain.training.result import (

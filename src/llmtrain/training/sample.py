@@ -77,6 +77,7 @@ def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     """Zero for all but the fewest most likely tokens that together have at least this probability."""
     values, order = probabilities.sort(descending=True, stable=True)
     is_kept = values.cumsum(-1) - values < top_p  # the probability of all tokens before it
+    is_kept[0] = True  # also if top_p is 0 in the precision of the probabilities
     return torch.zeros_like(probabilities).scatter_(0, order[is_kept], values[is_kept])
 
 
