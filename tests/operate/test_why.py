@@ -616,6 +616,23 @@ def test_heartbeats_replace_a_log_that_cannot_be_read(
     assert log_ages == [None]
 
 
+def test_run_that_ends_while_heartbeats_are_watched(kube: KubeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has exited sends no heartbeats either."""
+    run = launch(kube)
+    run.pod(0)
+    run.pod(1)
+    kube.forbidden |= {"log"}
+
+    def watch(*_: object) -> Stall:
+        end(run, 0, 64, *CONFIG)
+        end(run, 1, 75, *GONE)
+        fail(run)
+        return Stall(None, [0, 1], [], {0: 7, 1: 7})
+
+    monkeypatch.setattr(why_module, "watch_heartbeats", watch)
+    assert why(run).cause == "bad_config"
+
+
 @pytest.mark.parametrize(("log_age", "polls"), [(300.0, 3), (None, 15)])
 def test_heartbeats_are_watched_longer_without_a_log(
     monkeypatch: pytest.MonkeyPatch, log_age: float | None, polls: int

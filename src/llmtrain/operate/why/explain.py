@@ -21,19 +21,28 @@ def diagnose(cluster: Cluster, record: Record, stall_after_sec: float) -> tuple[
     with objects_of(cluster, record):
         snapshot = take_snapshot(cluster, record)
         cause, diagnosis = find_cause(snapshot)
-        if cause in NO_PROBLEM and record.work.mode == "train":
-            log_age = log_age_sec(cluster, snapshot)
-            if log_age is None or log_age > stall_after_sec:
-                stall = watch_heartbeats(cluster, snapshot, log_age, stall_after_sec)
-                unreadable = [f"Heartbeats cannot be read: {stall.error}"] if log_age is None and stall.error else []
-                snapshot = replace(
-                    snapshot,
-                    stall=stall,
-                    status=_with_step(snapshot.status, stall),
-                    unreadable=[*snapshot.unreadable, *unreadable],
-                )
-                cause, diagnosis = find_cause(snapshot)
+        log_age = log_age_sec(cluster, snapshot) if _may_hang(record, cause) else 0.0
+        if log_age is not None and log_age <= stall_after_sec:
+            return snapshot, cause, diagnosis
+        stall = watch_heartbeats(cluster, snapshot, log_age, stall_after_sec)
+        if not stall.advancing_ranks:  # the run may have ended meanwhile, and its heartbeats with it
+            snapshot = take_snapshot(cluster, record)
+            cause, diagnosis = find_cause(snapshot)
+        if _may_hang(record, cause):
+            snapshot = _with_stall(snapshot, stall)
+            cause, diagnosis = find_cause(snapshot)
         return snapshot, cause, diagnosis
+
+
+def _may_hang(record: Record, cause: str) -> bool:
+    return cause in NO_PROBLEM and record.work.mode == "train"
+
+
+def _with_stall(snapshot: Snapshot, stall: Stall) -> Snapshot:
+    is_unknown = stall.seconds is None and stall.error
+    unreadable = [f"Heartbeats cannot be read: {stall.error}"] if is_unknown else []
+    status = _with_step(snapshot.status, stall)
+    return replace(snapshot, stall=stall, status=status, unreadable=[*snapshot.unreadable, *unreadable])
 
 
 def _with_step(status: RunStatus, stall: Stall) -> RunStatus:
