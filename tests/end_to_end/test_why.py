@@ -275,11 +275,12 @@ def test_hanging_rank(kube: Kube, no_logs: Kube) -> None:
             f"{pod} is still running",
             "exit code 75",
         ]
-        why = ask(no_logs, "hung")  # at first from the heartbeats
+        heartbeats = Expected([], "rank_hung", ["Rank 1 ", pod], ["llmtrain recover hung"])
+        check(ask(no_logs, "hung"), heartbeats)
+        # With the log, which tells a run that waits for its peer from one that trains, also the report of the peer.
         deadline = time.monotonic() + 60
-        while "exit code 75" not in "\n".join(why["evidence"]) and time.monotonic() < deadline:
-            check(why, Expected([], "rank_hung", ["Rank 1 ", pod], ["llmtrain recover hung"]))
-            why = ask(no_logs, "hung")
+        while "exit code 75" not in "\n".join((why := ask(kube, "hung"))["evidence"]) and time.monotonic() < deadline:
+            time.sleep(1)
         check(why, Expected([], "rank_hung", facts, ["llmtrain recover hung"]))
         done = kube.llmtrain("recover", "hung", "--json").json
         assert [row["name"] for row in done["frozen"]] == [pod]
