@@ -472,7 +472,7 @@ class TestConcurrentResumes:
             lifecycle.resume(kube.cluster(), record, make_plan())
         assert snapshot(kube) == before
 
-    @pytest.mark.parametrize("kind", ["indexed_job", "train_job"])
+    @pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
     def test_exactly_one_wins_at_any_interleaving(self, kube: KubeServer, kind: str) -> None:
         """The other command runs completely before the n-th request of this one."""
         for number in itertools.count():
