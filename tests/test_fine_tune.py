@@ -453,7 +453,7 @@ def test_export_to_a_full_tmpfs(workspace: Workspace, workdir: Path) -> None:
             str(disk / "out"),
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 64, done.stderr
+        assert done.returncode == 65, done.stderr
         assert str(disk / "out") in done.stderr
         assert list(disk.iterdir()) == []
     finally:
