@@ -103,7 +103,8 @@ def mask(line: str) -> str:
     """A line without what differs between runs and machines: numbers, hashes, column widths, text of the model."""
     line = re.sub(r'(\[SAMPLE\].* ->|"sample(?:_prompt)?": ).*', r"\1", line)
     line = re.sub(r"\b[0-9a-f]{12,}\b", "0", line)
-    return " ".join(re.sub(r"\d[\d,.:]*(?:e[+-]?\d+)?", "0", line).split())
+    line = " ".join(re.sub(r"\d[\d,.:]*(?:e[+-]?\d+)?", "0", line).split())
+    return re.sub(r"\b0 (min|h|d)\b", "0 s", line)  # ages and durations
 
 
 def is_same_line(shown: str, real: str) -> bool:
