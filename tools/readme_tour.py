@@ -102,9 +102,10 @@ def portable(output: str) -> str:
 def mask(line: str) -> str:
     """A line without what differs between runs and machines: numbers, hashes, column widths, text of the model."""
     line = re.sub(r'(\[SAMPLE\].* ->|"sample(?:_prompt)?": ).*', r"\1", line)
-    line = re.sub(r"\b[0-9a-f]{12,}\b", "0", line)
+    line = re.sub(r"\b[0-9a-f]{12,}\b", "0", line).replace("aarch64", "x86_64")
     line = " ".join(re.sub(r"\d[\d,.:]*(?:e[+-]?\d+)?", "0", line).split())
-    return re.sub(r"\b0 (min|h|d)\b", "0 s", line)  # ages and durations
+    line = re.sub(r"\b0 (us|ms|min|h|d)\b", "0 s", line)  # ages and durations
+    return re.sub(r"\b0 [kMGT]i?B\b", "0 B", line)  # sizes and bandwidths
 
 
 def is_same_line(shown: str, real: str) -> bool:
