@@ -213,7 +213,7 @@ def test_killed_run_resumes_on_any_world_size(make: MakeConfig, by_size: dict[in
 def test_only_rank_0_writes_metrics_and_logs(make: MakeConfig) -> None:
     config = make(trainer__max_steps=2, trainer__warmup_steps=1)
     ended = ranks.train_ranks(config, 2)
-    assert [end.value is None for end in ended] == [False, True]
+    assert all(end.value is not None for end in ended), "every rank has the result"
     folder = Path(config.output.root_dir) / harness.RUN_ID
     assert len(harness.train_rows(folder)) == 2
     beats = sorted(path.name for path in (folder / "heartbeats").glob("rank-*.json"))
