@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from conftest import Cli
 from llmtrain.config.load import load_config
 from llmtrain.training.run import run_training
 from tiny_llama import make_examples, make_model
+
+Cli = Callable[..., Any]
 
 TEXT = "the pod waits for the master, the node resumes. Été 😀\n" * 60
 PROMPT = "the pod "

@@ -3,13 +3,13 @@
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from conftest import Cli
 from llmtrain.commands import progress as progress_module
 from llmtrain.commands.chat import converse
 from llmtrain.commands.generate import read_prompt
@@ -22,6 +22,8 @@ from llmtrain.runs.directory import RunDirectory
 from llmtrain.training import sample
 from llmtrain.training.run import run_training
 from llmtrain.training.sample import Sampling, sample_text
+
+Cli = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
