@@ -16,8 +16,7 @@ from typing import Any
 from llmtrain.checkpoint.shards import Index, check_index, read_full, read_into
 from llmtrain.checkpoint.state import Tensors, TrainState
 from llmtrain.errors import CheckpointError
-from llmtrain.files import file_sha256
-from llmtrain.runs.manifest import MANIFEST, is_entry, is_whole, step_of
+from llmtrain.runs.manifest import MANIFEST, damage, is_entry, is_whole, step_of
 
 FORMAT_VERSION = 2
 STATE = "state.json"
@@ -45,15 +44,8 @@ class Checkpoint:
     def verify(self) -> None:
         """Raise CheckpointError, naming the file, unless every byte is as written."""
         for name, entry in self._manifest().items():
-            file = self.path / name
-            if file.is_symlink() or not file.is_file():
-                raise CheckpointError(f"{file} is missing.")
-            try:
-                is_intact = file.stat().st_size == entry["bytes"] and file_sha256(file) == entry["sha256"]
-            except OSError as problem:
-                raise CheckpointError(f"{file} cannot be read: {problem.strerror or problem}.") from None
-            if not is_intact:
-                raise CheckpointError(f"{file} is damaged: its SHA-256 does not match {MANIFEST}.")
+            if problem := damage(self.path / name, entry):
+                raise CheckpointError(problem)
         # Matching hashes do not prove that the content is consistent.
         index = self._index()
         for group in GROUPS:

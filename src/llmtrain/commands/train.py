@@ -175,15 +175,16 @@ def _load(
 ) -> tuple[str | None, list[str], "Config"]:
     """The given config with overrides; without one, that of the run to resume or to start from."""
     from llmtrain.config.load import load_config
-    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from, run_to_resume
+    from llmtrain.runs.directory import find_run
+    from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from, is_checkpoint_path
 
     if config is None and from_:
         config, overrides = config_to_start_from(from_, overrides)
     elif config is None and resume not in (None, "auto"):
         return config, overrides, config_to_resume(str(resume), overrides)
     loaded = load_config(config, overrides)
-    if resume not in (None, "auto"):
-        run_to_resume(str(resume), loaded.output.root_dir)  # before torch is loaded
+    if resume not in (None, "auto") and not is_checkpoint_path(str(resume)):
+        find_run(loaded.output.root_dir, str(resume))  # a missing run is refused before torch is loaded
     return config, overrides, loaded
 
 

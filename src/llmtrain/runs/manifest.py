@@ -37,13 +37,24 @@ def is_entry(row: Any) -> bool:
     return isinstance(row, dict) and isinstance(row.get("bytes"), int) and isinstance(row.get("sha256"), str)
 
 
+def damage(file: Path, entry: dict[str, Any]) -> str | None:
+    """What is wrong with a file of a checkpoint; None if every byte is as written."""
+    if file.is_symlink() or not file.is_file():
+        return f"{file} is missing."
+    try:
+        is_same = file.stat().st_size == entry["bytes"] and file_sha256(file) == entry["sha256"]
+    except OSError as problem:
+        return f"{file} cannot be read: {problem.strerror or problem}."
+    return None if is_same else f"{file} is damaged: its SHA-256 does not match {MANIFEST}."
+
+
 def is_intact(checkpoint: Path) -> bool:
-    """Whether every file of the checkpoint has its recorded SHA-256; reads all of them."""
+    """Whether the manifest and every file of a checkpoint are as written; reads all of them."""
     try:
         text = (checkpoint / MANIFEST).read_text(encoding="utf-8")
         files = json.loads(text)["files"]
         return is_whole(text, files) and all(
-            is_entry(entry) and file_sha256(checkpoint / name) == entry["sha256"] for name, entry in files.items()
+            is_entry(entry) and damage(checkpoint / name, entry) is None for name, entry in files.items()
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return False

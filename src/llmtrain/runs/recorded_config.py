@@ -18,15 +18,17 @@ from llmtrain.runs.summary import config_values
 STEP = re.compile(r"(?:step_)?([0-9]{1,18})")
 
 
-def run_to_resume(resume: str, root: str) -> RunDirectory:
-    """The run that is named by its id, its directory or one of its checkpoints."""
+def is_checkpoint_path(resume: str) -> bool:
+    """Whether --resume names a checkpoint, rather than a run; .pt: as version 1 named them."""
     path = Path(resume).expanduser()
-    return find_run(root, str(path.absolute().parents[1]) if path.parent.name == "checkpoints" else resume)
+    return path.parent.name == "checkpoints" or path.suffix == ".pt"
 
 
 def config_to_resume(resume: str, overrides: Sequence[str] = ()) -> Config:
-    """The recorded config of the run to resume, with overrides."""
-    run = _with_config(run_to_resume(resume, _root(overrides)))
+    """The recorded config of a run, named by its id, its directory or one of its checkpoints, with overrides."""
+    path = Path(resume).expanduser()
+    name = str(path.absolute().parents[1]) if path.parent.name == "checkpoints" else resume
+    run = _with_config(find_run(_root(overrides), name))
     document = read_document(run.config)
     config = build_config(document, [*_current_location(run, document.values.get("output")), *overrides])
     check_run_plugins(config, document, run)

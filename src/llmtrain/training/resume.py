@@ -22,6 +22,7 @@ from llmtrain.redact import redact, redact_values
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.generations import has_saved
 from llmtrain.runs.metrics import read_metrics
+from llmtrain.runs.recorded_config import is_checkpoint_path
 from llmtrain.runs.summary import config_values, read_meta
 
 Change = tuple[str, Any, Any]
@@ -53,7 +54,7 @@ def find_resumed_run(config: Config, resume: str) -> RunDirectory | None:
 
 
 def _named_run(config: Config, resume: str) -> RunDirectory:
-    if _is_checkpoint_path(resume):
+    if is_checkpoint_path(resume):
         checkpoint = find_checkpoint(Path(resume).expanduser())
         return find_run(config.output.root_dir, str(checkpoint.path.absolute().parents[1]))
     return find_run(config.output.root_dir, resume)
@@ -63,7 +64,7 @@ def find_resumption(run: RunDirectory, resume: str) -> Resumption:
     """The checkpoint that --resume names, else the newest intact one. The caller must own the run's lock."""
     store = CheckpointStore(run.checkpoints)
     store.clean()
-    if _is_checkpoint_path(resume):
+    if is_checkpoint_path(resume):
         checkpoint = find_checkpoint(Path(resume).expanduser())
         checkpoint.verify()
         return Resumption(run, checkpoint, True)
@@ -103,11 +104,6 @@ def recorded_threads(resumption: Resumption | None) -> int | None:
     threads = section.get("threads") if isinstance(section, dict) else None
     is_valid = isinstance(threads, int) and not isinstance(threads, bool) and 0 < threads <= MAX_THREADS
     return threads if is_valid else None
-
-
-def _is_checkpoint_path(resume: str) -> bool:
-    path = Path(resume).expanduser()
-    return path.parent.name == "checkpoints" or path.suffix == ".pt"
 
 
 def _newest_run(config: Config) -> RunDirectory | None:
