@@ -50,7 +50,21 @@ def test_lora_lowers_the_validation_loss_and_loads_in_peft(
     assert evaluated["loss"] < evaluated["base"]["loss"] - 0.1  # typically 0.15: few examples, few steps
     (sample,) = json.loads((tmp_path / "smol/samples/step_6.json").read_text())
     assert sample["answer"].strip()
-    assert cli("export", "--run", "smol", "--root", str(tmp_path), "--merge", "--to", str(tmp_path / "m")).code == 0
+    assert (
+        cli(
+            "export",
+            "--run",
+            "smol",
+            "--root",
+            str(tmp_path),
+            "--merge",
+            "--dtype",
+            "float32",
+            "--to",
+            str(tmp_path / "m"),
+        ).code
+        == 0
+    )
     check_logits(model, tmp_path)
 
 
