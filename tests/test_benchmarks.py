@@ -24,6 +24,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2"),
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
+SLOW = ("gpt_cpu", "lora", "save_time", "scaling", "start_many", "step_profile", "time_to_loss")
 SKIPPED = ("gpt2_gpu", "install", "launch")
 """Benchmarks that need a GPU, a network or a cluster print `skipped`."""
 
@@ -45,7 +46,7 @@ def test_every_benchmark_is_listed() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHORT.keys()
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SHORT])
 def test_benchmark_prints_ratio_or_skipped(name: str, tmp_path: Path) -> None:
     if name in ("lora", "gpt_cpu"):
         pytest.importorskip("transformers", reason="needs the hf extra")

@@ -126,6 +126,7 @@ def test_fetch_data_follows_the_redirect(sandbox: Sandbox) -> None:
     assert (sandbox.directory / "here/wikitext-2-raw-v1/train-00000-of-00001.parquet").is_file()
 
 
+@pytest.mark.slow
 def test_directory_takes_precedence(sandbox: Sandbox) -> None:
     directory = sandbox.directory / "wikitext" / "wikitext-2-raw-v1"
     directory.mkdir(parents=True)

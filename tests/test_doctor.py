@@ -76,6 +76,7 @@ def test_bad_environment_is_reported(doctor: Doctor) -> None:
     assert wrong[0]["name"] == "identity"
 
 
+@pytest.mark.slow
 def test_node_variables_without_local_rank(doctor: Doctor) -> None:
     pod = {"NNODES": "2", "NPROC_PER_NODE": "2", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     pod["MASTER_PORT"] = str(closed_port())
@@ -125,6 +126,7 @@ def test_refusing_master_fails(doctor: Doctor) -> None:
     assert f"127.0.0.1:{port} could not be reached" in done.stderr
 
 
+@pytest.mark.slow
 def test_manually_started_ranks(doctor: Doctor, tiny: list[str], tmp_path: Path) -> None:
     """As under a launcher that only sets the environment: rank 0 hosts the store."""
     both = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(closed_port())}

@@ -9,7 +9,7 @@ import pytest
 
 from real_model import smollm2
 
-pytestmark = [pytest.mark.shared, pytest.mark.hf, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.shared, pytest.mark.hf, pytest.mark.timeout(900)]
 
 LOGITS = """
 import sys, torch

@@ -125,11 +125,13 @@ def is_abridged(shown: list[str], real: list[str], same: Callable[[str, str], bo
 
 
 def is_shown_output(command: str, shown: list[str], real: list[str]) -> bool:
-    """Whether a page shows the output of a command, apart from numbers and from text that a model wrote."""
+    """Whether a page shows the output of a command, apart from numbers, from text that a model wrote, and from lines
+    that depend on which process comes first: any rank may tokenize, and only rank 0 logs."""
     if command.startswith("llmtrain generate "):
         return bool(shown) and bool(real)
-    without_text = [[line for line in lines if not line.startswith("  |")] for lines in (shown, real)]
-    return is_abridged(*without_text, is_same_line)
+    varying = ("  |", "[DATA] tokenized ")
+    constant = [[line for line in lines if not line.startswith(varying)] for lines in (shown, real)]
+    return is_abridged(*constant, is_same_line)
 
 
 def _interrupt(process: "subprocess.Popen[str]") -> str:

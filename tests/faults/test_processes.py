@@ -51,7 +51,7 @@ def wait_for(process: "subprocess.Popen[str]", condition: Callable[[], bool]) ->
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_signal_then_resume(file: Path, root: Path, golden: Outcome, number: signal.Signals) -> None:
     """The process stops itself in step 3, so that it receives the signal there."""
     process = start("--config", str(file), fault="after_backward:3:0:stop")
@@ -111,7 +111,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_data_workers_exit_with_the_trainer(tmp_path: Path, make_config: MakeConfig, number: signal.Signals) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(make_config(data__num_workers=1)))
