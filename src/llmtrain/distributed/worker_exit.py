@@ -53,13 +53,13 @@ _STOP_SIGNALS = (-signal.SIGTERM, -signal.SIGINT)
 _INTERRUPTED_CODES = (*_STOP_SIGNALS, INTERRUPTED)
 
 
-def _severity(worker: ExitReport) -> tuple[int, int]:
-    rank = worker.rank or 0
-    if worker.exit_code in NO_RESTART_CODES:
-        return 0, rank
-    if worker.exit_code != INTERRUPTED:
-        return 1, rank
-    return (2 if worker.error != "PeerLost" else 3), rank
+def severity(code: int | None) -> int:
+    """Order of exit codes when one represents several: 64 or 65, then a crash, then 75, then 0. The lowest wins."""
+    return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == INTERRUPTED else 1
+
+
+def _severity(worker: ExitReport) -> tuple[int, bool, int]:
+    return severity(worker.exit_code), worker.error == "PeerLost", worker.rank or 0
 
 
 def _code(worker: ExitReport) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 
-from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
+from llmtrain.distributed.worker_exit import severity
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.record import Record
 from llmtrain.operate.status.events import event_time
@@ -59,7 +59,7 @@ class ContainerExit:
     @property
     def severity(self) -> tuple[int, str]:
         """Sort key: root causes before exits that may follow from another process's exit."""
-        return (0 if self.code in NO_RESTART_CODES else 2 if self.code == INTERRUPTED else 1), self.finished_at
+        return severity(self.code), self.finished_at
 
     @cached_property
     def report(self) -> ExitReport | None:

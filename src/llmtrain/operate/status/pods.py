@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from llmtrain.distributed.exit_codes import FINAL_CODES, from_pytorchjob_code
-from llmtrain.distributed.worker_exit import INTERRUPTED, NO_RESTART_CODES
+from llmtrain.distributed.worker_exit import severity
 from llmtrain.kubernetes.client import Object
 from llmtrain.launch.objects import is_overdue
 from llmtrain.launch.record import Record
@@ -186,11 +186,7 @@ def our_code(record: Record, code: int) -> int:
 
 
 def worst_code(codes: Iterable[int | None]) -> int | None:
-    """The code that represents all: 64 or 65 before a crash before 75 before 0."""
-
-    def severity(code: int) -> int:
-        return 0 if code in NO_RESTART_CODES else 3 if code == 0 else 2 if code == INTERRUPTED else 1
-
+    """The code that represents all."""
     return min((code for code in codes if code is not None), key=severity, default=None)
 
 
