@@ -11,7 +11,7 @@ from typing import Any
 
 from llmtrain.config.document import Document, KeyPath, Place, read_document
 from llmtrain.config.schema import KINDS, SCHEMA_VERSION
-from llmtrain.config.upgrade import drop_other_kinds, is_old, moved_lines, upgrade
+from llmtrain.config.upgrade import chosen_kind, drop_other_kinds, is_old, moved_lines, upgrade
 from llmtrain.errors import ConfigError, UsageError
 
 KEY = "extends"
@@ -80,17 +80,12 @@ def _current(base: Document, for_launch: bool) -> Document:
 def _merged(document: Document, base: Document, notes: list[str]) -> Document:
     own = {key: value for key, value in document.values.items() if key != KEY}
     inherited = {key: value for key, value in base.values.items() if key != KEY}
-    kinds = {section: kind for section in KINDS if (kind := _kind(own, section)) is not None}
-    notes += drop_other_kinds(inherited, kinds).values()
+    chosen = {section: chosen_kind(fields) for section in KINDS if isinstance(fields := own.get(section), dict)}
+    notes += drop_other_kinds(inherited, chosen).values()
     places = {**base.inherited, **{path: Place(line, base.source) for path, line in base.lines.items()}}
     places = {path: place for path, place in places.items() if _has(inherited, path)}
     own = {key: value for key, value in own.items() if value is not None or key not in inherited}  # `run:` is empty
     return Document(document.source, _overlay(inherited, own), document.lines, places)
-
-
-def _kind(values: dict[str, Any], section: str) -> Any:
-    fields = values.get(section)
-    return fields.get("name") if isinstance(fields, dict) else None
 
 
 def _overlay(base: Any, own: Any) -> Any:

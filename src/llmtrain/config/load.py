@@ -16,6 +16,7 @@ from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
 from llmtrain.config.launch import LaunchSection
+from llmtrain.config.model import ModernGptSection
 from llmtrain.config.problems import Problems, describe_error, describe_unknown, describe_unknown_kind, shown
 from llmtrain.config.schema import (
     CUSTOM,
@@ -29,7 +30,9 @@ from llmtrain.config.schema import (
     takes_any_name,
 )
 from llmtrain.config.section import Section
-from llmtrain.config.upgrade import drop_other_kinds, is_old, is_old_name, moved_lines, upgrade
+from llmtrain.config.sizes import fill_shape, fill_trainer
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.config.upgrade import chosen_kind, drop_other_kinds, is_old, is_old_name, moved_lines, upgrade
 from llmtrain.config.yaml_errors import explain_value_error
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
@@ -103,12 +106,14 @@ def build_config(
         document = Document(document.source, document.values, moved_lines(document.lines))
     problems = Problems(document, overridden_keys(overrides), overridden_by)
     pairs = [pair for each in overrides if (pair := _parse_override(each, problems))]
+    chosen = {
+        section: chosen_kind({key.removeprefix(f"{section}."): value for key, value in pairs}) for section in KINDS
+    }
     if is_old(version):
         old = [pair for pair in pairs if is_old_name(pair[0], version)]
         pairs = [pair for pair in pairs if not is_old_name(pair[0], version)]
         _apply(old, values, problems)
-        names = {section: dict(pairs).get(f"{section}.name") for section in KINDS}
-        upgraded = upgrade(values, version, names, for_launch=for_launch or is_launched)
+        upgraded = upgrade(values, version, chosen, for_launch=for_launch or is_launched)
         values = upgraded.values
         for text in upgraded.problems:
             problems.add(text)
@@ -120,10 +125,11 @@ def build_config(
         problems.add(f"schema_version {shown(version)} is unknown. {known}", ("schema_version",))
         values["schema_version"] = SCHEMA_VERSION
     else:
-        dropped = drop_other_kinds(values, {section: dict(pairs).get(f"{section}.name") for section in KINDS})
+        dropped = drop_other_kinds(values, chosen)
         if notes is not None:
             notes += dropped.values()
     _apply(pairs, values, problems)
+    _fill_trainer(values)
     sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
@@ -226,6 +232,15 @@ def overridden_keys(overrides: Sequence[Override]) -> list[str]:
     return [_key(each) for each in overrides]
 
 
+def _fill_trainer(values: dict[str, Any]) -> None:
+    """Learning rate and batch of a modern GPT follow from its size, unless they are set."""
+    model, trainer = values.get("model"), values.get("trainer")
+    trainer = {} if trainer is None else trainer
+    if isinstance(model, dict) and isinstance(trainer, dict) and section_class("model", model) is ModernGptSection:
+        optimizer = trainer.get("optimizer", TrainerSection.model_fields["optimizer"].default)
+        values["trainer"] = fill_trainer(trainer, fill_shape(model), str(optimizer))
+
+
 def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:
     """The valid sections; what is wrong is added to problems."""
     for name in values:
@@ -242,7 +257,8 @@ def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: boo
             continue
         kind = section_class(name, fields)
         if kind is None or (kind is CUSTOM.get(name) and not is_recorded and not _is_plugin(name, fields["name"])):
-            problems.add(describe_unknown_kind(name, fields["name"]), (name, "name"))
+            field, text = describe_unknown_kind(name, fields)
+            problems.add(text, (name, field))
             continue
         section, errors = _build_section(kind, fields)
         for path, text in _descriptions(name, kind, fields, errors).items():

@@ -3,9 +3,9 @@
 # ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Discriminator, JsonValue, Tag
+from pydantic import Discriminator, JsonValue, Tag, model_validator
 
 from llmtrain.config.section import (
     ClassName,
@@ -19,6 +19,7 @@ from llmtrain.config.section import (
     Text,
     kind_tag,
 )
+from llmtrain.config.sizes import DEFAULT_BLOCK_SIZE, DEFAULT_MLP, SIZES, fill_shape
 
 
 class ModelSection(Section):
@@ -26,7 +27,7 @@ class ModelSection(Section):
 
     name: str
     """Kind of model."""
-    block_size: PositiveInt = 128
+    block_size: PositiveInt = DEFAULT_BLOCK_SIZE
     """Context length in tokens. Instruction and chat examples are packed or truncated to it."""
 
 
@@ -35,6 +36,8 @@ class GptSection(ModelSection):
 
     name: Literal["gpt"] = "gpt"
     """Kind of model."""
+    architecture: Literal["gpt2"] = "gpt2"
+    """`gpt2`, or `modern`, which learns faster and has fields of its own."""
     d_model: PositiveInt = 128
     """Width of the residual stream."""
     n_layers: PositiveInt = 4
@@ -55,11 +58,106 @@ class GptSection(ModelSection):
     def problems(self) -> Iterator[Problem]:
         if self.d_model % self.n_heads:
             fits = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0 and h <= 4 * self.n_heads]
+            yield _heads_do_not_divide(self.d_model, self.n_heads, fits)
+
+
+class GptShape(NamedTuple):
+    """Counts and widths of a modern GPT, all known."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+
+
+class ModernGptSection(ModelSection):
+    """A GPT with rotary positions, RMSNorm, QK-norm and no biases, trained from scratch. Two numbers are enough:
+    n_layers and d_model, or size. Heads, d_ff, trainer.lr, trainer.micro_batch_size and trainer.grad_accum_steps follow
+    from them if they are not set (docs/recipes.md)."""
+
+    name: Literal["gpt"] = "gpt"
+    """Kind of model."""
+    architecture: Literal["modern"] = "modern"
+    """`gpt2` (the default), or `modern`."""
+    size: MayChange[Literal["124m", "350m", "774m", "1.5b"] | None] = None
+    """Sets n_layers and d_model: 12 and 768, 24 and 1024, 36 and 1280, or 48 and 1600."""
+    n_layers: PositiveInt | None = None
+    """Number of transformer blocks. null means that of size, or 4."""
+    d_model: PositiveInt | None = None
+    """Width of the residual stream. null means that of size, or 128."""
+    n_heads: PositiveInt | None = None
+    """Number of attention heads per block. Must divide d_model. null means heads of 64 dimensions (128 from d_model
+    2048), and at least 4 heads."""
+    n_kv_heads: PositiveInt | None = None
+    """Number of key and value heads, each shared by n_heads / n_kv_heads query heads (grouped-query attention). null
+    means n_heads."""
+    mlp: Literal["swiglu", "relu2"] = DEFAULT_MLP
+    """Feed-forward layer: gated `swiglu`, exported as Qwen3, or `relu2` (squared ReLU), exported as NanoChat."""
+    d_ff: PositiveInt | None = None
+    """Width of the feed-forward layer. null means 4 x d_model; for swiglu 8/3 x d_model, rounded up to a multiple of
+    64."""
+    rope_theta: Positive = 10_000.0
+    """Base of the rotary frequencies."""
+    tie_embeddings: bool = True
+    """Share the token embedding with the output layer."""
+    vocab_size: PositiveInt | None = None
+    """Size of the vocabulary. null takes the tokenizer's."""
+    init: MayChange[Text] = "random"
+    """`random`, or a directory to start from, in the format that `llmtrain export` writes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_shape(cls, values: Any) -> Any:
+        return fill_shape(values) if isinstance(values, dict) else values
+
+    @property
+    def shape(self) -> GptShape:
+        layers, width, heads, kv_heads, d_ff = self.n_layers, self.d_model, self.n_heads, self.n_kv_heads, self.d_ff
+        assert None not in (layers, width, heads, kv_heads, d_ff)  # see _fill_shape
+        return GptShape(layers or 0, width or 0, heads or 0, kv_heads or 0, (width or 0) // (heads or 1), d_ff or 0)
+
+    def problems(self) -> Iterator[Problem]:
+        shape = self.shape
+        d_model, n_heads, n_kv_heads = shape.d_model, shape.n_heads, shape.n_kv_heads
+        for field, value in zip(("n_layers", "d_model"), SIZES.get(self.size or "", ()), strict=False):
+            if getattr(self, field) != value:
+                yield (
+                    ("size", field),
+                    f"model.{field} is {getattr(self, field)}, but model.size {self.size} means {value}. Remove one of "
+                    f"the two, or set model.size to null.",
+                )
+        fits = [h for h in range(1, d_model // 2 + 1) if d_model % (2 * h) == 0 and h <= 4 * n_heads]
+        if d_model % 2:
+            text = f"model.d_model must be even, got {d_model}. Set it to {d_model + 1}."
+            yield ("d_model",), text
+        elif d_model % n_heads:
+            yield _heads_do_not_divide(d_model, n_heads, fits)
+        elif shape.head_dim % 2:
             yield (
                 ("d_model", "n_heads"),
-                f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}. "
-                f"Set model.n_heads to one of: {', '.join(map(str, fits))}.",
+                f"Rotary positions need heads of even width; model.d_model {d_model} / model.n_heads {n_heads} is "
+                f"{shape.head_dim}. Set model.n_heads to one of: {', '.join(map(str, fits))}.",
             )
+        if n_heads % n_kv_heads:
+            groups = [h for h in range(1, n_heads + 1) if n_heads % h == 0]
+            yield (
+                ("n_heads", "n_kv_heads"),
+                f"model.n_heads {n_heads} is not divisible by model.n_kv_heads {n_kv_heads}. Set model.n_kv_heads to "
+                f"one of: {', '.join(map(str, groups))}.",
+            )
+
+
+AnyGptSection = GptSection | ModernGptSection
+
+
+def _heads_do_not_divide(d_model: int, n_heads: int, fits: list[int]) -> Problem:
+    return (
+        ("d_model", "n_heads"),
+        f"model.d_model {d_model} is not divisible by model.n_heads {n_heads}. "
+        f"Set model.n_heads to one of: {', '.join(map(str, fits))}.",
+    )
 
 
 class DummyGptSection(ModelSection):
@@ -131,10 +229,18 @@ class CustomModelSection(ModelSection):
     """Options of the class, validated by its `Options`."""
 
 
+def _tag(section: Any) -> str:
+    """The tag of a model section: its name, and for `gpt` also its architecture."""
+    tag = kind_tag("gpt", "dummy_gpt", "hf_causal_lm")(section)
+    values = section if isinstance(section, dict) else vars(section)
+    return "modern" if tag == "gpt" and values.get("architecture") == "modern" else tag
+
+
 ModelConfig = Annotated[
     Annotated[GptSection, Tag("gpt")]
+    | Annotated[ModernGptSection, Tag("modern")]
     | Annotated[DummyGptSection, Tag("dummy_gpt")]
     | Annotated[HfCausalLmSection, Tag("hf_causal_lm")]
     | Annotated[CustomModelSection, Tag("custom")],
-    Discriminator(kind_tag("gpt", "dummy_gpt", "hf_causal_lm")),
+    Discriminator(_tag),
 ]

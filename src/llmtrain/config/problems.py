@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 
 from llmtrain.config.aliases import alias_of
 from llmtrain.config.document import Document, KeyPath
-from llmtrain.config.schema import CUSTOM, KINDS, SECTIONS, classes_of, subsection
+from llmtrain.config.schema import ARCHITECTURES, CUSTOM, KINDS, SECTIONS, Config, classes_of, subsection
 from llmtrain.config.section import RUN_ID_PATTERN, Section
 from llmtrain.config.tracking import TrackingSection
 from llmtrain.config.upgrade import current_name
@@ -154,12 +154,19 @@ def _suggestion(error: ErrorDetails) -> str:
     return ""
 
 
-def describe_unknown_kind(section: str, name: object) -> str:
+def describe_unknown_kind(section: str, values: dict[str, Any]) -> tuple[str, str]:
+    """The field that names an unknown kind, and what is wrong with it."""
+    name = values.get("name", Config.model_fields[section].default.name)
+    if section == "model" and name == "gpt":
+        architecture = values.get("architecture")
+        hint = nearest(architecture, ARCHITECTURES) if isinstance(architecture, str) else ""
+        known = ", ".join(ARCHITECTURES)
+        return "architecture", f"model.architecture {shown(architecture)} is unknown.{hint} Known: {known}."
     if not isinstance(name, str):
-        return f"{section}.name must be text, got {shown(name)}."
-    known = [*KINDS[section], *installed_names(PLUGINS[f"{section}.name"])]
-    return (
-        f"{section}.name {shown(name)} is unknown.{nearest(name, known)} Known: {', '.join(sorted(known))}, and "
+        return "name", f"{section}.name must be text, got {shown(name)}."
+    names = [*KINDS[section], *installed_names(PLUGINS[f"{section}.name"])]
+    return "name", (
+        f"{section}.name {shown(name)} is unknown.{nearest(name, names)} Known: {', '.join(sorted(names))}, and "
         "package.module:Class for a class of your own."
     )
 
@@ -182,6 +189,13 @@ def describe_unknown(path: KeyPath, known: Iterable[str], kind: type[Section] | 
         return (
             f"{dotted} is unknown: {path[0]}.name {kind.model_fields['name'].default} takes no options. They belong to "
             f"classes of your own ({path[0]}.name: package.module:Class)."
+        )
+    own_architecture = kind.model_fields["architecture"].default if kind and kind in ARCHITECTURES.values() else None
+    wanted = [name for name, each in ARCHITECTURES.items() if path[-1] in each.model_fields]
+    if own_architecture and wanted:
+        return (
+            f"{dotted} only applies to model.architecture {wanted[0]}; here it is {own_architecture}. Remove it, or "
+            f"set model.architecture to {wanted[0]}."
         )
     others = [name for name, each in KINDS.get(path[0], {}).items() if kind and path[-1] in each.model_fields]
     if others and kind:

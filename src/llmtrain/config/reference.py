@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from llmtrain.config.schema import CUSTOM, KINDS, SECTIONS, Config, classes_of, subsection
+from llmtrain.config.schema import ARCHITECTURES, CUSTOM, KINDS, SECTIONS, Config, classes_of, subsection
 from llmtrain.config.section import ResumeMarker, Section
 from llmtrain.env import VARIABLES
 from llmtrain.plugins import installed_names
@@ -45,7 +45,11 @@ def reference_markdown() -> str:
                 f"`{CUSTOM_NAME}`. Default: `{default}`.\n"
             )
             for kind, each in (*KINDS[name].items(), (CUSTOM_NAME, CUSTOM[name])):
-                parts += [f"### `{name}.name: {kind}`\n", *_table(each, False)]
+                if each is not ARCHITECTURES["gpt2"]:
+                    parts += [f"### `{name}.name: {kind}`\n", *_table(each, False)]
+                    continue
+                for architecture, variant in ARCHITECTURES.items():
+                    parts += [f"### `{name}.name: {kind}`, `architecture: {architecture}`\n", *_table(variant, False)]
         else:
             parts += [f"## `{name}`\n", *_table(section, _is_marked(Config.model_fields[name]))]
     return "\n".join([*parts, *_environment()])
@@ -62,6 +66,7 @@ def json_schema() -> dict[str, Any]:
         for name, each in kinds.items():
             if name != Config.model_fields[section].default.name:  # else a document without `name` matches several
                 schema["$defs"][each.__name__].setdefault("required", []).append("name")
+    schema["$defs"][ARCHITECTURES["modern"].__name__]["required"] = ["architecture"]
     custom = {"CustomModelSection": "model.name", "CustomDataSection": "data.name"}
     for name, field in {**custom, "CustomTrackerSection": "tracking.custom"}.items():
         _accept_installed(schema["$defs"][name]["properties"]["name"], field)

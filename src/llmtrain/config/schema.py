@@ -11,7 +11,14 @@ from llmtrain.config.data import CustomDataSection, DataConfig, DataSection, Exa
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.launch import LaunchSection
 from llmtrain.config.logging import LoggingSection
-from llmtrain.config.model import CustomModelSection, GptSection, HfCausalLmSection, ModelConfig, ModelSection
+from llmtrain.config.model import (
+    CustomModelSection,
+    GptSection,
+    HfCausalLmSection,
+    ModelConfig,
+    ModelSection,
+    ModernGptSection,
+)
 from llmtrain.config.output import OutputSection
 from llmtrain.config.run import RunSection
 from llmtrain.config.section import MayChange, Problem, ResumeMarker, Section
@@ -68,11 +75,13 @@ KINDS: dict[str, dict[str, type[Section]]] = {
     section: {
         kind.model_fields["name"].default: kind
         for kind in (get_args(tagged)[0] for tagged in get_args(Config.model_fields[section].annotation))
-        if kind is not CUSTOM[section]
+        if kind not in (CUSTOM[section], ModernGptSection)
     }
     for section in CUSTOM
 }
 """Sections that have one class per kind: section -> name -> class."""
+ARCHITECTURES: dict[str, type[Section]] = {"gpt2": GptSection, "modern": ModernGptSection}
+"""model.architecture -> class of `model.name: gpt`; KINDS has the default one."""
 SECTIONS: dict[str, type[Section]] = {
     "run": RunSection,
     "model": ModelSection,
@@ -90,16 +99,23 @@ EXAMPLE_DATA = tuple(name for name, kind in KINDS["data"].items() if issubclass(
 
 def section_class(section: str, values: dict[str, Any]) -> type[Section] | None:
     """The class of a section with these values: for an unknown `name` that of a user's own class, which may not be
-    installed here; None if `name` is not text."""
+    installed here; None if `name` is not text, or `architecture` is unknown."""
     if section not in KINDS:
         return SECTIONS[section]
     name = values.get("name", Config.model_fields[section].default.name)
-    return KINDS[section].get(name, CUSTOM[section]) if isinstance(name, str) else None
+    kind = KINDS[section].get(name, CUSTOM[section]) if isinstance(name, str) else None
+    if kind is not GptSection:
+        return kind
+    architecture = values.get("architecture", "gpt2")
+    return ARCHITECTURES.get(architecture) if isinstance(architecture, str) else None
 
 
 def classes_of(section: str) -> list[type[Section]]:
     """All classes that a section may have."""
-    return [*KINDS[section].values(), CUSTOM[section]] if section in KINDS else [SECTIONS[section]]
+    if section not in KINDS:
+        return [SECTIONS[section]]
+    kinds = [*KINDS[section].values(), CUSTOM[section]]
+    return [*ARCHITECTURES.values(), *kinds[1:]] if section == "model" else kinds
 
 
 def subsection(kind: type[Section], field: str) -> type[Section] | None:

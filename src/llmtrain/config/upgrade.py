@@ -40,6 +40,7 @@ _REPEATED_DEFAULTS: dict[KeyPath, Any] = {
 }
 _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("launch", "image_schema"),
+    ("model", "architecture"),
     ("launch", "resources", "ephemeral_storage"),
     ("launch", "resources", "extra"),
     ("launch", "labels"),
@@ -56,6 +57,7 @@ _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("launch", "extra_mounts"),
     ("launch", "pod_patch"),
 )
+_V3_DEFAULTS: tuple[Any, ...] = (None, False, {}, [], "gpt2")
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads
 # the document.
 _ADDED_TO_V2: tuple[KeyPath, ...] = (
@@ -81,14 +83,14 @@ def is_old(version: object) -> TypeGuard[int]:
 
 
 def upgrade(
-    values: dict[str, Any], version: int, names: dict[str, Any] | None = None, *, for_launch: bool = False
+    values: dict[str, Any], version: int, chosen: dict[str, Any] | None = None, *, for_launch: bool = False
 ) -> Upgrade:
-    """A version-1 or version-2 document as version 3. `names`: model.name and data.name if an override sets them.
+    """A version-1 or version-2 document as version 3. `chosen`: what overrides choose (see chosen_kind), by section.
     `for_launch`: the fields that version 2 had for pods decide, as they did in `llmtrain launch`."""
     done = Upgrade(copy.deepcopy(values))
-    kinds = {section: _kind(done.values, section, names or {}) for section in KINDS}
+    kinds = {section: {**_kind(done.values, section), **(chosen or {}).get(section, {})} for section in KINDS}
     if version == 1:
-        _upgrade_v1(done, kinds["data"])
+        _upgrade_v1(done, kinds["data"]["name"])
     for old, new in _RENAMED.items():
         _rename(done, old, new)
     for old, new in _REPEATED.items():
@@ -99,9 +101,17 @@ def upgrade(
 
 
 def upgraded_values(values: dict[str, Any]) -> dict[str, Any]:
-    """Recorded values in the current schema; unchanged if they already are."""
+    """Recorded values in the current schema, with the defaults of fields that were added to it later."""
     version = values.get("schema_version")
-    return upgrade(values, version).values if is_old(version) else values
+    current = upgrade(values, version).values if is_old(version) else values
+    return {name: _with_added_fields(name, fields) for name, fields in current.items()}
+
+
+def _with_added_fields(section: str, fields: Any) -> Any:
+    kind = section_class(section, fields) if section in SECTIONS and isinstance(fields, dict) else None
+    if kind is None or kind.model_fields.keys() <= fields.keys():
+        return fields
+    return {**kind.model_construct().model_dump(mode="json", warnings=False), **fields}
 
 
 def downgrade(values: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def downgrade(values: dict[str, Any]) -> dict[str, Any]:
 
 def lost_in_v2(values: dict[str, Any]) -> list[str]:
     """Fields of a resolved config with values that a version-2 document cannot hold."""
-    paths = [path for path in _ONLY_IN_V3[1:] if _get(values, path) not in (None, False, {}, [])]  # their defaults
+    paths = [path for path in _ONLY_IN_V3[1:] if _get(values, path) not in _V3_DEFAULTS]
     if isinstance(_get(values, ("launch", "topology_spread")), list):
         paths.append(("launch", "topology_spread"))
     return [".".join(path) for path in paths]
@@ -219,20 +229,29 @@ def _merge(done: Upgrade, old: KeyPath, new: KeyPath, for_launch: bool) -> None:
         done.notes[before] = f"{before} applies to `llmtrain launch` only; it is now {after}"
 
 
-def _kind(values: dict[str, Any], section: str, names: dict[str, Any]) -> Any:
+def _kind(values: dict[str, Any], section: str) -> dict[str, Any]:
     present = values.get(section)
-    default = Config.model_fields[section].default.name
-    return names.get(section) or (present.get("name", default) if isinstance(present, dict) else default)
+    default = {"name": Config.model_fields[section].default.name}
+    return default | (chosen_kind(present) if isinstance(present, dict) else {})
 
 
-def drop_other_kinds(values: dict[str, Any], names: dict[str, Any]) -> dict[str, str]:
-    """Remove fields of `model` and `data` that only other kinds than `names` have: version 2 had the fields of all
-    kinds in one section, and `--set model.name=...` changes the kind of a document. Returns a note per field."""
+def chosen_kind(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a section that decide its class: `name` and `architecture`, if it has them."""
+    return {name: fields[name] for name in ("name", "architecture") if fields.get(name) is not None}
+
+
+def drop_other_kinds(values: dict[str, Any], chosen: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Remove fields of `model` and `data` that only other kinds than the chosen ones have: version 2 had the fields of
+    all kinds in one section, and `--set model.name=...` changes the kind of a document. Returns a note per field."""
     notes = {}
-    for section, name in names.items():
-        present, kind = values.get(section), section_class(section, {"name": name})
-        if not isinstance(present, dict) or kind is None:
+    for section, kind_fields in chosen.items():
+        present = values.get(section)
+        if not isinstance(present, dict) or not kind_fields:
             continue
+        kind = section_class(section, {**chosen_kind(present), **kind_fields})
+        if kind is None:
+            continue
+        name = kind_fields.get("architecture") or kind_fields.get("name")
         for each in [each for each in present if each not in kind.model_fields and _is_known(section, each)]:
             if not _is_default((section, each), present.pop(each)):
                 notes[f"{section}.{each}"] = f"{section}.{each} is left out ({name} does not have it)"

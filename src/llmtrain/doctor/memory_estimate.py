@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrain import registry
-from llmtrain.config.model import GptSection, HfCausalLmSection, ModelSection
+from llmtrain.config.model import AnyGptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
 from llmtrain.doctor.machine import uses_gpu
 from llmtrain.errors import LlmtrainError
@@ -34,7 +34,7 @@ class Count:
 def count_parameters(config: Config) -> Count:
     """Build the model on torch's meta device, where tensors have no data."""
     section: ModelSection = config.model
-    if isinstance(section, GptSection):
+    if isinstance(section, AnyGptSection):
         section = section.model_copy(update={"init": "random"})  # has the same size, and reads no file
     tokenizer = config.data.tokenizer or "byte"
     vocabulary = CHEAP_VOCABULARIES.get(tokenizer, getattr(section, "vocab_size", None))

@@ -13,7 +13,7 @@ from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.check_plugins import choices
 from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
-from llmtrain.config.model import CustomModelSection, GptSection, HfCausalLmSection
+from llmtrain.config.model import AnyGptSection, CustomModelSection, HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
@@ -138,7 +138,7 @@ def _inference_config(config: Config, run: RunDirectory, base_path: str | None, 
 
 
 def _random_init(config: Config) -> dict[str, str]:
-    return {"init": "random"} if isinstance(config.model, GptSection) else {}
+    return {"init": "random"} if isinstance(config.model, AnyGptSection) else {}
 
 
 def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint, recorded: str | None) -> nn.Module:

@@ -2,7 +2,7 @@
 
 from llmtrain.config.data import ExampleDataSection, FilesSection, HubDatasetSection
 from llmtrain.config.launch import DataVolumeSection, LaunchSection
-from llmtrain.config.model import GptSection, HfCausalLmSection
+from llmtrain.config.model import AnyGptSection, HfCausalLmSection
 from llmtrain.config.schema import Config
 from llmtrain.hub.find import looks_like_path
 from llmtrain.launch.endpoints import tracking_uri
@@ -97,7 +97,7 @@ def _missing_paths(config: Config) -> list[str]:
     }
     if isinstance(model, HfCausalLmSection):
         paths |= {"model.path": [*local(model.path)], "model.tokenizer_path": [*local(model.tokenizer_path)]}
-    if isinstance(model, GptSection):
+    if isinstance(model, AnyGptSection):
         paths["model.init"] = [model.init] if model.init != "random" else []
     if isinstance(data, FilesSection):
         paths |= {"data.files": [*data.files], "data.val_files": [*data.val_files]}

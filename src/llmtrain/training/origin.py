@@ -121,7 +121,8 @@ def check_architecture(origin: Origin, config: Config, recorded: dict[str, Any])
 def _architecture(model: Any) -> dict[str, Any]:
     """The fields of a model section that decide what its weights mean."""
     fields = dict(model) if isinstance(model, dict) else {}
-    ignored = {*_NOT_ARCHITECTURE, *(["block_size"] if "path" in fields else [])}  # positions are no weights there
+    has_no_positions = "path" in fields or fields.get("architecture") == "modern"  # among its weights
+    ignored = {*_NOT_ARCHITECTURE, *(["block_size"] if has_no_positions else [])}
     if isinstance(fields.get("lora"), dict):
         fields["lora"] = {name: fields["lora"].get(name) for name in _LORA_SCALING}
     return {name: value for name, value in fields.items() if name not in ignored}

@@ -1,24 +1,33 @@
 """`gpt`: builds, counts and exports a GPT for the trainer."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
-from llmtrain.config.model import GptSection
+from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.errors import DataError
-from llmtrain.models.base import ModelAdapter, parameter_count
+from llmtrain.models.base import ModelAdapter, NextLogits, parameter_count
+from llmtrain.models.gpt.format_files import State
 from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
+from llmtrain.models.gpt.kv_cache import KVCache
 from llmtrain.models.gpt.model import GPT
+from llmtrain.models.gpt.modern import ModernGPT, fused_rows
+from llmtrain.models.gpt.nanochat_format import read_nanochat, write_nanochat
+from llmtrain.models.gpt.qwen3_format import read_qwen3, write_qwen3
 from llmtrain.text import one_line
 
 
 class GPTAdapter(ModelAdapter):
-    config: GptSection
+    """Both architectures; they differ in their module, their formats and their matrices."""
+
+    config: GptSection | ModernGptSection
 
     def build(self) -> nn.Module:
-        module = GPT(self.config, self.vocab_size)
+        module = self._new_module()
         if self.config.init != "random":
-            state = read_gpt2(Path(self.config.init).expanduser(), self.config, self.vocab_size)
+            state = self._read(Path(self.config.init).expanduser())
             try:
                 module.load_state_dict(state)
             except RuntimeError as problem:
@@ -26,18 +35,60 @@ class GPTAdapter(ModelAdapter):
                 raise DataError(f"model.init {self.config.init} does not have all weights: {message}") from None
         return module
 
+    def _new_module(self) -> nn.Module:
+        if isinstance(self.config, ModernGptSection):
+            return ModernGPT(self.config, self.vocab_size)
+        return GPT(self.config, self.vocab_size)
+
+    def _read(self, directory: Path) -> State:
+        if not isinstance(self.config, ModernGptSection):
+            return read_gpt2(directory, self.config, self.vocab_size)
+        read = read_qwen3 if self.config.mlp == "swiglu" else read_nanochat
+        return read(directory, self.config, self.vocab_size)
+
+    @property
+    def uses_dropout(self) -> bool:
+        return isinstance(self.config, GptSection) and self.config.dropout > 0
+
     def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:
-        """Query, key and value share one matrix."""
-        names = [name for name, _ in module.named_parameters() if name.endswith("attn.c_attn.weight")]
-        return {name: [self.config.d_model] * 3 for name in names}
+        """Query, key and value share one matrix, and so do gate and up of `swiglu`."""
+        c = self.config
+        rows = fused_rows(c) if isinstance(c, ModernGptSection) else {"attn.c_attn.weight": [c.d_model] * 3}
+        return {name: rows[key] for name, _ in module.named_parameters() for key in rows if name.endswith(f".{key}")}
 
     def flops_per_token(self, module: nn.Module) -> float:
         """6 per weight (2 forward, 4 backward), and the two matrix products of attention over the context."""
         c = self.config
-        weights = parameter_count(module) - c.block_size * c.d_model  # positions are looked up, not multiplied
-        return 6.0 * weights + 12.0 * c.n_layers * c.d_model * c.block_size
+        if isinstance(c, ModernGptSection):
+            layers, width = c.shape.n_layers, c.shape.d_model
+            looked_up = 0 if c.tie_embeddings else self.vocab_size * width
+        else:
+            layers, width = c.n_layers, c.d_model
+            looked_up = c.block_size * width
+        weights = parameter_count(module) - looked_up  # positions and untied embeddings are not multiplied
+        return 6.0 * weights + 12.0 * layers * width * c.block_size
+
+    def next_logits(self, module: nn.Module, block_size: int) -> NextLogits:
+        """For generation, with a KV cache. Once the context is full, the last `block_size` tokens are computed anew
+        for each token: they have other positions then."""
+        cache = KVCache(len(self.blocks(module)), block_size)
+
+        def next_logits(ids: Sequence[int]) -> torch.Tensor:
+            device = next(module.parameters()).device
+            is_full = len(ids) > block_size
+            new = ids[-block_size:] if is_full else ids[cache.length :]
+            logits: torch.Tensor = module(torch.tensor([list(new)], device=device), None if is_full else cache)
+            return logits[0, -1]
+
+        return next_logits
 
     def export(
         self, module: nn.Module, directory: Path, end_of_text: int | None = None, dtype: str = "float32"
     ) -> None:
-        write_gpt2(directory, self.config, self.vocab_size, module.state_dict(), end_of_text, dtype)
+        state = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+        c = self.config
+        if not isinstance(c, ModernGptSection):
+            write_gpt2(directory, c, self.vocab_size, state, end_of_text, dtype)
+            return
+        write = write_qwen3 if c.mlp == "swiglu" else write_nanochat
+        write(directory, c, self.vocab_size, state, end_of_text, dtype)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.model import GptSection
+from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
 
 INIT_STD = 0.02
 VOCAB_MULTIPLE = 64
@@ -23,12 +24,12 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(config.d_model, 3 * config.d_model)  # query, key and value of all heads
         self.c_proj = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
+    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
         B, T, C = x.shape  # noqa: N806
         qkv = self.c_attn(x).view(B, T, 3, self.n_heads, C // self.n_heads)  # (B, T, 3, nh, hs)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, nh, T, hs)
         dropout = self.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)  # (B, nh, T, hs)
+        y = attend(q, k, v, dropout, cache)  # (B, nh, T, hs)
         y = y.transpose(1, 2).reshape(B, T, C)
         return F.dropout(self.c_proj(y), self.dropout, self.training)
 
@@ -54,8 +55,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.d_model)
         self.mlp = MLP(config)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: torch.Tensor, cache: LayerCache | None = None) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
+        x = x + self.attn(self.ln_1(x), cache)
         mlp: torch.Tensor = self.mlp(self.ln_2(x))
         return x + mlp
 
@@ -73,9 +74,7 @@ class GPT(nn.Module):
         self.ln_f = nn.LayerNorm(config.d_model)
         # Tied embeddings have no second matrix, so a checkpoint cannot contain two different ones.
         self.lm_head = None if config.tie_embeddings else nn.Linear(config.d_model, padded_size, bias=False)
-        # -inf for the logits of padding ids. A bias is free; slicing the logits would copy them.
-        bias = torch.full((padded_size,), float("-inf")).index_fill_(0, torch.arange(vocab_size), 0.0)  # (V,)
-        self.register_buffer("padding_bias", bias if padded_size > vocab_size else None, persistent=False)
+        self.register_buffer("padding_bias", make_padding_bias(vocab_size), persistent=False)
         self._init_weights(config.n_layers)
 
     @property
@@ -83,15 +82,18 @@ class GPT(nn.Module):
         """The matrix of the output layer; its logits also need padding_bias."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
-        return F.linear(self.hidden_states(tokens), self.head_weight, self.padding_bias)
+    def forward(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:  # (B, T) -> (B, T, V)
+        """Logits; with a cache, the tokens follow those in it, and only the last one's are computed: (B, 1, V)."""
+        x = self.hidden_states(tokens, cache)
+        return F.linear(x if cache is None else x[:, -1:], self.head_weight, self.padding_bias)
 
-    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, C)
-        """The input of the output layer, so that a loss can compute the logits in pieces."""
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]  # (B, T, C)
+    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
+        """The input of the output layer, so that a loss can compute the logits in pieces: (B, T) -> (B, T, C)."""
+        start = cache.length if cache else 0
+        x = self.wte(tokens) + self.wpe.weight[start : start + tokens.shape[1]]  # (B, T, C)
         x = F.dropout(x, self.dropout, self.training)
-        for block in self.h:
-            x = block(x)
+        for index, block in enumerate(self.h):
+            x = block(x, cache.layers[index] if cache else None)
         hidden: torch.Tensor = self.ln_f(x)
         return hidden
 
@@ -103,6 +105,15 @@ class GPT(nn.Module):
             elif parameter.dim() == 2:
                 scale = math.sqrt(2 * n_layers) if name.endswith("c_proj.weight") else 1.0
                 nn.init.normal_(parameter, std=INIT_STD / scale)
+
+
+def make_padding_bias(vocab_size: int) -> torch.Tensor | None:
+    """-inf for the logits of padding ids, 0 for the others: (V,); None without padding. A bias is free; slicing the
+    logits would copy them."""
+    padded_size = padded_vocab_size(vocab_size)
+    if padded_size == vocab_size:
+        return None
+    return torch.full((padded_size,), float("-inf")).index_fill_(0, torch.arange(vocab_size), 0.0)
 
 
 def padded_vocab_size(vocab_size: int) -> int:

@@ -1,0 +1,114 @@
+"""Model sizes, and the defaults that follow from them: shape of the model, batch and learning rate.
+
+The numbers are resolved when a config is loaded, and recorded: a later change of a formula does not change a run.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+DEFAULT_LAYERS, DEFAULT_WIDTH = 4, 128
+DEFAULT_MLP: Literal["swiglu", "relu2"] = "swiglu"
+DEFAULT_BLOCK_SIZE = 128
+
+# Size -> (n_layers, d_model); with GPT-2's vocabulary each has about that many parameters.
+SIZES = {"124m": (12, 768), "350m": (24, 1024), "774m": (36, 1280), "1.5b": (48, 1600)}
+
+WIDE = 2048
+HEAD_DIM, WIDE_HEAD_DIM, MIN_HEADS = 64, 128, 4
+D_FF_MULTIPLE = 64
+
+# At n_layers 12 and d_model 768: peak learning rate, and tokens per step.
+REFERENCE = SIZES["124m"]
+LEARNING_RATES = {"adamw": 6e-4, "adafactor": 6e-4, "muon": 0.01}
+BATCH_TOKENS = {"adamw": 65_536, "adafactor": 65_536, "muon": 16_384}
+MAX_MUON_LR = 0.02
+MICRO_BATCH_TOKENS = 65_536
+
+
+class Batch(NamedTuple):
+    micro_batch_size: int
+    grad_accum_steps: int
+
+
+def default_heads(d_model: int) -> int:
+    """Heads of 64 dimensions (128 from a width of 2,048), at least 4 heads, and an even number of dimensions."""
+    target = min(WIDE_HEAD_DIM if d_model >= WIDE else HEAD_DIM, max(2, d_model // MIN_HEADS))
+    fits = [size for size in range(2, target + 1, 2) if d_model % size == 0]
+    return d_model // max(fits, default=1)
+
+
+def default_d_ff(d_model: int, mlp: str) -> int:
+    """4 x d_model; of `swiglu`, which has a third matrix, 8/3 x d_model, rounded up to a multiple of 64."""
+    return 4 * d_model if mlp == "relu2" else math.ceil(8 * d_model / 3 / D_FF_MULTIPLE) * D_FF_MULTIPLE
+
+
+def default_lr(optimizer: str, d_model: int) -> float:
+    """The learning rate of 124m, divided by the width relative to it; muon's by the square root, and at most 0.02."""
+    width = d_model / REFERENCE[1]
+    if optimizer == "muon":
+        return _rounded(min(MAX_MUON_LR, LEARNING_RATES["muon"] / math.sqrt(width)))
+    return _rounded(LEARNING_RATES[optimizer] / width)
+
+
+def default_batch_tokens(optimizer: str, n_layers: int, d_model: int) -> int:
+    """Tokens per step: those of 124m times the number of weights in the blocks relative to it, to the power of 0.7,
+    as a power of two."""
+    weights = (n_layers * d_model**2) / (REFERENCE[0] * REFERENCE[1] ** 2)
+    return int(2 ** round(math.log2(BATCH_TOKENS[optimizer] * weights**0.7)))
+
+
+def default_batch(
+    optimizer: str, n_layers: int, d_model: int, block_size: int, micro_batch_size: int | None, steps: int | None
+) -> Batch:
+    """Sequences per micro-batch, and micro-batches per step, that give default_batch_tokens. The activations of a
+    micro-batch are at most those of 65,536 tokens of 124m. `micro_batch_size`, `steps`: None if they are not set."""
+    sequences = max(1, default_batch_tokens(optimizer, n_layers, d_model) // block_size)
+    if micro_batch_size is None:
+        activations = n_layers * d_model / (REFERENCE[0] * REFERENCE[1])
+        most = max(1, int(MICRO_BATCH_TOKENS / activations / block_size))
+        micro_batch_size = max(1, sequences // steps) if steps else min(sequences, 2 ** int(math.log2(most)))
+    return Batch(micro_batch_size, steps or max(1, round(sequences / micro_batch_size)))
+
+
+def fill_shape(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a modern GPT with those that are missing or null. What cannot be used is left for the schema to
+    refuse."""
+    filled = dict(values)
+    n_layers, d_model = SIZES.get(str(filled.get("size")), (DEFAULT_LAYERS, DEFAULT_WIDTH))
+    _fill(filled, "n_layers", n_layers)
+    _fill(filled, "d_model", d_model)
+    _fill(filled, "mlp", DEFAULT_MLP)
+    if _is_count(filled["d_model"]):
+        _fill(filled, "n_heads", default_heads(filled["d_model"]))
+        _fill(filled, "d_ff", default_d_ff(filled["d_model"], filled["mlp"]))
+    if _is_count(filled.get("n_heads")):
+        _fill(filled, "n_kv_heads", filled["n_heads"])
+    return filled
+
+
+def fill_trainer(trainer: Mapping[str, Any], model: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
+    """The trainer's fields with learning rate and batch for a modern GPT of this shape (see fill_shape)."""
+    filled = dict(trainer)
+    n_layers, d_model, block_size = model["n_layers"], model["d_model"], model.get("block_size", DEFAULT_BLOCK_SIZE)
+    given = [filled.get(name) for name in Batch._fields]
+    is_usable = all(map(_is_count, (n_layers, d_model, block_size))) and optimizer in LEARNING_RATES
+    if not is_usable or not all(each is None or _is_count(each) for each in given):
+        return filled
+    _fill(filled, "lr", default_lr(optimizer, d_model))
+    batch = default_batch(optimizer, n_layers, d_model, block_size, *given)
+    return {**batch._asdict(), **filled}
+
+
+def _fill(values: dict[str, Any], name: str, value: Any) -> None:
+    if values.get(name) is None:
+        values[name] = value
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _rounded(rate: float) -> float:
+    """To two digits: 0.00045 rather than 0.00044999999999999996."""
+    return float(f"{rate:.1e}")

@@ -1,0 +1,79 @@
+"""What the transformers formats of a GPT share: model.safetensors, config.json and generation_config.json, written and
+read without transformers."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from llmtrain.errors import DataError, UsageError
+from llmtrain.files import use_default_mode
+from llmtrain.models.gpt.model import padded_vocab_size
+
+State = dict[str, torch.Tensor]
+
+
+def write_files(directory: Path, tensors: State, config: dict[str, Any], end_of_text: int | None, dtype: str) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    stored = {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
+    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
+    use_default_mode(directory / "model.safetensors")
+    # Documents begin after the end of the previous one. Padding is masked, so that any token will do.
+    special_tokens = {"bos_token_id": end_of_text, "eos_token_id": end_of_text, "pad_token_id": end_of_text}
+    values = {**config, **special_tokens, "torch_dtype": dtype}
+    for name, content in (("config.json", values), ("generation_config.json", special_tokens)):
+        (directory / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_files(directory: Path, label: str) -> tuple[dict[str, Any], State]:
+    """config.json and the tensors of a directory. `label`: the format that is expected, for the error message."""
+    try:
+        return json.loads((directory / "config.json").read_text()), load_file(directory / "model.safetensors")
+    except (OSError, ValueError, SafetensorError) as problem:
+        raise UsageError(
+            f"model.init must be a directory in {label} format, got {directory}: {problem}.",
+            remedy="It must contain config.json and model.safetensors; `llmtrain export` writes both.",
+        ) from None
+
+
+def check_fields(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+    """Refuse a model of another shape."""
+    differences = [
+        f"{name} is {actual.get(name)} there and {value} in this config"
+        for name, value in expected.items()
+        if actual.get(name) != value
+    ]
+    if differences:
+        raise DataError(
+            f"model.init {directory} does not fit the config: {'; '.join(differences)}.",
+            remedy="Set the fields of the model section to the values of that model.",
+        )
+
+
+def pad_vocab(matrix: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    missing = padded_vocab_size(vocab_size) - len(matrix)
+    return torch.cat([matrix, matrix.new_zeros(missing, matrix.shape[1])]) if missing else matrix.contiguous()
+
+
+def unfuse(state: State, rows: Mapping[str, list[int]], names: Mapping[str, list[str]]) -> State:
+    """One block with other names: a matrix with `rows` is split into one tensor per name."""
+    parts: State = {}
+    for ours, theirs in names.items():
+        split = state[ours].split_with_sizes(rows[ours]) if ours in rows else (state[ours],)
+        parts |= dict(zip(theirs, split, strict=True))
+    return parts
+
+
+def fuse(tensors: State, names: Mapping[str, list[str]]) -> State:
+    """The inverse of unfuse. What is missing is left out: load_state_dict lists it."""
+    present = {ours: theirs for ours, theirs in names.items() if all(name in tensors for name in theirs)}
+    return {ours: torch.cat([tensors[name] for name in theirs]) for ours, theirs in present.items()}
+
+
+def block_of(state: State, prefix: str) -> State:
+    """The tensors below a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
