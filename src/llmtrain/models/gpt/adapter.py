@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from llmtrain.config.model import GptSection
 from llmtrain.errors import DataError
+from llmtrain.models import losses
 from llmtrain.models.base import ModelAdapter, parameter_count
 from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
 from llmtrain.models.gpt.model import GPT
@@ -14,6 +16,7 @@ from llmtrain.text import one_line
 
 class GPTAdapter(ModelAdapter):
     config: GptSection
+    can_cast_weights = True
 
     def build(self) -> nn.Module:
         module = GPT(self.config, self.vocab_size)
@@ -25,6 +28,14 @@ class GPTAdapter(ModelAdapter):
                 message = one_line(problem, 300)
                 raise DataError(f"model.init {self.config.init} does not have all weights: {message}") from None
         return module
+
+    def loss(
+        self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if not self.numerics.chunks_gpt_loss or not losses.needs_chunks(inputs, self.vocab_size):
+            return super().loss(module, inputs, targets, positions)
+        loss: torch.Tensor = module(inputs, targets)
+        return loss
 
     def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:
         """Query, key and value share one matrix."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.model import GptSection
+from llmtrain.models import losses
 
 INIT_STD = 0.02
 VOCAB_MULTIPLE = 64
@@ -83,12 +84,18 @@ class GPT(nn.Module):
         """The matrix of the output layer; its logits also need padding_bias."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
-        return F.linear(self.hidden_states(tokens), self.head_weight, self.padding_bias)
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits, (B, T) -> (B, T, V); with targets the sum of their losses, computed in chunks."""
+        hidden = self.hidden_states(tokens)
+        if targets is not None:
+            return losses.linear_cross_entropy(hidden, self.head_weight, self.padding_bias, targets)
+        bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
+        return F.linear(hidden, self.head_weight.to(hidden.dtype), bias)
 
     def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, C)
         """The input of the output layer, so that a loss can compute the logits in pieces."""
-        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]  # (B, T, C)
+        x = self.wte(tokens)  # (B, T, C)
+        x = x + self.wpe.weight[: tokens.shape[1]].to(x.dtype)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.h:
             x = block(x)
