@@ -72,6 +72,7 @@ def evaluate_files(
             progress(what, next(done), len(batches))
             return stop()
 
+        module = loaded.in_compute_dtype(module)
         model = ModelHandle(adapter, module, ParallelModel(module), adapter.loss, loaded.autocast)
         result = evaluate(model, batches, World(device=loaded.device), stop=stop_between_batches)
         if result is None:

@@ -43,7 +43,7 @@ def generate_text(
     with loaded.autocast():
         return sample_text(
             loaded.adapter,
-            loaded.module,
+            loaded.computing,
             loaded.tokenizer,
             text,
             sampling,

@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,22 @@ from llmtrain.config.model import AnyGptSection, CustomModelSection, HfCausalLmS
 from llmtrain.config.schema import Config
 from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.load import load_saved_tokenizer, load_tokenizer
-from llmtrain.distributed.world import World, pick_device
+from llmtrain.distributed.world import pick_device
 from llmtrain.errors import CheckpointError, DataError, UsageError
 from llmtrain.files import read_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, build_checked
+from llmtrain.models.compute_dtype import copy_in
 from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.heartbeats import read_heartbeats
 from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.summary import config_values, summarize
-from llmtrain.training.build import GPU_ATTENTION, autocast_for, base_sha256, build_adapter, with_device_precision
+from llmtrain.training.build import GPU_ATTENTION, base_sha256, build_adapter
 from llmtrain.training.model import Autocast
+from llmtrain.training.precision import autocast_for, cast_dtype, with_device_precision
 from llmtrain.training.random_state import preserved
-from llmtrain.training.resume import warn_of_changed_code
+from llmtrain.training.resume import numerics_of, warn_of_changed_code
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class LoadedModel:
     config: Config
     adapter: ModelAdapter
     module: nn.Module
+    """With its weights as they are stored."""
     tokenizer: Tokenizer
     tokenizer_dir: Path | None
     """Directory that may contain a chat template."""
@@ -65,7 +69,16 @@ class LoadedModel:
 
     @property
     def autocast(self) -> Autocast:
-        return autocast_for(self.config, World(device=self.device))
+        return autocast_for(self.config, self.adapter, self.device)
+
+    @cached_property
+    def computing(self) -> nn.Module:
+        """The module in the precision it computes in; `module` has the weights as they are stored."""
+        return self.in_compute_dtype(self.module)
+
+    def in_compute_dtype(self, module: nn.Module) -> nn.Module:
+        dtype = cast_dtype(self.config, self.adapter, self.device)
+        return copy_in(module, dtype) if dtype else module
 
 
 def load_model(source: Source, device: str) -> LoadedModel:
@@ -98,7 +111,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         )
     base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
     config = _inference_config(config, run, base_path, device)
-    adapter = build_adapter(config, tokenizer.vocab_size)
+    adapter = build_adapter(config, tokenizer.vocab_size, numerics_of(state, run))
     if isinstance(config.model, CustomModelSection):
         warn_of_changed_code(state, {"model.name": describe_plugin(config.model.name, type(adapter))})
     module = _load_weights(adapter, config, checkpoint, state.get("base_sha256")).to(device).eval()

@@ -16,6 +16,8 @@ from torch import nn
 
 from llmtrain.config.model import ModelSection
 from llmtrain.errors import UsageError
+from llmtrain.models import losses
+from llmtrain.models.numerics import Numerics
 from llmtrain.plugins import parse_options, user_code, wrong_result
 
 LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -37,6 +39,11 @@ class ModelAdapter(ABC):
 
     can_pack = False
     """Whether the loss accepts `positions`, which restart at 0 with each example of a packed sequence."""
+    can_cast_weights = False
+    """Whether the module also runs with bfloat16 weights and activations, as trainer.precision bf16 then computes.
+    Otherwise it runs under autocast."""
+    numerics = Numerics()
+    """Those of the run, if it was started by an earlier version."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
@@ -110,6 +117,7 @@ class ModelAdapter(ABC):
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:
         """The loss, compiled. With `by_block`, only the blocks are, because FSDP gathers weights between them."""
+        losses.compile_chunks()
         if not by_block:
             return torch.compile(self.loss)
         for block in self.blocks(module):

@@ -22,6 +22,7 @@ class DummyGPT(nn.Module):
 
 class DummyGPTAdapter(ModelAdapter):
     config: DummyGptSection
+    can_cast_weights = True
 
     def build(self) -> nn.Module:
         return DummyGPT(self.config, self.vocab_size)

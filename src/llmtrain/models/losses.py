@@ -4,19 +4,45 @@ With a vocabulary of 128,000 the logits of a batch are by far the largest tensor
 for one chunk of positions at a time: the forward pass computes the chunk's loss and gradient and frees its logits.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from llmtrain.models.numerics import Numerics
+
 IGNORE_INDEX = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits per chunk: 64 MB of float32 stay near the caches of a CPU; a GPU needs large matrix products."""
+TRAINED_CHUNK_ELEMENTS = 1 << 29
+"""On a GPU, if the output layer is trained: every chunk reads and writes its whole gradient. Only if compiled: an eager
+chunk has float32 copies of its logits."""
+
+
+def needs_chunks(tokens: torch.Tensor, vocab_size: int) -> bool:
+    """Whether the logits of a batch of tokens are more than one chunk. Otherwise computing them all is as fast."""
+    return tokens.numel() * vocab_size > CHUNK_ELEMENTS["cuda" if tokens.is_cuda else "cpu"]
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    numerics: Numerics = Numerics(),  # noqa: B008 (a constant)
 ) -> torch.Tensor:
-    """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX."""
+    """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX. If their data
+    types differ it is computed in bfloat16."""
+    return _function(hidden, weight, bias, targets, numerics)
+
+
+def _linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    numerics: Numerics,
+) -> torch.Tensor:
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)  # (N, C), (N,)
     if hidden.device.type == "cpu":  # prompts have no loss, so skip their logits
         kept = (targets != IGNORE_INDEX).nonzero().squeeze(1)
@@ -26,38 +52,64 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     elif hidden.dtype != weight.dtype:
-        hidden = hidden.to(weight.dtype)
+        hidden = hidden.to(torch.bfloat16)
     if not torch.is_grad_enabled():  # needs_input_grad is set even without grad mode
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
-    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets)  # type: ignore[no-untyped-call]
+    rows = _rows_per_chunk(hidden, weight, numerics)
+    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, rows)  # type: ignore[no-untyped-call]
     return loss
+
+
+def _rows_per_chunk(hidden: torch.Tensor, weight: torch.Tensor, numerics: Numerics) -> int:
+    """Positions per chunk: (rows, V) logits."""
+    if not hidden.is_cuda:
+        return max(1, CHUNK_ELEMENTS["cpu"] // len(weight))
+    if not numerics.has_large_chunks:
+        return max(1, CHUNK_ELEMENTS["cuda"] // len(weight))
+    is_large = weight.requires_grad and _chunk_function is not _chunk
+    elements = TRAINED_CHUNK_ELEMENTS if is_large else CHUNK_ELEMENTS["cuda"]
+    return even_rows(len(hidden), max(1, elements // len(weight)))
+
+
+def even_rows(total: int, most: int) -> int:
+    """The largest chunk size up to `most` with which all chunks are equal (one shape to compile, and matrices of good
+    sizes for a GPU); `most` itself if that would take more than twice as many chunks."""
+    fewest = max(1, -(-total // most))
+    even = next((count for count in range(fewest, 2 * fewest + 1) if total % count == 0), None)
+    return total // even if even else most
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        rows: int,
     ) -> torch.Tensor:
-        needs_hidden, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         needs_grad = needs_hidden or needs_weight or needs_bias
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        size = max(1, CHUNK_ELEMENTS["cuda" if hidden.is_cuda else "cpu"] // len(weight))
-        for start in range(0, len(hidden), size):
-            chunk = hidden[start : start + size]  # (n, C)
+        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
+        # Cast here and not before, so that the gradient of a float32 weight is not rounded to bfloat16.
+        weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        for start in range(0, len(hidden), rows):
+            chunk = hidden[start : start + rows]  # (n, C)
             logits = torch.nn.functional.linear(chunk, weight, bias)  # (n, V)
-            loss, grad = _chunk_function(logits, targets[start : start + size], needs_grad)
+            loss, grad = _chunk_function(logits, targets[start : start + rows], needs_grad)
             total += loss
             if grad_hidden is not None:
-                torch.mm(grad, weight, out=grad_hidden[start : start + size])
+                torch.mm(grad, weight, out=grad_hidden[start : start + rows])
             if grad_weight is not None:
                 grad_weight += grad.t() @ chunk  # product in the compute dtype, sum in float32
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         return total
 
     @staticmethod
@@ -68,6 +120,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad_hidden is None else grad_hidden * scale.to(grad_hidden.dtype),
             None if grad_weight is None else (grad_weight * scale).to(ctx.dtypes[0]),
             None if grad_bias is None else (grad_bias * scale).to(ctx.dtypes[1]),
+            None,
             None,
         )
 
@@ -89,9 +142,12 @@ def _chunk(logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool) -> tup
 
 
 _chunk_function = _chunk
+_function: Callable[..., torch.Tensor] = _linear_cross_entropy
 
 
 def compile_chunks() -> None:
-    """Compile the chunk function, which fuses its passes over the logits into two."""
-    global _chunk_function
+    """Compile the chunk function, which fuses its passes over the logits into two. A compiled model calls the loop over
+    the chunks as it is: unrolled, it would be compiled once per chunk."""
+    global _chunk_function, _function
     _chunk_function = torch.compile(_chunk)
+    _function = torch.compiler.disable(_linear_cross_entropy)  # type: ignore[no-untyped-call]

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from llmtrain.env import SHARED_CORES, restored_environment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import warn
 from llmtrain.models.base import LossFunction, ModelAdapter, build_checked, trainable_count
+from llmtrain.models.compute_dtype import compute_in
+from llmtrain.models.numerics import Numerics
 from llmtrain.plugins import is_own, parse_options, user_code, wrong_result
 from llmtrain.progress import phase
 from llmtrain.redact import redact_values
@@ -35,8 +37,9 @@ from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.text import plural
 from llmtrain.tracking import mlflow
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
-from llmtrain.training.model import Autocast, ModelHandle
+from llmtrain.training.model import ModelHandle
 from llmtrain.training.own_model import check_own_model
+from llmtrain.training.precision import autocast_for, cast_dtype, with_device_precision
 from llmtrain.training.random_state import seeded
 from llmtrain.training.resume import Resumption, recorded_threads
 
@@ -61,8 +64,9 @@ class Components:
     """What a checkpoint records besides tensors and progress: config, data fingerprint, versions."""
 
 
-def build_components(config: Config, world: World) -> Components:
-    """Data and model. Problems with either are raised here, before the run directory exists."""
+def build_components(config: Config, world: World, numerics: Numerics | None = None) -> Components:
+    """Data and model. Problems with either are raised here, before the run directory exists. `numerics`: those of the
+    run that is resumed; a new run has the latest."""
     micro_batches = micro_batches_in_step(config, world.world_size)
     check_trackers(config)
     check_combination(config, world)
@@ -71,7 +75,8 @@ def build_components(config: Config, world: World) -> Components:
     for prompt in config.trainer.eval_prompts:
         prepared.tokenizer.encode(prompt)  # raises for characters that are not in the vocabulary
     phase("building the model")
-    adapter = build_adapter(with_device_precision(config, world.device), prepared.tokenizer.vocab_size)
+    vocab_size = prepared.tokenizer.vocab_size
+    adapter = build_adapter(with_device_precision(config, world.device), vocab_size, numerics)
     train_batches, eval_batches = make_batches(
         prepared,
         config.data,
@@ -85,7 +90,7 @@ def build_components(config: Config, world: World) -> Components:
     )
     first = train_batches[0]  # raises if the token store is damaged
     module = build_module(config, adapter, world)
-    with autocast_for(config, world)():
+    with autocast_for(config, adapter, world.device)():
         if is_own(type(adapter)) and not is_sharding(config.distributed, world):  # else it is on the CPU still
             check_own_model(adapter, module, first.to(world.device))
         adapter.probe(module)
@@ -249,10 +254,11 @@ def _warn_disabled(name: str, problem: BaseException) -> None:
     warn("TRAIN", f"{name} could not be opened and is disabled; training continues: {problem}")
 
 
-def build_adapter(config: Config, tokenizer_vocab: int) -> ModelAdapter:
+def build_adapter(config: Config, tokenizer_vocab: int, numerics: Numerics | None = None) -> ModelAdapter:
     kind = registry.resolve("model.name", config.model.name, registry.MODELS)
     with user_code(kind, "__init__"):
         adapter: ModelAdapter = kind(config.model, tokenizer_vocab)
+    adapter.numerics = numerics or Numerics()
     return adapter
 
 
@@ -262,8 +268,13 @@ def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Modu
     if not trainable_count(module):
         what = "build returned a module without trainable parameters:"
         raise wrong_result(type(adapter), what, module, "at least one parameter with requires_grad")
-    # A model to be sharded stays on the CPU: it moves to the GPU one block at a time.
-    return module if is_sharding(config.distributed, world) else module.to(world.device)
+    if is_sharding(config.distributed, world):
+        return module  # stays on the CPU: it moves to the GPU one block at a time, and FSDP casts its weights
+    module = module.to(world.device)
+    dtype = cast_dtype(config, adapter, world.device)
+    if dtype:
+        compute_in(module, dtype)
+    return module
 
 
 def build_model(config: Config, world: World, components: Components) -> ModelHandle:
@@ -277,25 +288,7 @@ def build_model(config: Config, world: World, components: Components) -> ModelHa
         loss_function = adapter.compiled_loss(module, by_block=is_sharded)
     precision = with_device_precision(config, world.device).trainer.precision
     parallel = parallelize(module, adapter.blocks, config.distributed, world, precision, components.micro_batches)
-    return ModelHandle(adapter, module, parallel, loss_function, autocast_for(config, world))
-
-
-def with_device_precision(config: Config, device: torch.device) -> Config:
-    """The config with the precision this device computes in. A CPU without bfloat16 instructions emulates them, an
-    order of magnitude slower than float32. Checkpoints record the config as given."""
-    if has_bf16(device):
-        return config
-    return config.with_values("trainer", precision="fp32").with_values("model", dtype="float32")
-
-
-def has_bf16(device: torch.device) -> bool:
-    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def autocast_for(config: Config, world: World) -> Autocast:
-    if with_device_precision(config, world.device).trainer.precision == "fp32":
-        return nullcontext
-    return lambda: torch.autocast(world.device.type, dtype=torch.bfloat16)
+    return ModelHandle(adapter, module, parallel, loss_function, autocast_for(config, adapter, world.device))
 
 
 def resume_fingerprint(
@@ -309,6 +302,7 @@ def resume_fingerprint(
         "tokenizer_sha256": prepared.tokenizer.sha256(),
         "vocab_size": adapter.vocab_size,
         "micro_batches": micro_batches,
+        "numerics": adapter.numerics.version,
         "world_size": world.world_size,
         "device": world.device.type,
         "architecture": cpu_architecture(),

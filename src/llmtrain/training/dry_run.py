@@ -8,7 +8,8 @@ from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
 from llmtrain.progress import phase
-from llmtrain.training.build import autocast_for, build_components, resolve_steps, resolve_threads, set_up_torch
+from llmtrain.training.build import build_components, resolve_steps, resolve_threads, set_up_torch
+from llmtrain.training.precision import autocast_for
 from llmtrain.training.throughput import peak_memory_bytes
 
 
@@ -23,7 +24,8 @@ def dry_run(config: Config) -> dict[str, Any]:
     components = build_components(config, world)
     module = components.module
     batch = components.train_batches[0].to(world.device)
-    with autocast_for(config, world)():  # with gradients: the activations that a training step keeps count too
+    # With gradients: the activations that a training step keeps count too.
+    with autocast_for(config, components.adapter, world.device)():
         total = components.adapter.loss(module, batch.inputs, batch.targets, batch.positions)
         loss = total.item() / max(1, batch.target_count)
     config = resolve_steps(config, components.train_batches)

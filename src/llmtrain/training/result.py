@@ -20,10 +20,10 @@ from llmtrain.runs.summary import config_values
 from llmtrain.runs.sync import sync_finished
 from llmtrain.tracking.mlflow import is_complete, tracking_location
 from llmtrain.tracking.replay import replay_run
-from llmtrain.training.build import with_device_precision
 from llmtrain.training.context import RunContext
 from llmtrain.training.loop import Trainer
 from llmtrain.training.ownership import is_unattended
+from llmtrain.training.precision import with_device_precision
 from llmtrain.training.resume import Resumption, find_resumed_run
 from llmtrain.training.throughput import peak_memory_bytes
 

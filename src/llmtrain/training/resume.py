@@ -18,6 +18,7 @@ from llmtrain.distributed.world import World
 from llmtrain.errors import CheckpointError, UsageError
 from llmtrain.files import is_there
 from llmtrain.logs import log, warn
+from llmtrain.models.numerics import LATEST, Numerics
 from llmtrain.redact import redact, redact_values
 from llmtrain.runs.directory import RunDirectory, find_run, list_runs
 from llmtrain.runs.generations import has_saved
@@ -104,6 +105,29 @@ def recorded_threads(resumption: Resumption | None) -> int | None:
     threads = section.get("threads") if isinstance(section, dict) else None
     is_valid = isinstance(threads, int) and not isinstance(threads, bool) and 0 < threads <= MAX_THREADS
     return threads if is_valid else None
+
+
+def recorded_numerics(resumption: Resumption | None) -> Numerics:
+    """The numerics that the run was started with; the latest for a new run."""
+    if not resumption:
+        return Numerics()
+    checkpoint = resumption.checkpoint
+    state = checkpoint.state() if checkpoint else read_meta(resumption.run)
+    if not checkpoint and "run_id" not in state:
+        return Numerics()  # it has not started yet, or has no meta.json: it starts from the beginning
+    return numerics_of(state, resumption.run)
+
+
+def numerics_of(state: dict[str, Any], run: RunDirectory) -> Numerics:
+    """Those that a checkpoint or meta.json records. Version 1 is not recorded."""
+    version = state.get("numerics", 1)
+    if version not in range(1, LATEST + 1):
+        raise CheckpointError(
+            f"Run '{run.run_id}' was trained with numerics version {version!r}; this llmtrain has the "
+            f"versions 1 to {LATEST}.",
+            remedy="Resume it with the version of llmtrain that trained it, or a later one.",
+        )
+    return Numerics(version)
 
 
 def _newest_run(config: Config) -> RunDirectory | None:

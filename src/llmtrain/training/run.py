@@ -24,6 +24,7 @@ from llmtrain.errors import Interrupted, PeerLost, Superseded
 from llmtrain.fault_injection import inject_fault
 from llmtrain.logs import log, log_on_every_rank, setup_logging
 from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.models.numerics import Numerics
 from llmtrain.progress import ProgressMode, is_live, phase, progress_mode
 from llmtrain.runs.directory import RunDirectory, new_run
 from llmtrain.runs.generations import end_generation, has_restored, note_generation
@@ -66,6 +67,7 @@ from llmtrain.training.resume import (
     check_recorded,
     find_resumed_run,
     find_resumption,
+    recorded_numerics,
     restore,
 )
 from llmtrain.training.run_files import write_run_files
@@ -114,7 +116,7 @@ def run_training(
         if may_be_restarted():
             ownership.begin_generation(config, resumption)  # already now, to count crashes while data is prepared
 
-        components = _build_components(config, world)
+        components = _build_components(config, world, rank0(lambda: recorded_numerics(resumption)))
         resolved = resolve_steps(config, components.train_batches)
         rank0(lambda: _check_start(resolved, components, resumption, ownership.origin, allow_config_change))
 
@@ -183,12 +185,12 @@ def _resume_reference(run: RunDirectory, resume: str | None) -> str:
     return resume or "auto"
 
 
-def _build_components(config: Config, world: World) -> Components:
+def _build_components(config: Config, world: World, numerics: Numerics) -> Components:
     """Data and model, the same on every rank."""
     phase("reading data")
     inject_fault("prepare", 0)
     set_up_torch(config)
-    components = world.control.all_or_none(lambda: build_components(config, world))
+    components = world.control.all_or_none(lambda: build_components(config, world, numerics))
     check_same_data_and_model(world, components)
     base = world.control.on_rank0(lambda: base_sha256(config, components.adapter))
     components.recorded["base_sha256"] = base

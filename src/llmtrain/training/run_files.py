@@ -19,6 +19,7 @@ def write_run_files(context: RunContext, components: Components, from_step: int)
         metadata = collect_metadata(run.run_id, config.run.name, str(context.world.device))
         plugins = describe_plugins(config)
         metadata |= {"plugins": plugins} if plugins else {}
+        metadata["numerics"] = components.recorded["numerics"]
         write_json(run.meta, {**metadata, **meta})  # a run that starts from another one has recorded its origin
     if config.output.save_config_copy:
         recorded = config.with_values("output", run_id=run.run_id)

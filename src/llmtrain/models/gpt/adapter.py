@@ -8,6 +8,7 @@ from torch import nn
 
 from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.errors import DataError
+from llmtrain.models import losses
 from llmtrain.models.base import ModelAdapter, NextLogits, parameter_count
 from llmtrain.models.gpt.format_files import State
 from llmtrain.models.gpt.gpt2_format import read_gpt2, write_gpt2
@@ -23,6 +24,7 @@ class GPTAdapter(ModelAdapter):
     """Both architectures; they differ in their module, their formats and their matrices."""
 
     config: GptSection | ModernGptSection
+    can_cast_weights = True
 
     def build(self) -> nn.Module:
         module = self._new_module()
@@ -56,6 +58,14 @@ class GPTAdapter(ModelAdapter):
         rows = fused_rows(c) if isinstance(c, ModernGptSection) else {"attn.c_attn.weight": [c.d_model] * 3}
         return {name: rows[key] for name, _ in module.named_parameters() for key in rows if name.endswith(f".{key}")}
 
+    def loss(
+        self, module: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if not self.numerics.chunks_gpt_loss or not losses.needs_chunks(inputs, self.vocab_size):
+            return super().loss(module, inputs, targets, positions)
+        loss: torch.Tensor = module(inputs, targets)
+        return loss
+
     def flops_per_token(self, module: nn.Module) -> float:
         """6 per weight (2 forward, 4 backward), and the two matrix products of attention over the context."""
         c = self.config
@@ -77,7 +87,7 @@ class GPTAdapter(ModelAdapter):
             device = next(module.parameters()).device
             is_full = len(ids) > block_size
             new = ids[-block_size:] if is_full else ids[cache.length :]
-            logits: torch.Tensor = module(torch.tensor([list(new)], device=device), None if is_full else cache)
+            logits: torch.Tensor = module(torch.tensor([list(new)], device=device), cache=None if is_full else cache)
             return logits[0, -1]
 
         return next_logits

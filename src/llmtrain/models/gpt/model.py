@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.model import GptSection
+from llmtrain.models import losses
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
 
 INIT_STD = 0.02
@@ -82,15 +83,22 @@ class GPT(nn.Module):
         """The matrix of the output layer; its logits also need padding_bias."""
         return self.wte.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:  # (B, T) -> (B, T, V)
-        """Logits; with a cache, the tokens follow those in it, and only the last one's are computed: (B, 1, V)."""
-        x = self.hidden_states(tokens, cache)
-        return F.linear(x if cache is None else x[:, -1:], self.head_weight, self.padding_bias)
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor | None = None, cache: KVCache | None = None
+    ) -> torch.Tensor:
+        """Logits, (B, T) -> (B, T, V); with targets the sum of their losses, computed in chunks. With a cache, the
+        tokens follow those in it, and only the last one's logits are computed: (B, 1, V)."""
+        hidden = self.hidden_states(tokens, cache)
+        if targets is not None:
+            return losses.linear_cross_entropy(hidden, self.head_weight, self.padding_bias, targets)
+        bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
+        return F.linear(hidden if cache is None else hidden[:, -1:], self.head_weight.to(hidden.dtype), bias)
 
     def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The input of the output layer, so that a loss can compute the logits in pieces: (B, T) -> (B, T, C)."""
         start = cache.length if cache else 0
-        x = self.wte(tokens) + self.wpe.weight[start : start + tokens.shape[1]]  # (B, T, C)
+        x = self.wte(tokens)  # (B, T, C)
+        x = x + self.wpe.weight[start : start + tokens.shape[1]].to(x.dtype)
         x = F.dropout(x, self.dropout, self.training)
         for index, block in enumerate(self.h):
             x = block(x, cache.layers[index] if cache else None)

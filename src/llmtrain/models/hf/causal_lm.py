@@ -32,6 +32,7 @@ from llmtrain.models.base import (
 )
 from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
 from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
+from llmtrain.models.numerics import Numerics
 from llmtrain.text import one_line
 
 MAX_CONTEXT = 4096  # tokens in the KV cache during generation
@@ -47,6 +48,7 @@ class CausalLM(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.numerics = Numerics()
         self.has_linear_head = False
         """Whether the logits are exactly the output layer applied to the last hidden state. Found out by
         HFCausalLMAdapter.probe: some architectures scale or cap them, under many names."""
@@ -76,12 +78,13 @@ class CausalLM(nn.Module):
             return F.cross_entropy(flat, targets.view(-1), reduction="sum")
         hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state  # (B, T, C)
         head = base.get_output_embeddings()
-        return losses.linear_cross_entropy(hidden, head.weight, head.bias, targets)
+        return losses.linear_cross_entropy(hidden, head.weight, head.bias, targets, self.numerics)
 
 
 class HFCausalLMAdapter(ModelAdapter):
     config: HfCausalLmSection
     can_pack = True
+    can_cast_weights = True
 
     def __init__(self, config: HfCausalLmSection, tokenizer_vocab: int) -> None:
         check_installed()
@@ -155,7 +158,9 @@ class HFCausalLMAdapter(ModelAdapter):
             model.peft_config["default"].base_model_name_or_path = name
         elif self.config.dtype == "bfloat16":
             warn("TRAIN", "model.dtype is bfloat16 without LoRA: small weight updates are lost to rounding")
-        return CausalLM(model).train()
+        module = CausalLM(model).train()
+        module.numerics = self.numerics
+        return module
 
     def base_files(self) -> list[Path]:
         return sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")])
@@ -230,7 +235,6 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
-        losses.compile_chunks()
         return super().compiled_loss(module, by_block=True)
 
     def flops_per_token(self, module: nn.Module) -> float:

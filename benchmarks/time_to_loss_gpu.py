@@ -1,0 +1,318 @@
+"""Time to the same validation loss on one GPU: nanoGPT's model and recipe against the preset gpt_modern_124m (or 350m).
+
+    python benchmarks/time_to_loss_gpu.py [--size 124m] [--seeds 1 2 3] [--baseline-seeds 1 2 3] [--leave-out] \
+        [--results results.jsonl] [--minutes 9]
+    python benchmarks/time_to_loss_gpu.py --tiny      a tiny model on a CPU
+
+Text: every .py file of this Python installation, in GPT-2 tokens (TIKTOKEN_CACHE_DIR where there is no network). The
+baseline is written here from nanoGPT's published hyperparameters: GPT-2 without biases, AdamW, learning rate 6e-4 with
+cosine decay to a tenth, 1,000 steps of 64 x 1024 tokens. Both are evaluated on the same tokens. Seconds are those of
+training, without compilation and evaluation; `wall` has everything. The loss to reach is the mean of the baseline's
+seeds. Results are appended to a file, so that runs can be spread over several calls; `--minutes` starts no further run
+after that time. Prints one table, with ratios.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from llmtrain.config.load import load_config
+from llmtrain.config.schema import Config
+from llmtrain.distributed.world import World
+from llmtrain.training.build import Components, build_components
+from llmtrain.training.run import run_training
+
+CORPUS_FILE_BYTES = 8 << 20
+EVAL_SEQUENCES = 20 * 64
+LEFT_OUT = {  # what is left out of the recipe -> settings
+    "Muon (AdamW 1.5e-3)": ["trainer.optimizer=adamw", "trainer.lr=1.5e-3"],
+    "batch of 16 (64, a quarter of the steps)": ["trainer.micro_batch_size=64", "trainer.max_steps={quarter}"],
+    "heads of 128 dimensions (64)": ["model.n_heads=12"],
+    "ReLU^2 (SwiGLU, exported as Qwen3)": ["model.mlp=swiglu"],
+    "linear decay over the last half (cosine)": ["trainer.schedule=cosine"],
+    "tied embeddings (untied)": ["model.tie_embeddings=false"],
+}
+RECIPES = {  # steps of the recipe that reach the loss of the baseline
+    "124m": {"steps": 500, "n_layers": 12, "d_model": 768, "n_heads": 12},
+    "350m": {"steps": 450, "n_layers": 24, "d_model": 1024, "n_heads": 16},
+    "tiny": {"steps": 8, "n_layers": 2, "d_model": 32, "n_heads": 2},
+}
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
+        B, T, C = x.shape  # noqa: N806
+        q, k, v = (part.view(B, T, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(C, dim=2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        result: torch.Tensor = self.out(y.transpose(1, 2).reshape(B, T, C))
+        return result
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(width, bias=False), nn.LayerNorm(width, bias=False)
+        self.attention = Attention(width, heads)
+        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x))
+        result: torch.Tensor = x + self.down(F.gelu(self.up(self.norm_2(x))))
+        return result
+
+
+class Baseline(nn.Module):
+    """nanoGPT's GPT-2: no biases, tied embeddings, vocabulary padded to a multiple of 64."""
+
+    def __init__(self, layers: int, width: int, heads: int, context: int, vocabulary: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(-(-vocabulary // 64) * 64, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width, bias=False)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                is_residual = name.endswith(("attention.out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (math.sqrt(2 * layers) if is_residual else 1))
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(inputs) + self.positions.weight[: inputs.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits = F.linear(self.norm(x), self.tokens.weight)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+
+
+def baseline_lr(step: int, steps: int, peak: float) -> float:
+    warmup = steps // 20
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    decayed = (step - warmup) / max(1, steps - warmup)
+    return peak * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * decayed)))
+
+
+def run_baseline(
+    config: Config, seed: int, steps: int, lr: float, evaluation: Components, shape: dict[str, int]
+) -> dict[str, Any]:
+    """nanoGPT's recipe on the training tokens of a config, evaluated like the recipe."""
+    started = time.perf_counter()
+    device = evaluation.module.weight.device if hasattr(evaluation.module, "weight") else torch.device(DEVICE)
+    components = build_components(config, World(device=torch.device("cpu")))
+    torch.manual_seed(seed)
+    model = Baseline(
+        shape["n_layers"],
+        shape["d_model"],
+        shape["n_heads"],
+        config.model.block_size,
+        components.prepared.tokenizer.vocab_size,
+    ).to(device)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+    compiled = torch.compile(model) if device.type == "cuda" else model
+    autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+    def step(number: int) -> None:
+        batch = components.train_batches[number].to(device)
+        with autocast:
+            loss = compiled(batch.inputs, batch.targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        for group in optimizer.param_groups:
+            group["lr"] = baseline_lr(number, steps, lr)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    for number in range(min(3, steps)):  # compiles; not timed, and part of the training
+        step(number)
+    synchronize(device)
+    reset_memory(device)
+    timed = time.perf_counter()
+    for number in range(3, steps):
+        step(number)
+    synchronize(device)
+    seconds = (time.perf_counter() - timed) * steps / max(1, steps - 3)
+    total, count = 0.0, 0
+    with torch.no_grad(), autocast:
+        for index in range(len(evaluation.eval_batches)):
+            batch = evaluation.eval_batches[index].to(device)
+            total += float(model(batch.inputs, batch.targets)) * batch.target_count
+            count += batch.target_count
+    tokens = steps * config.trainer.micro_batch_size * config.model.block_size
+    return measured(total / count, tokens, seconds, time.perf_counter() - started, device)
+
+
+def run_recipe(config: Config) -> dict[str, Any]:
+    started = time.perf_counter()
+    device = torch.device(DEVICE)
+    reset_memory(device)
+    result = run_training(config)
+    tokens = result["steps"] * config.trainer.micro_batch_size * config.model.block_size
+    seconds = tokens / result["tokens_per_second"]
+    return measured(result["final_val_loss"], tokens, seconds, time.perf_counter() - started, device)
+
+
+def measured(loss: float, tokens: int, seconds: float, wall: float, device: torch.device) -> dict[str, Any]:
+    memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
+    return {"loss": loss, "tokens": tokens, "seconds": seconds, "wall": wall, "memory": memory}
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def reset_memory(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def write_corpus(directory: Path, limit: int | None) -> list[str]:
+    """Text files with all Python sources of this installation, in a fixed random order."""
+    roots = {sysconfig.get_path("stdlib"), *(path for path in sys.path if path)}
+    files = sorted({file.resolve() for root in roots if Path(root).is_dir() for file in Path(root).rglob("*.py")})
+    files = [file for file in files if "benchmarks" not in file.parts]
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    directory.mkdir(parents=True, exist_ok=True)
+    written: list[str] = []
+    part: list[str] = []
+    size = 0
+    for index in order[:limit]:
+        text = files[index].read_text(encoding="utf-8", errors="replace")
+        part.append(text.replace("\x00", ""))
+        size += len(text)
+        if size > CORPUS_FILE_BYTES or index == order[:limit][-1]:
+            path = directory / f"part-{len(written):03d}.txt"
+            path.write_text("\n".join(part))
+            written.append(str(path))
+            part, size = [], 0
+    return written
+
+
+def settings(root: Path, files: list[str], size: str, seed: int) -> list[str]:
+    common = [f"data.files={json.dumps(files)}", f"data.cache_dir={root}/cache", f"output.root_dir={root}/runs"]
+    common += [f"run.seed={seed}", "trainer.eval_every_steps=null", "trainer.save_every_steps=null"]
+    common += ["trainer.max_epochs=null", "logging.level=WARNING", "trainer.max_steps={steps}"]
+    common += [f"run.device={DEVICE}", "trainer.grad_accum_steps=1", "data.val_fraction=0.025"]
+    if size == "tiny":
+        common += ["model.size=null", "model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.block_size=32"]
+        common += ["data.tokenizer=byte", "trainer.micro_batch_size=2", "trainer.compile=false", "run.threads=1"]
+        return [*common, "trainer.precision=fp32", "trainer.eval_batches=2", "trainer.warmup_steps=2"]
+    return [*common, "trainer.micro_batch_size=16", f"trainer.eval_batches={EVAL_SEQUENCES // 16}"]
+
+
+def read_results(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def plan(arguments: argparse.Namespace, size: str) -> Iterator[tuple[str, int, list[str]]]:
+    """(name, seed, settings) of every run. Names of baselines start with `baseline`."""
+    for seed in arguments.seeds:
+        yield "recipe", seed, []
+    for seed in arguments.baseline_seeds:
+        yield f"baseline {arguments.baseline_lr:g}", seed, []
+    if arguments.leave_out:
+        for name, values in LEFT_OUT.items():
+            quarter = RECIPES[size]["steps"] // 4
+            yield f"without {name}", arguments.seeds[0], [value.format(quarter=quarter) for value in values]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", choices=["124m", "350m"], default="124m")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--baseline-seeds", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--baseline-lr", type=float, default=6e-4)
+    parser.add_argument("--baseline-steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, help="steps of the recipe")
+    parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--set", nargs="*", default=[], help="settings for every run of the recipe")
+    parser.add_argument("--results", type=Path, help="append to this file, and print all results in it")
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--tiny", action="store_true")
+    arguments = parser.parse_args()
+    if not (arguments.tiny or torch.cuda.is_available()):
+        print("skipped: needs a GPU")
+        return
+    size = "tiny" if arguments.tiny else arguments.size
+    shape, deadline = RECIPES[size], time.monotonic() + 60 * arguments.minutes
+    steps = arguments.steps or shape["steps"]
+    baseline_steps, baseline_batch = (8, 4) if arguments.tiny else (arguments.baseline_steps, 64)
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        files = write_corpus(root / "text", 60 if arguments.tiny else None)
+        results = arguments.results or root / "results.jsonl"
+        preset = f"gpt_modern_{arguments.size}"
+        for name, seed, more in plan(arguments, size):
+            if time.monotonic() > deadline:
+                break
+            base = [value.format(steps=steps) for value in settings(root, files, size, seed)]
+            run_id = f"output.run_id=run-{len(read_results(results))}-{int(time.time())}"
+            config = load_config(preset, [*base, *arguments.set, *more, run_id])
+            if name.startswith("baseline"):
+                evaluation = build_components(config, World(device=torch.device("cpu")))
+                batch = load_config(preset, [*base, f"trainer.micro_batch_size={baseline_batch}", run_id])
+                row = run_baseline(batch, seed, baseline_steps, arguments.baseline_lr, evaluation, shape)
+            else:
+                row = run_recipe(config)
+            row = {"name": name, "size": size, "seed": seed, **row}
+            with results.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+        print_table([row for row in read_results(results) if row["size"] == size])
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    runs = {name: [row for row in rows if row["name"] == name] for name in names}
+    baseline = next((runs[name] for name in names if name.startswith("baseline")), None)
+    print(f"{'':48}{'seeds':>6}{'val loss':>18}{'seconds':>9}{'M tokens':>10}{'tokens/s':>10}{'memory':>9}")
+    for name in names:
+        mean = {
+            field: statistics.mean(row[field] for row in runs[name])
+            for field in ("loss", "seconds", "tokens", "memory", "wall")
+        }
+        losses = [row["loss"] for row in runs[name]]
+        spread = f"{mean['loss']:.4f}" + (f" +- {(max(losses) - min(losses)) / 2:.4f}" if len(losses) > 1 else "")
+        print(
+            f"{name:48}{len(losses):>6}{spread:>18}{mean['seconds']:>9.1f}{mean['tokens'] / 1e6:>10.1f}"
+            f"{mean['tokens'] / mean['seconds']:>10,.0f}{mean['memory']:>6.1f} GB"
+        )
+    if baseline is None or "recipe" not in runs:
+        print("ratio: needs runs of the baseline and of the recipe")
+        return
+    target = statistics.mean(row["loss"] for row in baseline)
+    reached = [row["loss"] <= target for row in runs["recipe"]]
+    ratios = {
+        field: statistics.mean(row[field] for row in runs["recipe"]) / statistics.mean(row[field] for row in baseline)
+        for field in ("seconds", "tokens", "wall")
+    }
+    print(f"loss to reach {target:.4f}: reached by {sum(reached)} of {len(reached)} runs of the recipe")
+    print(f"ratio recipe / baseline: seconds {ratios['seconds']:.3f}, tokens {ratios['tokens']:.3f}, ", end="")
+    print(f"with compilation and evaluation {ratios['wall']:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The numerics of a run: how its numbers are rounded. A run keeps the version that it was started with, so that a
+resumed run has the bits of an uninterrupted one.
+
+Version 1: bf16 means autocast, with activations between blocks in float32; a GPT computes all its logits at once.
+Version 2: bf16 means that weights are cast to bfloat16 where they are used (compute_dtype.py), without autocast, except
+    for classes of the user's own; a GPT with many logits computes its loss in chunks (losses.py); on a GPU, chunks are
+    larger if the output layer is trained.
+
+float32 runs whose logits fit in one chunk, and float32 runs of Hugging Face models on a CPU, are the same in both.
+"""
+
+from dataclasses import dataclass
+
+LATEST = 2
+
+
+@dataclass(frozen=True)
+class Numerics:
+    version: int = LATEST
+
+    @property
+    def casts_weights(self) -> bool:
+        """Whether bf16 casts the weights, instead of the inputs of each operation (autocast)."""
+        return self.version >= 2
+
+    @property
+    def chunks_gpt_loss(self) -> bool:
+        """Whether a GPT with many logits computes its loss in chunks."""
+        return self.version >= 2
+
+    @property
+    def has_large_chunks(self) -> bool:
+        """Whether chunks on a GPU are larger if the output layer is trained: each adds to its gradient."""
+        return self.version >= 2
