@@ -84,6 +84,11 @@ class ModelAdapter(ABC):
         """The transformer blocks, which are sharded and compiled one by one."""
         return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
 
+    def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:  # noqa: ARG002
+        """Parameters that hold several matrices one below the other: name -> row count of each. An optimizer that
+        works on whole matrices (muon) treats them separately."""
+        return {}
+
     def probe(self, module: nn.Module) -> None:  # noqa: B027 (optional)
         """Run the finished model on a tiny input to find out what its code does not declare."""
 

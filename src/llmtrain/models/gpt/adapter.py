@@ -26,6 +26,11 @@ class GPTAdapter(ModelAdapter):
                 raise DataError(f"model.init {self.config.init} does not have all weights: {message}") from None
         return module
 
+    def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:
+        """Query, key and value share one matrix."""
+        names = [name for name, _ in module.named_parameters() if name.endswith("attn.c_attn.weight")]
+        return {name: [self.config.d_model] * 3 for name in names}
+
     def flops_per_token(self, module: nn.Module) -> float:
         """6 per weight (2 forward, 4 backward), and the two matrix products of attention over the context."""
         c = self.config

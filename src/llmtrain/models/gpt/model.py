@@ -78,13 +78,22 @@ class GPT(nn.Module):
         self.register_buffer("padding_bias", bias if padded_size > vocab_size else None, persistent=False)
         self._init_weights(config.n_layers)
 
+    @property
+    def head_weight(self) -> torch.Tensor:  # (V, C)
+        """The matrix of the output layer; its logits also need padding_bias."""
+        return self.wte.weight if self.lm_head is None else self.lm_head.weight
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
+        return F.linear(self.hidden_states(tokens), self.head_weight, self.padding_bias)
+
+    def hidden_states(self, tokens: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, C)
+        """The input of the output layer, so that a loss can compute the logits in pieces."""
         x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]  # (B, T, C)
         x = F.dropout(x, self.dropout, self.training)
         for block in self.h:
             x = block(x)
-        head = self.wte.weight if self.lm_head is None else self.lm_head.weight  # (V, C)
-        return F.linear(self.ln_f(x), head, self.padding_bias)
+        hidden: torch.Tensor = self.ln_f(x)
+        return hidden
 
     def _init_weights(self, n_layers: int) -> None:
         """GPT-2's initialization: normal(0, 0.02), zero biases, residual projections scaled by 1 / sqrt(2 * layers)."""
