@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from llmtrain.config.trainer import TrainerSection
-from llmtrain.training.optim import build_optimizer, lr_at, set_lr
+from llmtrain.training.optim import build_optimizer, lr_at, set_schedule
 
 LR, MIN = 1.0, 0.1
 
@@ -97,12 +97,12 @@ def test_frozen_parameters_are_not_optimized() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_set_lr_changes_the_step_size(name: str) -> None:
+def test_set_schedule_changes_the_step_size(name: str) -> None:
     module = nn.Linear(4, 1, bias=False)
     optimizer = build_optimizer(module, TrainerSection(optimizer=name, lr=0.1))  # type: ignore[arg-type]
     before = module.weight.detach().clone()
     for lr, moves in ((0.0, False), (0.1, True)):
-        set_lr(optimizer, lr)
+        set_schedule(optimizer, 0, lr)
         module(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         assert torch.equal(before, module.weight.detach()) is not moves

@@ -47,6 +47,12 @@ class Config(Section):
 
     def problems(self) -> Iterator[Problem]:
         if isinstance(self.model, HfCausalLmSection):
+            if self.model.lora and self.trainer.optimizer == "muon":
+                yield (
+                    ("model", "trainer"),
+                    "trainer.optimizer muon does not work with LoRA (model.lora): adapters are products of two narrow "
+                    "matrices, and muon is for whole ones. Use adamw, or remove model.lora to train all weights.",
+                )
             return
         least = VOCABULARIES.get(self.data.tokenizer or "byte", 0)
         if self.model.vocab_size is not None and self.model.vocab_size < least:

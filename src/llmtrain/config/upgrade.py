@@ -41,6 +41,8 @@ _REPEATED_DEFAULTS: dict[KeyPath, Any] = {
 _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("launch", "image_schema"),
     ("model", "architecture"),
+    ("trainer", "momentum"),
+    ("trainer", "momentum_warmup_steps"),
     ("launch", "resources", "ephemeral_storage"),
     ("launch", "resources", "extra"),
     ("launch", "labels"),

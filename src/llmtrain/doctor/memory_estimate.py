@@ -8,14 +8,12 @@ from pathlib import Path
 from llmtrain import registry
 from llmtrain.config.model import AnyGptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
+from llmtrain.config.trainer import optimizer_bytes
 from llmtrain.doctor.machine import uses_gpu
 from llmtrain.errors import LlmtrainError
 from llmtrain.findings import Finding, failed, failed_by, passed, warned
 from llmtrain.text import format_bytes, one_line
 
-# Bytes per trained weight besides the weight: its gradient, and two averages of the optimizer (adafactor: almost none).
-TRAINING_BYTES = {"adamw": 12, "adafactor": 4}
-CHECKPOINT_BYTES = {"adamw": 12, "adafactor": 4}  # the weight and the averages
 CHEAP_VOCABULARIES = {"byte": 256, "gpt2": 50257}
 WARN_FRACTION = 0.8
 CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -26,6 +24,8 @@ class Count:
     parameters: int | None = None
     trained: int = 0
     weight_bytes: int = 0
+    matrices: int = 0
+    """Of the trained weights, those that muon orthogonalizes."""
     unknown_because: str = ""
     problem: LlmtrainError | None = None
     """Why the model cannot be built from the config."""
@@ -46,7 +46,7 @@ def count_parameters(config: Config) -> Count:
         return Count(unknown_because=f"the vocabulary of tokenizer '{tokenizer}' depends on the text")
     import torch
 
-    from llmtrain.models.base import parameter_count, trainable_count
+    from llmtrain.models.base import block_matrices, parameter_count, trainable_count
 
     try:
         adapter = registry.resolve("model.name", section.name, registry.MODELS)(section, vocabulary)
@@ -58,7 +58,8 @@ def count_parameters(config: Config) -> Count:
             frozen_bytes = 2.0 if section.dtype == "bfloat16" else 4.0
             if section.lora and section.lora.quantize:
                 frozen_bytes = 0.55  # 4 bits and their scales
-        return Count(total, trained, weight_bytes=4 * trained + int(frozen_bytes * (total - trained)))
+        matrices = sum(parameter.numel() for parameter in block_matrices(adapter, module).values())
+        return Count(total, trained, 4 * trained + int(frozen_bytes * (total - trained)), matrices)
     except LlmtrainError as error:
         return Count(problem=error)
     except Exception as problem:  # other models may not support the meta device
@@ -66,7 +67,10 @@ def count_parameters(config: Config) -> Count:
 
 
 def checkpoint_bytes(config: Config, count: Count) -> int | None:
-    return None if count.parameters is None else count.trained * CHECKPOINT_BYTES[config.trainer.optimizer]
+    """The trained weights and the averages of the optimizer."""
+    if count.parameters is None:
+        return None
+    return 4 * count.trained + optimizer_bytes(config.trainer.optimizer, count.trained, count.matrices)
 
 
 def memory(config: Config, count: Count, world_size: int, processes: int) -> Iterator[Finding]:
@@ -81,7 +85,8 @@ def memory(config: Config, count: Count, world_size: int, processes: int) -> Ite
         return
     optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
     shards = world_size if strategy == "fsdp" else 1
-    need = (count.weight_bytes + count.trained * TRAINING_BYTES[optimizer]) // shards * (1 if is_gpu else processes)
+    training = 4 * count.trained + optimizer_bytes(optimizer, count.trained, count.matrices)  # with the gradients
+    need = (count.weight_bytes + training) // shards * (1 if is_gpu else processes)
     evidence = (
         f"{count.parameters:,} parameters need {format_bytes(need)} "
         + (f"in {processes} processes " if processes > 1 and not is_gpu else "")

@@ -185,6 +185,17 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.train(was_training)
 
 
+def block_matrices(adapter: ModelAdapter, module: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable matrices of the transformer blocks, without embeddings: what muon orthogonalizes."""
+    parts = [part for block in adapter.blocks(module) for part in block.modules() if not isinstance(part, nn.Embedding)]
+    inside = {id(parameter) for part in parts for parameter in part.parameters(recurse=False)}
+    return {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if id(parameter) in inside and parameter.requires_grad and parameter.dim() == 2
+    }
+
+
 def parameter_count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

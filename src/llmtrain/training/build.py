@@ -27,7 +27,7 @@ from llmtrain.distributed.world import World
 from llmtrain.env import SHARED_CORES, restored_environment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import warn
-from llmtrain.models.base import LossFunction, ModelAdapter, build_checked, trainable_count
+from llmtrain.models.base import LossFunction, ModelAdapter, block_matrices, build_checked, trainable_count
 from llmtrain.models.compute_dtype import compute_in
 from llmtrain.models.numerics import Numerics
 from llmtrain.plugins import is_own, parse_options, user_code, wrong_result
@@ -37,7 +37,9 @@ from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.text import plural
 from llmtrain.tracking import mlflow
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
+from llmtrain.training import optim
 from llmtrain.training.model import ModelHandle
+from llmtrain.training.muon import build_muon
 from llmtrain.training.own_model import check_own_model
 from llmtrain.training.precision import autocast_for, cast_dtype, with_device_precision
 from llmtrain.training.random_state import seeded
@@ -90,6 +92,7 @@ def build_components(config: Config, world: World, numerics: Numerics | None = N
     )
     first = train_batches[0]  # raises if the token store is damaged
     module = build_module(config, adapter, world)
+    check_matrices(config, adapter, module)
     with autocast_for(config, adapter, world.device)():
         if is_own(type(adapter)) and not is_sharding(config.distributed, world):  # else it is on the CPU still
             check_own_model(adapter, module, first.to(world.device))
@@ -277,6 +280,16 @@ def build_module(config: Config, adapter: ModelAdapter, world: World) -> nn.Modu
     return module
 
 
+def check_matrices(config: Config, adapter: ModelAdapter, module: nn.Module) -> None:
+    if config.trainer.optimizer != "muon" or block_matrices(adapter, module):
+        return
+    own = f", or return its blocks from {type(adapter).__name__}.blocks" if is_own(type(adapter)) else ""
+    raise UsageError(
+        f"trainer.optimizer muon needs matrices in transformer blocks, and model.name {config.model.name} has none.",
+        remedy=f"Set trainer.optimizer to adamw{own}.",
+    )
+
+
 def build_model(config: Config, world: World, components: Components) -> ModelHandle:
     """Parallelize the model and, if trainer.compile is set, compile its loss."""
     adapter, module = components.adapter, components.module
@@ -289,6 +302,14 @@ def build_model(config: Config, world: World, components: Components) -> ModelHa
     precision = with_device_precision(config, world.device).trainer.precision
     parallel = parallelize(module, adapter.blocks, config.distributed, world, precision, components.micro_batches)
     return ModelHandle(adapter, module, parallel, loss_function, autocast_for(config, adapter, world.device))
+
+
+def build_optimizer(config: Config, world: World, model: ModelHandle) -> torch.optim.Optimizer:
+    if config.trainer.optimizer != "muon":
+        return optim.build_optimizer(model.module, config.trainer)
+    # Bits that do not depend on the number of processes must not depend on how matrices are batched either.
+    is_batched = world.device.type != "cpu" and not config.distributed.reproducible_reduce
+    return build_muon(model.adapter, model.module, config.trainer, world, is_batched)
 
 
 def resume_fingerprint(

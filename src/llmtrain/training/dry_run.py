@@ -3,10 +3,11 @@
 from typing import Any
 
 from llmtrain.config.schema import Config
+from llmtrain.config.trainer import optimizer_bytes
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
-from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.models.base import block_matrices, parameter_count, trainable_count
 from llmtrain.progress import phase
 from llmtrain.training.build import build_components, resolve_steps, resolve_threads, set_up_torch
 from llmtrain.training.precision import autocast_for
@@ -30,6 +31,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         loss = total.item() / max(1, batch.target_count)
     config = resolve_steps(config, components.train_batches)
     trainable = trainable_count(module)
+    matrices = sum(parameter.numel() for parameter in block_matrices(components.adapter, module).values())
     weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
     return {
         "dry_run": True,
@@ -45,7 +47,7 @@ def dry_run(config: Config) -> dict[str, Any]:
         "steps": config.trainer.steps,
         "epochs": round(config.trainer.steps / components.train_batches.steps_in(1), 3),
         "loss": loss,
-        # Weights; for trainable ones a gradient, and AdamW's two moments (Adafactor's are negligible).
-        "state_bytes": weight_bytes + (12 if config.trainer.optimizer == "adamw" else 4) * trainable,
+        # Weights; for trainable ones a gradient, and the averages of the optimizer.
+        "state_bytes": weight_bytes + 4 * trainable + optimizer_bytes(config.trainer.optimizer, trainable, matrices),
         "peak_memory_bytes": peak_memory_bytes(world.device),
     }

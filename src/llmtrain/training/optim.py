@@ -7,6 +7,8 @@ from torch import nn
 
 from llmtrain.config.trainer import TrainerSection
 
+FIRST_MOMENTUM = 0.85
+
 
 def lr_at(step: int, config: TrainerSection) -> float:
     """Learning rate of a step; the first step is 0."""
@@ -24,7 +26,7 @@ def lr_at(step: int, config: TrainerSection) -> float:
 
 
 def build_optimizer(module: nn.Module, config: TrainerSection) -> torch.optim.Optimizer:
-    """The optimizer over all trainable parameters. Weight decay applies to matrices, not to biases and norms."""
+    """AdamW or Adafactor over all trainable parameters. Weight decay applies to matrices, not to biases and norms."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
@@ -36,6 +38,15 @@ def build_optimizer(module: nn.Module, config: TrainerSection) -> torch.optim.Op
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_schedule(optimizer: torch.optim.Optimizer, step: int, lr: float) -> None:
+    """Set what depends on the step: learning rates and muon's momentum."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_ratio", 1.0)
+        if "momentum" in group:
+            group["momentum"] = momentum_at(step, group["peak_momentum"], group["momentum_warmup_steps"])
+
+
+def momentum_at(step: int, peak: float, warmup_steps: int) -> float:
+    """Muon's momentum in a step. Gradients change fast at first, and their average should forget as fast."""
+    start = min(FIRST_MOMENTUM, peak)
+    return start + (peak - start) * min(1.0, (step + 1) / max(1, warmup_steps))

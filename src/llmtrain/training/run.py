@@ -39,6 +39,7 @@ from llmtrain.training.build import (
     base_sha256,
     build_components,
     build_model,
+    build_optimizer,
     open_trackers,
     resolve_steps,
     resolve_threads,
@@ -48,7 +49,6 @@ from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.loop import Trainer
 from llmtrain.training.model import ModelHandle
-from llmtrain.training.optim import build_optimizer
 from llmtrain.training.origin import Origin, check_architecture, load_weights, resolve_origin
 from llmtrain.training.ownership import RunOwnership, is_restart, may_be_restarted, owns_run
 from llmtrain.training.rank_checks import check_same_data_and_model, check_shared_directory
@@ -215,7 +215,7 @@ def _train(context: RunContext, components: Components) -> TrainResult:
     config, world = context.config, context.world
     store = CheckpointStore(context.run.checkpoints)
     model = build_model(config, world, components)
-    optimizer = build_optimizer(model.module, config.trainer)
+    optimizer = build_optimizer(config, world, model)
     progress = world.control.all_or_none(lambda: restore(context.resumption, store, model.module, optimizer, world))
     if context.origin:
         origin = context.origin

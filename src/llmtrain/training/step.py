@@ -13,7 +13,7 @@ from llmtrain.distributed.parallel import unshard
 from llmtrain.distributed.world import World
 from llmtrain.fault_injection import inject_fault
 from llmtrain.training.model import ModelHandle
-from llmtrain.training.optim import set_lr
+from llmtrain.training.optim import set_schedule
 from llmtrain.training.random_state import seeded
 
 
@@ -69,7 +69,7 @@ class Stepper:
         inject_fault("after_backward", step + 1)
         trainable = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
         grad_norm = unshard(nn.utils.clip_grad_norm_(trainable, self.max_grad_norm or float("inf"), foreach=True))
-        set_lr(self.optimizer, lr)
+        set_schedule(self.optimizer, step, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         inject_fault("after_optimizer", step + 1)

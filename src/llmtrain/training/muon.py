@@ -1,0 +1,266 @@
+"""Muon for the matrices of the blocks, AdamW for everything else (embeddings, output layer, vectors), in one optimizer.
+
+Muon's update is the momentum of the gradient with its singular values replaced by 1 (newton_schulz.py). It is scaled by
+sqrt(max(1, rows / columns)), so that a step changes what a matrix makes of its input by the same amount whatever its
+shape, and one learning rate fits all widths. The alternative, updates as large as AdamW's (torch's `match_rms_adamw`),
+needs a lower learning rate the wider the model is, as AdamW does.
+
+With several processes each matrix has an owner that orthogonalizes its update; the results are exchanged. Replicated
+parameters (ddp) have their momentum on every rank. Of sharded ones (fsdp) each rank has its rows, and the owner gets
+the rows of the others.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim.adamw import adamw
+
+from llmtrain.config.trainer import TrainerSection
+from llmtrain.distributed.world import World
+from llmtrain.models.base import ModelAdapter, block_matrices
+from llmtrain.training.newton_schulz import compute_dtype, cost, orthogonalize_
+
+EMBEDDING_LR = 0.6
+"""Learning rate of embeddings and output layer, relative to trainer.lr."""
+VECTOR_LR = 0.3
+"""Learning rate of norm weights and biases, relative to trainer.lr."""
+ADAMW_EPSILON = 1e-8
+
+Views = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Consecutive rows of a parameter that are orthogonalized together: all, or one of the matrices fused into it."""
+
+    parameter: int
+    """Index in the parameter group."""
+    start: int
+    rows: int
+    columns: int
+    owner: int
+    """Rank that orthogonalizes it."""
+
+    @property
+    def scale(self) -> float:
+        return math.sqrt(max(1.0, self.rows / self.columns))
+
+
+def plan_matrices(
+    shapes: Sequence[tuple[int, int]], sections: Sequence[Sequence[int]], world_size: int
+) -> list[Matrix]:
+    """The matrices of parameters. `sections`: per parameter the row counts of the matrices fused into it, or none. The
+    most costly matrices are assigned first, to the rank with the least work so far."""
+    found = []
+    for parameter, ((rows, columns), heights) in enumerate(zip(shapes, sections, strict=True)):
+        start = 0
+        for height in heights or (rows,):
+            found.append(Matrix(parameter, start, height, columns, owner=0))
+            start += height
+        assert start == rows, f"sections {list(heights)} of a matrix with {rows} rows"
+    load = [0] * world_size
+    for index in sorted(range(len(found)), key=lambda i: (-cost(found[i].rows, found[i].columns), i)):
+        matrix = found[index]
+        owner = load.index(min(load))
+        load[owner] += cost(matrix.rows, matrix.columns)
+        found[index] = Matrix(matrix.parameter, matrix.start, matrix.rows, matrix.columns, owner)
+    return found
+
+
+class Muon(torch.optim.Optimizer):
+    """The first parameter group holds the matrices. `step` overwrites their gradients."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], sections: Sequence[Sequence[int]], rank: int, world_size: int, batched: bool
+    ) -> None:
+        """`sections`: see plan_matrices. `batched`: see orthogonalize_."""
+        super().__init__(groups, {})
+        matrices, *others = self.param_groups
+        shapes = [cast(tuple[int, int], tuple(parameter.shape)) for parameter in matrices["params"]]
+        self._plan = plan_matrices(shapes, sections, world_size)
+        self._heights = [rows for rows, _ in shapes]
+        self._rank, self._world_size, self._batched = rank, world_size, batched
+        # Created here and not by the first step: a checkpoint is loaded before.
+        for parameter in matrices["params"]:
+            self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
+        for parameter in (parameter for group in others for parameter in group["params"]):
+            self.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        assert closure is None
+        matrices, *others = self.param_groups
+        self._step_matrices(matrices)
+        for group in others:
+            self._step_adamw(group)
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        parameters = group["params"]
+        weights = [_local(parameter) for parameter in parameters]
+        momenta = [_local(self.state[parameter]["momentum_buffer"]) for parameter in parameters]
+        updates = [
+            torch.zeros_like(_local(parameter)) if parameter.grad is None else _local(parameter.grad)
+            for parameter in parameters
+        ]
+        lr, momentum = group["lr"], group["momentum"]
+        torch._foreach_lerp_(momenta, updates, 1 - momentum)
+        torch._foreach_lerp_(updates, momenta, momentum)  # Nesterov
+        self._orthogonalize_(updates, is_sharded=hasattr(parameters[0], "to_local"))
+        torch._foreach_mul_(weights, 1 - lr * group["weight_decay"])
+        torch._foreach_add_(weights, updates, alpha=-lr)
+
+    def _step_adamw(self, group: dict[str, Any]) -> None:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        states = [self.state[parameter] for parameter in parameters]
+        beta1, beta2 = group["betas"]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=ADAMW_EPSILON,
+            maximize=False,
+        )
+
+    def _orthogonalize_(self, updates: Views, is_sharded: bool) -> None:
+        """Orthogonalize and scale the updates, of which each rank has its rows or all."""
+        views = []
+        for matrix in self._plan:
+            start, end = self._rows_of(matrix, self._rank, is_sharded)
+            views.append(updates[matrix.parameter][start:end])
+        if is_sharded and self._world_size > 1:
+            self._orthogonalize_shards_(views)
+        else:
+            orthogonalize_([views[i] for i in self._owned_by(self._rank)], self._batched)
+            if self._world_size > 1:
+                self._share_results_(views)
+        tall = [index for index, matrix in enumerate(self._plan) if matrix.scale != 1.0]
+        if tall:
+            torch._foreach_mul_([views[i] for i in tall], [self._plan[i].scale for i in tall])
+
+    def _owned_by(self, rank: int) -> list[int]:
+        return [index for index, matrix in enumerate(self._plan) if matrix.owner == rank]
+
+    def _rows_of(self, matrix: Matrix, rank: int, is_sharded: bool) -> tuple[int, int]:
+        """Start and end of a matrix in what a rank has of its parameter. fsdp gives each rank ceil(rows / ranks)."""
+        height = self._heights[matrix.parameter]
+        chunk = -(-height // self._world_size) if is_sharded else height
+        first = min(rank * chunk, height) if is_sharded else 0
+        last = min(first + chunk, height)
+        start = min(max(matrix.start, first), last)
+        end = min(max(matrix.start + matrix.rows, first), last)
+        return start - first, end - first
+
+    def _share_results_(self, views: Views) -> None:
+        """Send the matrices of this rank to all others. Results of bfloat16 products lose nothing in bfloat16."""
+        by_rank = [[views[i] for i in self._owned_by(rank)] for rank in range(self._world_size)]
+        size = max(sum(view.numel() for view in own) for own in by_rank)
+        own = torch.zeros(size, dtype=compute_dtype(views[0].device), device=views[0].device)
+        _pack_(own, by_rank[self._rank])
+        received = torch.empty(self._world_size * size, dtype=own.dtype, device=own.device)
+        dist.all_gather_into_tensor(received, own)
+        for rank, part in enumerate(torch.split(received, size)):
+            if rank != self._rank:
+                _unpack_(by_rank[rank], part)
+
+    def _orthogonalize_shards_(self, views: Views) -> None:
+        """Send the rows of each matrix to its owner, which orthogonalizes it and sends them back."""
+        dtype, device = compute_dtype(views[0].device), views[0].device
+        by_owner = [views[i] for rank in range(self._world_size) for i in self._owned_by(rank)]
+        sent_sizes = [sum(views[i].numel() for i in self._owned_by(rank)) for rank in range(self._world_size)]
+        mine = [self._plan[i] for i in self._owned_by(self._rank)]
+        wholes = [torch.empty(matrix.rows, matrix.columns, dtype=dtype, device=device) for matrix in mine]
+        pieces: list[Views] = []  # by rank, the rows that it has of my matrices
+        for rank in range(self._world_size):
+            pieces.append([])
+            for matrix, whole in zip(mine, wholes, strict=True):
+                start, end = self._rows_of(matrix, rank, is_sharded=True)
+                offset = sum(
+                    e - s for s, e in (self._rows_of(matrix, before, is_sharded=True) for before in range(rank))
+                )
+                pieces[-1].append(whole[offset : offset + end - start])
+        received_sizes = [sum(piece.numel() for piece in of_rank) for of_rank in pieces]
+        sent = torch.empty(sum(sent_sizes), dtype=dtype, device=device)
+        received = torch.empty(sum(received_sizes), dtype=dtype, device=device)
+        flat = [piece for of_rank in pieces for piece in of_rank]
+        _pack_(sent, by_owner)
+        dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
+        _unpack_(flat, received)
+        orthogonalize_(wholes, self._batched)
+        _pack_(received, flat)
+        dist.all_to_all_single(sent, received, sent_sizes, received_sizes)
+        _unpack_(by_owner, sent)
+
+
+def _pack_(flat: torch.Tensor, views: Views) -> None:
+    torch._foreach_copy_(_parts(flat, views), views)
+
+
+def _unpack_(views: Views, flat: torch.Tensor) -> None:
+    torch._foreach_copy_(views, _parts(flat, views))
+
+
+def _parts(flat: torch.Tensor, views: Views) -> Views:
+    """Consecutive parts of a flat tensor, in the shapes of the views."""
+    sizes = [view.numel() for view in views]
+    return [part.view_as(view) for part, view in zip(torch.split(flat[: sum(sizes)], sizes), views, strict=True)]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a sharded tensor; any other tensor unchanged."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def build_muon(adapter: ModelAdapter, module: nn.Module, config: TrainerSection, world: World, batched: bool) -> Muon:
+    """Muon over all trainable parameters. Weight decay applies to matrices, not to biases and norms."""
+    matrices = block_matrices(adapter, module)
+    fused = adapter.matrix_sections(module)
+    others = [(n, p) for n, p in module.named_parameters() if p.requires_grad and n not in matrices]
+    groups: list[dict[str, Any]] = [
+        {
+            "params": list(matrices.values()),
+            "lr_ratio": 1.0,
+            "weight_decay": config.weight_decay,
+            "momentum": config.momentum,
+            "peak_momentum": config.momentum,
+            "momentum_warmup_steps": config.momentum_warmup_steps,
+        },
+        _adamw_group([p for _, p in others if p.dim() >= 2], EMBEDDING_LR, config.weight_decay, config),
+        _adamw_group([p for _, p in others if p.dim() < 2], VECTOR_LR, 0.0, config),
+    ]
+    for group in groups:
+        group["lr"] = config.lr * group["lr_ratio"]
+    sections = [fused.get(name, []) for name in matrices]
+    used = [group for group in groups if group["params"]]
+    return Muon(used, sections, world.rank, world.world_size, batched)
+
+
+def _adamw_group(
+    parameters: list[nn.Parameter], ratio: float, weight_decay: float, config: TrainerSection
+) -> dict[str, Any]:
+    # `fused` makes torch keep `step` on the device when a state is loaded.
+    return {
+        "params": parameters,
+        "lr_ratio": ratio,
+        "weight_decay": weight_decay,
+        "betas": config.betas,
+        "fused": True,
+    }
