@@ -219,7 +219,7 @@ def settings(root: Path, files: list[str], size: str, seed: int) -> list[str]:
     if size == "tiny":
         common += ["model.size=null", "model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.block_size=32"]
         common += ["data.tokenizer=byte", "trainer.micro_batch_size=2", "trainer.compile=false", "run.threads=1"]
-        return [*common, "trainer.precision=fp32", "trainer.eval_batches=2", "trainer.warmup_steps=2"]
+        return [*common, "trainer.precision=fp32", "trainer.eval_batches=2", "trainer.warmup_steps=1"]
     return [*common, "trainer.micro_batch_size=16", f"trainer.eval_batches={EVAL_SEQUENCES // 16}"]
 
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 DEFAULT_LAYERS, DEFAULT_WIDTH = 4, 128
-DEFAULT_MLP: Literal["swiglu", "relu2"] = "swiglu"
+DEFAULT_MLP: Literal["swiglu", "relu2"] = "relu2"
 DEFAULT_BLOCK_SIZE = 128
 
 # Size -> (n_layers, d_model); with GPT-2's vocabulary each has about that many parameters.
 SIZES = {"124m": (12, 768), "350m": (24, 1024), "774m": (36, 1280), "1.5b": (48, 1600)}
 
 WIDE = 2048
-HEAD_DIM, WIDE_HEAD_DIM, MIN_HEADS = 64, 128, 4
+HEAD_DIM, WIDE_HEAD_DIM, MIN_HEADS = 128, 128, 4
 D_FF_MULTIPLE = 64
 
 # At n_layers 12 and d_model 768: peak learning rate, and tokens per step.
