@@ -127,6 +127,13 @@ TABLE = [
     ("no such tokenizer", ["data.tokenizer=nowhere"], 64, ["'nowhere'", "byte, char, gpt2"]),
     ("directory without a tokenizer", ["data.tokenizer=folder"], 65, ["folder", "tokenizer.json"]),
     (
+        "muon without matrices",
+        ["model.name=dummy_gpt", "trainer.optimizer=muon"],
+        64,
+        ["muon", "dummy_gpt", "Set trainer.optimizer to adamw."],
+    ),
+    ("momentum out of range", ["trainer.optimizer=muon", "trainer.momentum=1.0"], 64, ["trainer.momentum"]),
+    (
         "initial weights missing",
         ["model.name=gpt", "model.n_heads=2", "model.init=nowhere"],
         64,

@@ -16,6 +16,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "install": (),
     "launch": (),
     "lora": ("--model", "{directory}/model", "--data", "{directory}/rows.jsonl", "--rows", "16", "--rounds", "1"),
+    "optimizer_overhead": ("--rounds", "1", "--steps", "1"),
     "save_time": ("--rounds", "1", "--d-model", "64"),
     "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),

@@ -166,6 +166,8 @@ def test_eval_distinguishes_examples_and_text(tune, cli, workdir: Path) -> None:
 def test_impossible_combinations_are_refused_early(tune, workdir: Path) -> None:
     for overrides, fact in (
         (["trainer.optimizer=adafactor"], "adafactor"),
+        (["trainer.optimizer=muon"], "Use adamw"),
+        (["trainer.optimizer=muon", "model.lora.quantize=true"], "Use adamw"),
         (["model.lora.quantize=true", "distributed.strategy=fsdp"], "cannot be sharded"),
         (["model.attention=flex_attention"], "model.attention"),
     ):

@@ -13,6 +13,7 @@ from llmtrain.config.load import build_config, dump_config, find_config, flat_ov
 from llmtrain.config.model import LoraSection
 from llmtrain.config.problems import setting_of_option
 from llmtrain.config.schema import SECTIONS, Config, classes_of, differences, may_change
+from llmtrain.config.trainer import OPTIMIZER_DEFAULTS
 from llmtrain.errors import ConfigError, UsageError
 
 
@@ -46,6 +47,23 @@ def test_no_schema_version_means_the_current_one() -> None:
 def test_presets_have_the_current_version() -> None:
     for path in list_presets().values():
         assert "\nschema_version: 3\n" in path.read_text()
+
+
+def test_muon_has_defaults_of_its_own() -> None:
+    muon = load("trainer: {optimizer: muon}").trainer
+    assert (muon.lr, muon.schedule, muon.decay_fraction) == (0.01, "wsd", 0.5)
+    assert (muon.momentum, muon.momentum_warmup_steps) == (0.95, 250)
+    chosen = load("trainer: {optimizer: muon, lr: 0.02, schedule: cosine, momentum: 0.9}").trainer
+    assert (chosen.lr, chosen.schedule, chosen.momentum, chosen.decay_fraction) == (0.02, "cosine", 0.9, 0.5)
+    adamw = load("").trainer
+    assert (adamw.lr, adamw.schedule, adamw.decay_fraction, adamw.momentum) == (3e-4, "cosine", 0.2, None)
+
+
+def test_defaults_of_an_optimizer_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A later version with other defaults loads the same config."""
+    config = load("trainer: {optimizer: muon}")
+    monkeypatch.setitem(OPTIMIZER_DEFAULTS, "muon", {"lr": 1.0, "momentum": 0.5})
+    assert load(dump_config(config)) == config
 
 
 @pytest.mark.parametrize("preset", sorted(list_presets()))
@@ -95,6 +113,11 @@ class TestStrictness:
             ("trainer: {betas: [0.9, 1.5]}", "trainer.betas"),
             ("trainer: {betas: [0.9, '0.95']}", "trainer.betas"),
             ("trainer: {schedule: cosin}", "trainer.schedule"),
+            ("trainer: {optimizer: [muon]}", "trainer.optimizer"),
+            ("trainer: {optimizer: muon, momentum: 1.0}", "trainer.momentum"),
+            ("trainer: {optimizer: muon, momentum: -0.1}", "trainer.momentum"),
+            ("trainer: {optimizer: muon, momentum: null}", "trainer.momentum"),
+            ("trainer: {optimizer: muon, momentum_warmup_steps: -1}", "trainer.momentum_warmup_steps"),
             ("trainer: {keep_checkpoints: 1}", "trainer.keep_checkpoints"),
             ("model: {dropout: 1.0}", "model.dropout"),
             ("model: {dropout: .nan}", "model.dropout"),

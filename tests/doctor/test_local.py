@@ -211,18 +211,19 @@ def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(memory_estimate, "machine_memory", lambda: 10_000)
     cpu = config.with_values("run", device="cpu")
     adafactor = cpu.with_values("trainer", optimizer="adafactor")
+    muon = cpu.with_values("trainer", optimizer="muon")
     fsdp = cpu.with_values("distributed", strategy="fsdp")
 
     def status(config: Config, parameters: int, world_size: int, processes: int) -> str:
-        (found,) = memory_estimate.memory(
-            config, memory_estimate.Count(parameters, parameters, 4 * parameters), world_size, processes
-        )
+        count = memory_estimate.Count(parameters, parameters, 4 * parameters, matrices=parameters // 2)
+        (found,) = memory_estimate.memory(config, count, world_size, processes)
         return found.status
 
     assert status(cpu, 400, 1, 1) == "pass"  # 6,400 bytes
     assert status(cpu, 600, 1, 1) == "warn"  # 9,600
     assert status(cpu, 700, 1, 1) == "fail"  # 11,200
     assert status(adafactor, 700, 1, 1) == "pass"  # 5,600
+    assert status(muon, 700, 1, 1) == "warn"  # 9,800: half of the weights have one average
     assert status(cpu, 400, 2, 2) == "fail"  # 6,400 in each of two processes
     assert status(cpu, 400, 2, 1) == "pass"  # on two nodes
     assert status(fsdp, 400, 2, 2) == "pass"  # 3,200 in each

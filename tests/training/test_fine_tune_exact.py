@@ -223,6 +223,21 @@ def test_peft_loads_the_adapter_and_reproduces_the_loss(
     assert loss_in_peft(config, material) == pytest.approx(best, abs=1e-5)
 
 
+def test_full_fine_tuning_with_muon(make_fine_tune: MakeConfig) -> None:
+    """The matrices of the layers have one average per weight, all other parameters AdamW's two."""
+    config = make_fine_tune(model__lora=None, trainer__max_epochs=1, trainer__optimizer="muon")
+    result = trained(config)
+    assert result["final_val_loss"] < result["first_train_loss"]
+    (checkpoint,) = [each for each in harness.checkpoints(run_dir(config).parent) if each.step == result["steps"]]
+    names = checkpoint.tensors("optimizer")
+    by_muon = {name.removesuffix(".momentum_buffer") for name in names if name.endswith(".momentum_buffer")}
+    by_adamw = {name.removesuffix(".exp_avg") for name in names if name.endswith(".exp_avg")}
+    assert len(by_muon | by_adamw) == len(by_muon) + len(by_adamw) == len(checkpoint.tensors("model"))
+    assert all(".layers." in name and "proj" in name for name in by_muon)
+    assert any("embed_tokens" in name for name in by_adamw)
+    assert sum("layernorm" in name for name in by_adamw) > 0
+
+
 def test_tied_weights_are_saved_once(make_fine_tune: MakeConfig) -> None:
     """Full fine-tuning of a model whose output layer is its embedding: one tensor, one optimizer state."""
     config = make_fine_tune(model__lora=None, trainer__max_epochs=1)
