@@ -197,6 +197,14 @@ def test_schedule_sets_rates_and_momentum() -> None:
     assert optimizer.param_groups[0]["momentum"] == pytest.approx(0.9)
 
 
+def test_matrices_have_no_warmup() -> None:
+    optimizer = build(*tiny(), lr=0.5, warmup_steps=10)
+    set_schedule(optimizer, 4, 0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.06, 0.03])
+    set_schedule(optimizer, 10, 0.1)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
 def test_momentum_rises_to_its_peak() -> None:
     assert [momentum_at(step, 0.95, 10) for step in (0, 4, 9, 10, 500)] == pytest.approx([0.86, 0.9, 0.95, 0.95, 0.95])
     assert momentum_at(0, 0.95, 0) == pytest.approx(0.95)

@@ -66,7 +66,7 @@ class TrainerSection(Section):
     schedule_steps: PositiveInt | None = None
     """Steps until the schedule reaches min_lr. null means max_steps. Set it if max_steps may be raised later."""
     warmup_steps: CountOrZero = 0
-    """Steps of linear warmup to lr."""
+    """Steps of linear warmup to lr. With muon, matrices have no warmup of their learning rate; all other weights do."""
     decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share of the schedule that `wsd` spends decaying. Default with muon: 0.5."""
     weight_decay: NotNegative = 0.1

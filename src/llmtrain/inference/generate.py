@@ -8,7 +8,7 @@ from llmtrain.config.schema import EXAMPLE_DATA
 from llmtrain.data.examples.prompts import has_chat_template, prompt_prefix, prompt_text
 from llmtrain.errors import UsageError
 from llmtrain.inference.load import LoadedModel
-from llmtrain.training.sample import Sampling, sample_text
+from llmtrain.training.sample import Sampling, sample_text, until
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100  # beyond them logits overflow or are all equal
 Messages = list[dict[str, Any]]
@@ -49,7 +49,7 @@ def generate_text(
             sampling,
             loaded.adapter.context_length(),
             prefix=prefix,
-            stop=stop,
+            confirm=until(stop),
             on_text=on_text,
         )
 

@@ -1,8 +1,8 @@
 """Computing in bfloat16 with float32 weights.
 
 Each weight is cast where its module uses it, so gradients reach the parameter in float32: optimizer, checkpoints and
-the processes of a run see float32 only. The casts are part of the graph, where a compiler fuses them; a cast ahead of
-the forward pass would keep DDP from sending the gradients of one block during the backward pass of another.
+other processes see float32 only. The casts are part of the graph, where a compiler fuses them; a cast ahead of the
+forward pass would keep DDP from sending the gradients of one block during the backward pass of another.
 
 Embeddings look up float32 weights and cast the rows they found: the gradient of a row sums over all its positions.
 """

@@ -16,7 +16,7 @@ from llmtrain.redact import redact_values
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.text import one_line
 from llmtrain.training.model import ModelHandle
-from llmtrain.training.sample import Sampling, sample_text
+from llmtrain.training.sample import Confirm, Sampling, sample_text
 
 SAMPLE_TOKENS = 300
 SAMPLE_SEC = 10.0
@@ -33,20 +33,22 @@ class EvalPrompts:
     prepared: PreparedData
     world: World
 
-    def answer(self, stop: Callable[[], bool]) -> list[dict[str, str]] | None:
-        """The model's answer to each of trainer.eval_prompts, decoded greedily; None if interrupted."""
+    def answer(self, is_interrupted: Callable[[], bool]) -> list[dict[str, str]] | None:
+        """The model's answer to each of trainer.eval_prompts, decoded greedily; None if a rank was interrupted.
+        `is_interrupted` tells about this rank only."""
         is_stopped = False
 
-        def stop_once() -> bool:
+        def confirm(token: int) -> int | None:
             nonlocal is_stopped
-            is_stopped = is_stopped or stop()
-            return is_stopped
+            agreed = self._agree(token, is_interrupted())
+            is_stopped = agreed is None
+            return agreed
 
         trainer = self.config.trainer
         sampling = Sampling(trainer.eval_prompt_tokens, temperature=0, seed=self.config.run.seed)
         answers = []
         for prompt in trainer.eval_prompts:
-            text = self._generate(prompt, sampling, stop_once)
+            text = self._generate(prompt, sampling, confirm)
             if is_stopped:
                 return None
             answers.append({"prompt": prompt, "answer": text})
@@ -76,12 +78,12 @@ class EvalPrompts:
             return prompt, self._generate(
                 prompt,
                 sampling,
-                lambda: self.world.control.any(is_interrupted() or time.monotonic() > deadline),
+                lambda token: self._agree(token, is_interrupted() or time.monotonic() > deadline),
             )
         except DataError:  # a char tokenizer whose training text has no line break
             return "", ""
 
-    def _generate(self, prompt: str, sampling: Sampling, stop: Callable[[], bool]) -> str:
+    def _generate(self, prompt: str, sampling: Sampling, confirm: Confirm) -> str:
         prefix: list[int] = []
         if self._has_examples():
             tokenizer_dir = self.run.tokenizer
@@ -96,8 +98,7 @@ class EvalPrompts:
                 sampling,
                 self.config.model.block_size,
                 prefix=prefix,
-                stop=stop,
-                agree=self._broadcast_token,
+                confirm=confirm,
             )
 
     def _has_examples(self) -> bool:
@@ -105,7 +106,8 @@ class EvalPrompts:
         prompt is the text itself."""
         return self.config.data.name in EXAMPLE_DATA
 
-    def _broadcast_token(self, token: int) -> int:
-        """Rank 0's choice. Logits may differ between ranks in the last bit; without this the ranks would generate
-        texts of different lengths and deadlock."""
-        return self.world.control.sum(token if self.world.is_first else 0)
+    def _agree(self, token: int, is_stopped: bool) -> int | None:
+        """Rank 0's token, or None if any rank stops: one collective per token. Logits may differ between ranks in the
+        last bit; without this the ranks would generate texts of different lengths and deadlock."""
+        chosen, stopped = self.world.control.sums([token if self.world.is_first else 0, int(is_stopped)])
+        return None if stopped else chosen

@@ -108,8 +108,12 @@ class Trainer:
 
     def _is_interrupted(self) -> bool:
         """Whether any rank received a signal: all save the same step and exit together."""
+        return self.world.control.any(self._is_interrupted_here())
+
+    def _is_interrupted_here(self) -> bool:
+        """Whether this rank received a signal."""
         self.watchdog.tick(self.progress.step)
-        return self.world.control.any(self.context.stop.requested)
+        return self.context.stop.requested
 
     def _next_batches(self) -> list[Batch]:
         batches = [next(self.stream) for _ in range(self.share.count)]
@@ -119,10 +123,9 @@ class Trainer:
 
     def _exchange(self, batches: Sequence[Batch]) -> tuple[TokenCounts, bool]:
         """The step's token counts and whether any rank received a signal: the only control collective per step."""
-        self.watchdog.tick(self.progress.step)
         targets = sum(batch.target_count for batch in batches)
         inputs = sum(batch.token_count for batch in batches)
-        sums = self.world.control.sums([targets, inputs, int(self.context.stop.requested)])
+        sums = self.world.control.sums([targets, inputs, int(self._is_interrupted_here())])
         return TokenCounts(sums[0], sums[1]), sums[2] > 0
 
     def _save_and_exit(self) -> None:
@@ -242,7 +245,7 @@ class Trainer:
                 return  # interrupted: the resumed run repeats the evaluation
             if not math.isfinite(result.loss):
                 raise TrainingFailed(f"The validation loss after step {step} is {result.loss}.", reason="not_finite")
-            answers = self.eval_prompts.answer(stop=self._is_interrupted)
+            answers = self.eval_prompts.answer(self._is_interrupted_here)
             if answers is None:
                 return
             progress = self.progress
@@ -331,12 +334,7 @@ class Trainer:
 
     def sample(self) -> tuple[str, str]:
         """A prompt, which may be empty, and what the model generates from it, for the result of the run."""
-
-        def is_interrupted() -> bool:
-            self.watchdog.tick()
-            return self.context.stop.requested
-
-        return self.eval_prompts.sample(is_interrupted)
+        return self.eval_prompts.sample(self._is_interrupted_here)
 
     @contextmanager
     def _paused(self, activity: str) -> Iterator[None]:

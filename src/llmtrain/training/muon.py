@@ -238,6 +238,9 @@ def build_muon(adapter: ModelAdapter, module: nn.Module, config: TrainerSection,
         {
             "params": list(matrices.values()),
             "lr_ratio": 1.0,
+            # The size of an orthogonalized update does not depend on the gradient, so it needs no warmup.
+            "peak_lr": config.lr,
+            "steps_at_peak": config.warmup_steps,
             "weight_decay": config.weight_decay,
             "momentum": config.momentum,
             "peak_momentum": config.momentum,

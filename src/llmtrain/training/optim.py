@@ -41,7 +41,8 @@ def build_optimizer(module: nn.Module, config: TrainerSection) -> torch.optim.Op
 def set_schedule(optimizer: torch.optim.Optimizer, step: int, lr: float) -> None:
     """Set what depends on the step: learning rates and muon's momentum."""
     for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_ratio", 1.0)
+        is_warm = step < group.get("steps_at_peak", 0)
+        group["lr"] = group["peak_lr"] if is_warm else lr * group.get("lr_ratio", 1.0)
         if "momentum" in group:
             group["momentum"] = momentum_at(step, group["peak_momentum"], group["momentum_warmup_steps"])
 

@@ -28,6 +28,15 @@ class Sampling:
     """Sample from the most likely tokens whose probabilities add up to this."""
 
 
+Confirm = Callable[[int], int | None]
+"""Token that this process has chosen -> token that all processes take, or None to stop before it."""
+
+
+def until(stop: Callable[[], bool]) -> Confirm:
+    """Takes every token of a single process until it is to stop."""
+    return lambda token: None if stop() else token
+
+
 @torch.no_grad()
 def sample_ids(
     adapter: ModelAdapter,
@@ -36,19 +45,20 @@ def sample_ids(
     sampling: Sampling,
     block_size: int,
     stop_token_ids: Collection[int] = (),
-    stop: Callable[[], bool] = lambda: False,
-    agree: Callable[[int], int] = lambda token: token,
+    confirm: Confirm = lambda token: token,
     on_ids: Callable[[Sequence[int]], None] = lambda ids: None,  # noqa: ARG005
 ) -> list[int]:
-    """Token ids that follow the prompt. `agree` picks one token where several processes generate together; `on_ids` is
-    called with all new ids after each of them."""
+    """Token ids that follow the prompt. `on_ids` is called with all new ids after each of them."""
     generator = torch.Generator().manual_seed(derive_seed(sampling.seed, "sample"))
     ids = list(prompt)
     next_logits = adapter.next_logits(module, block_size)
     with evaluating(module), _not_compiled(module):
-        while len(ids) < len(prompt) + sampling.max_new_tokens and not stop():
+        while len(ids) < len(prompt) + sampling.max_new_tokens:
             logits = next_logits(ids).float().cpu()
-            ids.append(agree(_choose(logits, sampling, generator)))
+            token = confirm(_choose(logits, sampling, generator))
+            if token is None:
+                break
+            ids.append(token)
             on_ids(ids[len(prompt) :])
             if ids[-1] in stop_token_ids:
                 break
@@ -97,8 +107,7 @@ def sample_text(
     sampling: Sampling,
     block_size: int,
     prefix: Sequence[int] = (),
-    stop: Callable[[], bool] = lambda: False,
-    agree: Callable[[int], int] = lambda token: token,
+    confirm: Confirm = lambda token: token,
     on_text: Callable[[str], None] | None = None,
 ) -> str:
     """The text that follows the prompt, up to the end of the document. `prefix`: token ids before the prompt. `on_text`
@@ -119,5 +128,5 @@ def sample_text(
             # The last character may be incomplete: its remaining bytes are in tokens to come.
             on_text(decode(ids).rstrip("\N{REPLACEMENT CHARACTER}"))
 
-    ids = sample_ids(adapter, module, prompted, sampling, block_size, stop_token_ids, stop, agree, decode_so_far)
+    ids = sample_ids(adapter, module, prompted, sampling, block_size, stop_token_ids, confirm, decode_so_far)
     return decode(ids)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
@@ -43,6 +44,10 @@ class Stepper:
     tick: Callable[[], None]
     """Called before each micro-batch, to report progress to the watchdog."""
 
+    @cached_property
+    def _trainable(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
+
     def train_step(
         self, step: int, lr: float, batches: Sequence[Batch], first_micro: int, counts: TokenCounts
     ) -> StepResult:
@@ -67,8 +72,8 @@ class Stepper:
             losses.append(loss.detach())
         parallel.finish_gradients()
         inject_fault("after_backward", step + 1)
-        trainable = [parameter for parameter in self.model.module.parameters() if parameter.requires_grad]
-        grad_norm = unshard(nn.utils.clip_grad_norm_(trainable, self.max_grad_norm or float("inf"), foreach=True))
+        limit = self.max_grad_norm or float("inf")
+        grad_norm = unshard(nn.utils.clip_grad_norm_(self._trainable, limit, foreach=True))
         set_schedule(self.optimizer, step, lr)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
