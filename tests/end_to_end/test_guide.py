@@ -49,7 +49,7 @@ def test_every_command_of_the_guide_works(kube: Kube) -> None:
     shown = {}
     for match in tool.BLOCK.finditer(tool.tour(text)):
         interrupt = tool.is_interrupted(match[2])
-        for command in tool.commands(match[2]):
+        for command, _ in tool.examples(match[2]):
             # Exits the test when the code is another.
             shown[command] = tool.run(command, kube.folder, int(match[1] or 0), cluster, interrupt=interrupt)
     assert len(shown) >= 18

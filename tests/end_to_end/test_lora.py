@@ -41,6 +41,7 @@ def reference(kube: Kube, tmp_path_factory: pytest.TempPathFactory) -> str:
         kube.claim(name)
     kube.kubectl("wait", "--for=jsonpath={.status.phase}=Bound", "pvc/models", "pvc/data", "--timeout=30s")
     shutil.copytree(model, kube.volume("models") / "smol", dirs_exist_ok=True)
+    (kube.volume("models") / "smol/model.safetensors").chmod(0o644)  # safetensors writes 0600, and pods are not root
     for source, lines in (("train.jsonl", 200), ("val.jsonl", 40)):
         text = "".join((data / source).read_text().splitlines(keepends=True)[:lines])
         (kube.volume("data") / source).write_text(text)

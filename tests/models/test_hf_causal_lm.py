@@ -429,6 +429,13 @@ def test_tokenizer_larger_than_the_model_is_refused(directory: Path) -> None:
     assert HFCausalLMAdapter(section, tokenizer_vocab=300).vocab_size == 300
 
 
+def test_unreadable_weights_are_named(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may read everything
+    with pytest.raises(DataError) as error:
+        make_adapter(directory).build()
+    assert str(directory / "model.safetensors") in error.value.what
+
+
 def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
     make_model(tmp_path, vocab_size=300)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -212,7 +212,7 @@ def test_head_applied_to_hidden_states_gives_logits() -> None:
 
 
 def test_matrix_sections_cover_fused_matrices() -> None:
-    adapter = make_adapter(n_kv_heads=2, d_ff=48)
+    adapter = make_adapter(mlp="swiglu", n_kv_heads=2, d_ff=48)
     module = adapter.build()
     sections = adapter.matrix_sections(module)
     assert sections["h.1.attn.qkv.weight"] == [32, 16, 16]

@@ -88,8 +88,8 @@ class ModernGptSection(ModelSection):
     d_model: PositiveInt | None = None
     """Width of the residual stream. null means that of size, or 128."""
     n_heads: PositiveInt | None = None
-    """Number of attention heads per block. Must divide d_model. null means heads of 64 dimensions (128 from d_model
-    2048), and at least 4 heads."""
+    """Number of attention heads per block. Must divide d_model. null means heads of 128 dimensions (64 if 128 do
+    not divide d_model), and at least 4 heads."""
     n_kv_heads: PositiveInt | None = None
     """Number of key and value heads, each shared by n_heads / n_kv_heads query heads (grouped-query attention). null
     means n_heads."""

@@ -14,8 +14,7 @@ DEFAULT_BLOCK_SIZE = 128
 # Size -> (n_layers, d_model); with GPT-2's vocabulary each has about that many parameters.
 SIZES = {"124m": (12, 768), "350m": (24, 1024), "774m": (36, 1280), "1.5b": (48, 1600)}
 
-WIDE = 2048
-HEAD_DIM, WIDE_HEAD_DIM, MIN_HEADS = 128, 128, 4
+HEAD_DIM, MIN_HEADS = 128, 4
 D_FF_MULTIPLE = 64
 
 # At n_layers 12 and d_model 768: peak learning rate, and tokens per step.
@@ -32,10 +31,12 @@ class Batch(NamedTuple):
 
 
 def default_heads(d_model: int) -> int:
-    """Heads of 64 dimensions (128 from a width of 2,048), at least 4 heads, and an even number of dimensions."""
-    target = min(WIDE_HEAD_DIM if d_model >= WIDE else HEAD_DIM, max(2, d_model // MIN_HEADS))
-    fits = [size for size in range(2, target + 1, 2) if d_model % size == 0]
-    return d_model // max(fits, default=1)
+    """Heads of 128 dimensions, or 64 if 128 do not divide the width, or as many as do; at least 4 heads, and an even
+    number of dimensions."""
+    most = min(HEAD_DIM, max(2, d_model // MIN_HEADS))
+    fits = [size for size in range(2, most + 1, 2) if d_model % size == 0]
+    chosen = next((size for size in (HEAD_DIM, HEAD_DIM // 2) if size in fits), max(fits, default=1))
+    return d_model // chosen
 
 
 def default_d_ff(d_model: int, mlp: str) -> int:

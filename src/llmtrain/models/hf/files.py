@@ -1,6 +1,7 @@
 """Reading a transformers model directory, strictly: missing or mismatched weights are errors, not warnings."""
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,15 @@ def read_weights(directory: Path, config: Any, section: HfCausalLmSection) -> An
 
 
 def _check_weight_files(directory: Path) -> None:
-    if any(directory.glob("*.safetensors")):
+    weights = sorted(directory.glob("*.safetensors"))
+    unreadable = next((path for path in weights if path.exists() and not os.access(path, os.R_OK)), None)
+    if unreadable:  # safetensors reports it as missing, and saves files that only their owner can read
+        raise DataError(
+            f"Not allowed to read {unreadable}: it is readable by user id {unreadable.stat().st_uid} and this process "
+            f"has {os.geteuid()}.",
+            remedy=f"As its owner: chmod a+r {unreadable.parent}/*",
+        )
+    if weights:
         return
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in directory.glob(pattern))
     if pickles:
