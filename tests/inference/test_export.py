@@ -23,21 +23,28 @@ PROMPT = "the pod "
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, tiny: list[str]) -> Path:
-    """Runs of a small GPT, named after their tokenizer: byte, char, and one trained for it."""
+    """Runs of a small GPT, named after their tokenizer (byte, char, and one trained for it) or their export format."""
     from llmtrain.data.tokenizers.bpe import train_bpe
 
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text(TEXT)
     train_bpe([TEXT], 300, folder / "bpe")
-    for run_id, tokenizer in (("byte", "byte"), ("char", "char"), ("trained", str(folder / "bpe"))):
+    modern = "model.architecture=modern"
+    for run_id, tokenizer, *changes in (
+        ("byte", "byte"),
+        ("char", "char"),
+        ("trained", str(folder / "bpe")),
+        ("qwen3", "byte", modern, "model.mlp=swiglu", "model.n_kv_heads=1"),
+        ("nanochat", "byte", modern, "model.mlp=relu2"),
+    ):
         sets = [*tiny, "model.name=gpt", "model.n_layers=1", "model.n_heads=2", f"output.root_dir={folder}"]
         sets += ["data.name=text_files", f"data.files=[{folder / 'text.txt'}]", f"data.tokenizer={tokenizer}"]
-        run_training(load_config("gpt_smoke", [*sets, f"output.run_id={run_id}"]))
+        run_training(load_config("gpt_smoke", [*sets, *changes, f"output.run_id={run_id}"]))
     return folder
 
 
 @pytest.mark.hf
-@pytest.mark.parametrize("run_id", ["byte", "char", "trained"])
+@pytest.mark.parametrize("run_id", ["byte", "char", "trained", "qwen3", "nanochat"])
 def test_pipeline_continues_text_as_generate_does(root: Path, cli: Cli, workdir: Path, run_id: str) -> None:
     from transformers import pipeline
 
@@ -49,6 +56,7 @@ def test_pipeline_continues_text_as_generate_does(root: Path, cli: Cli, workdir:
         *("--max-new-tokens", 6, "--json"),
     ).json["text"]
     generate = pipeline("text-generation", str(workdir / "exported"), device="cpu")
+    assert generate.model.config.model_type == (run_id if run_id in ("qwen3", "nanochat") else "gpt2")
     theirs = generate(PROMPT, max_new_tokens=6, do_sample=False)[0]["generated_text"]
     assert theirs == PROMPT + ours
     assert generate.model.generation_config.eos_token_id == generate.tokenizer.eos_token_id
