@@ -15,7 +15,7 @@ from llmtrain.config.document import Document, parse_document
 from llmtrain.config.load import build_config
 from llmtrain.config.model import GptSection
 from llmtrain.config.schema import KINDS, Config
-from llmtrain.config.upgrade import downgrade
+from llmtrain.config.upgrade import downgrade, lost_in_v2, upgraded_values
 from llmtrain.errors import ConfigError
 
 # Every field name of version 1, with a value that is not its default where possible.
@@ -359,3 +359,50 @@ def test_every_checkpoint_is_kept_and_every_rank_logs(tmp_path: Path, cache: Pat
         assert ended.output.count("[TRAIN] ") >= 8
     resumed = harness.run(version_1(root, cache, grad_accum_steps=2), str(root / RUN_ID / "checkpoints" / "step_2.pt"))
     assert resumed.code == 64, "other micro-batches"
+
+
+class TestGradientCheckpointing:
+    """model.gradient_checkpointing of earlier documents is trainer.activation_checkpointing."""
+
+    @pytest.mark.parametrize("version", [2, 3])
+    @pytest.mark.parametrize(("value", "expected"), [("true", "blocks"), ("false", "none")])
+    def test_field_is_moved_with_a_note(self, version: int, value: str, expected: str) -> None:
+        notes: list[str] = []
+        text = f"schema_version: {version}\nmodel: {{name: hf_causal_lm, path: x, gradient_checkpointing: {value}}}"
+        config = build_config(parse_document(text, "test"), notes=notes)
+        assert config.trainer.activation_checkpointing == expected
+        assert any("activation_checkpointing" in note for note in notes) == (expected == "blocks")
+
+    def test_override_is_moved_and_the_new_name_wins(self) -> None:
+        old = "model.gradient_checkpointing=true"
+        base = ["model.name=hf_causal_lm", "model.path=x"]
+        assert load("", *base, old).trainer.activation_checkpointing == "blocks"
+        new = "trainer.activation_checkpointing=selective"
+        assert load("", *base, old, new).trainer.activation_checkpointing == "selective"
+
+    def test_other_values_are_refused(self) -> None:
+        with pytest.raises(ConfigError):
+            load("", "model.name=hf_causal_lm", "model.path=x", "model.gradient_checkpointing=maybe")
+
+    def test_recorded_config_has_the_new_name(self) -> None:
+        recorded = {"schema_version": 3, "model": {"name": "hf_causal_lm", "gradient_checkpointing": True}}
+        assert upgraded_values(recorded)["trainer"] == {"activation_checkpointing": "blocks"}
+        assert recorded["model"]["gradient_checkpointing"] is True, "the argument is not changed"
+
+    @pytest.mark.parametrize(
+        ("model", "value", "is_lost"),
+        [
+            ("hf_causal_lm", "none", False),
+            ("hf_causal_lm", "blocks", False),
+            ("hf_causal_lm", "selective", True),
+            ("gpt", "none", False),
+            ("gpt", "blocks", True),
+        ],
+    )
+    def test_downgrade(self, model: str, value: str, is_lost: bool) -> None:
+        path = ["model.path=x"] if model == "hf_causal_lm" else []
+        config = load("", f"model.name={model}", *path, f"trainer.activation_checkpointing={value}").as_dict()
+        assert ("trainer.activation_checkpointing" in lost_in_v2(config)) == is_lost
+        old = downgrade(config)
+        assert "activation_checkpointing" not in old["trainer"]
+        assert old["model"].get("gradient_checkpointing", False) == (model == "hf_causal_lm" and value == "blocks")

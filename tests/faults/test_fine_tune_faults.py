@@ -427,7 +427,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 SLOW_VARIANTS: dict[str, dict[str, Any]] = {
     "chats": CHATS,
-    "checkpointing": {"model__gradient_checkpointing": True},
+    "checkpointing": {"trainer__activation_checkpointing": "blocks"},
     "full-unpacked": {"model__lora": None, "data__packing": False, "trainer__micro_batch_size": 2},
     "dora": {"model__lora": {"rank": 4, "dropout": 0.1, "dora": True}},
     "on-prompt": {"data__train_on_prompt": True},

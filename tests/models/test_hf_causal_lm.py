@@ -20,6 +20,7 @@ from llmtrain.data.store.example_store import ExampleStore
 from llmtrain.data.tokenizers.hf import HFTokenizer
 from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
+from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.base import parameter_count, trainable_count
 
 pytest.importorskip("transformers", reason="needs the hf extra: pip install 'llmtrain[hf]'")
@@ -291,14 +292,15 @@ def _trained_gradients(module: Any, loss: torch.Tensor) -> dict[str, torch.Tenso
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def test_packing_with_gradient_checkpointing(directory: Path, packed: Batch) -> None:
-    plain, checkpointing = make_adapter(directory), make_adapter(directory, gradient_checkpointing=True)
-    gradients = []
-    for adapter in (plain, checkpointing):
+@pytest.mark.parametrize("is_selective", [False, True], ids=["blocks", "selective"])
+def test_packing_with_activation_checkpointing(directory: Path, packed: Batch, is_selective: bool) -> None:
+    adapter, gradients = make_adapter(directory), []
+    for is_checkpointing in (False, True):
         module = adapter.build()
+        if is_checkpointing:
+            checkpoint_blocks(adapter.blocks(module), is_selective, has_dropout=True)
         loss = adapter.loss(module, packed.inputs, packed.targets, packed.positions)
         gradients.append(_trained_gradients(module, loss))
-    assert checkpointing.build().base.is_gradient_checkpointing
     for name, grad in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], grad, rtol=1e-5, atol=1e-6, msg=name)
 

@@ -98,7 +98,7 @@ def test_world_size_may_change_on_every_resume(make_fine_tune: MakeConfig, alone
     [
         {"model__lora": None},
         {"data__packing": False, "trainer__micro_batch_size": 2},
-        {"model__gradient_checkpointing": True},
+        {"trainer__activation_checkpointing": "blocks"},
         {"trainer__async_save": True},
     ],
     ids=["full", "unpacked", "checkpointing", "async"],
@@ -112,7 +112,7 @@ def test_other_kinds_of_fine_tuning_on_1_2_and_4_processes(make_fine_tune: MakeC
 @pytest.mark.parametrize(
     "change",
     [
-        {"model__gradient_checkpointing": True},
+        {"trainer__activation_checkpointing": "selective"},
         pytest.param({"trainer__async_save": True}, marks=pytest.mark.slow),
         pytest.param({"data__num_workers": 2}, marks=pytest.mark.slow),
         pytest.param({"output__layout": "epochs"}, marks=pytest.mark.slow),
@@ -127,8 +127,8 @@ def test_fields_that_do_not_affect_the_result(
 
 
 @pytest.mark.slow
-def test_gradient_checkpointing_does_not_affect_full_fine_tuning(make_fine_tune: MakeConfig) -> None:
-    changes = ({"model__lora": None}, {"model__lora": None, "model__gradient_checkpointing": True})
+def test_activation_checkpointing_does_not_affect_full_fine_tuning(make_fine_tune: MakeConfig) -> None:
+    changes = ({"model__lora": None}, {"model__lora": None, "trainer__activation_checkpointing": "blocks"})
     first, second = (finished(make_fine_tune(**change))[1] for change in changes)
     assert first == second
 

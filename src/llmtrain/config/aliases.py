@@ -100,6 +100,7 @@ _OTHER_UNIT = {
         "trainer.grad_accum_steps",
         "It counts the micro-batches of all processes: multiply by the number of processes if yours counts per process",
     ),
+    "gradient_checkpointing": ("trainer.activation_checkpointing", "Write blocks for true, none for false"),
     "load_in_4bit": ("model.lora.quantize", "Write true for QLoRA"),
     "load_in_8bit": ("model.lora.quantize", "It loads the base model in 4 bits; 8 bits are not supported"),
     "local_batch_size": ("trainer.micro_batch_size", _MICRO_BATCH),

@@ -32,7 +32,15 @@ from llmtrain.config.schema import (
 from llmtrain.config.section import Section
 from llmtrain.config.sizes import fill_shape, fill_trainer
 from llmtrain.config.trainer import TrainerSection
-from llmtrain.config.upgrade import chosen_kind, drop_other_kinds, is_old, is_old_name, moved_lines, upgrade
+from llmtrain.config.upgrade import (
+    chosen_kind,
+    drop_other_kinds,
+    is_old,
+    is_old_name,
+    move_gradient_checkpointing,
+    moved_lines,
+    upgrade,
+)
 from llmtrain.config.yaml_errors import explain_value_error
 from llmtrain.env import WORKER
 from llmtrain.errors import ConfigError, UsageError, nearest
@@ -129,6 +137,9 @@ def build_config(
         if notes is not None:
             notes += dropped.values()
     _apply(pairs, values, problems)
+    moved = move_gradient_checkpointing(values)
+    if moved and notes is not None:
+        notes.append(moved)
     _fill_trainer(values)
     sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")

@@ -212,8 +212,6 @@ class HfCausalLmSection(ModelSection):
     """Data type of the weights. With LoRA, bfloat16 halves the memory of the base model and adapters stay float32."""
     attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
     """Attention implementation of transformers."""
-    gradient_checkpointing: MayChange[bool] = False
-    """Recompute activations in the backward pass to save memory."""
     lora: LoraSection | None = None
     """Train low-rank adapters. null trains all weights; `{}` uses the defaults."""
 

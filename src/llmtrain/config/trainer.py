@@ -80,10 +80,13 @@ class TrainerSection(Section):
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this value. null disables clipping."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16` runs forward and backward under bfloat16 autocast; weights and optimizer state stay float32. A CPU without
-    bfloat16 instructions computes in float32."""
+    """`bf16` computes forward and backward in bfloat16; weights, gradients and optimizer state stay float32. A CPU
+    without bfloat16 instructions computes in float32."""
     compile: bool = False
     """Use torch.compile."""
+    activation_checkpointing: MayChange[Literal["none", "blocks", "selective"]] = "none"
+    """Compute activations again in the backward pass to save memory: `blocks` keeps only the input of each transformer
+    block; `selective` also keeps what attention needs and computes, which is faster and needs more memory."""
     log_every_steps: MayChange[PositiveInt] = 10
     """Steps between logged training losses."""
     eval_every_steps: MayChange[PositiveInt | None] = 200

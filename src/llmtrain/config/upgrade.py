@@ -70,6 +70,9 @@ _ADDED_TO_V2: tuple[KeyPath, ...] = (
 )
 
 
+_CHECKPOINTING: KeyPath = ("trainer", "activation_checkpointing")
+
+
 @dataclass
 class Upgrade:
     """A document in the current schema, and what the user should know about it."""
@@ -105,7 +108,8 @@ def upgrade(
 def upgraded_values(values: dict[str, Any]) -> dict[str, Any]:
     """Recorded values in the current schema, with the defaults of fields that were added to it later."""
     version = values.get("schema_version")
-    current = upgrade(values, version).values if is_old(version) else values
+    current = upgrade(values, version).values if is_old(version) else copy.deepcopy(values)
+    move_gradient_checkpointing(current)
     return {name: _with_added_fields(name, fields) for name, fields in current.items()}
 
 
@@ -114,6 +118,19 @@ def _with_added_fields(section: str, fields: Any) -> Any:
     if kind is None or kind.model_fields.keys() <= fields.keys():
         return fields
     return {**kind.model_construct().model_dump(mode="json", warnings=False), **fields}
+
+
+def move_gradient_checkpointing(values: dict[str, Any]) -> str | None:
+    """model.gradient_checkpointing, which earlier versions had for Hugging Face models, as
+    trainer.activation_checkpointing. Returns a note if that says something."""
+    is_on = _take(values, ("model", "gradient_checkpointing"))
+    if is_on is not True:
+        if is_on not in (False, _MISSING):
+            _put(values, ("model", "gradient_checkpointing"), is_on)  # the schema refuses it
+        return None
+    if _get(values, _CHECKPOINTING) is None:
+        _put(values, _CHECKPOINTING, "blocks")
+    return "model.gradient_checkpointing is now trainer.activation_checkpointing: blocks"
 
 
 def downgrade(values: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +146,9 @@ def downgrade(values: dict[str, Any]) -> dict[str, Any]:
         names = {new_name: old_name for old_name, new_name in _NEW_VALUES.get(path, {}).items()}
         if value is not _MISSING:
             _put(old, path, names.get(value, value) if isinstance(value, str) else value)
+    is_checkpointing = _take(old, _CHECKPOINTING) == "blocks"
+    if _is_fine_tuning(old):
+        _put(old, ("model", "gradient_checkpointing"), is_checkpointing)
     old.pop("tracking")
     return {**old, "schema_version": 2}
 
@@ -138,7 +158,13 @@ def lost_in_v2(values: dict[str, Any]) -> list[str]:
     paths = [path for path in _ONLY_IN_V3[1:] if _get(values, path) not in _V3_DEFAULTS]
     if isinstance(_get(values, ("launch", "topology_spread")), list):
         paths.append(("launch", "topology_spread"))
+    if _get(values, _CHECKPOINTING) not in (None, "none", *(["blocks"] if _is_fine_tuning(values) else [])):
+        paths.append(_CHECKPOINTING)
     return [".".join(path) for path in paths]
+
+
+def _is_fine_tuning(values: dict[str, Any]) -> bool:
+    return bool(_get(values, ("model", "name")) == "hf_causal_lm")
 
 
 def is_old_name(path: str, version: int) -> bool:

@@ -138,7 +138,7 @@ def _inference_config(config: Config, run: RunDirectory, base_path: str | None, 
     initialized from may be gone, unless the weights are adapters for it."""
     if not isinstance(config.model, HfCausalLmSection):
         return with_device_precision(config.with_values("model", **_random_init(config)), device)
-    model = config.model.model_copy(update={"gradient_checkpointing": False, "path": base_path})
+    model = config.model.model_copy(update={"path": base_path})
     if model.lora is None and run.model_config.is_dir():
         model = model.model_copy(update={"path": str(run.model_config), "revision": None})
     elif base_path != config.model.path:

@@ -27,6 +27,7 @@ from llmtrain.distributed.world import World
 from llmtrain.env import SHARED_CORES, restored_environment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import warn
+from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.base import LossFunction, ModelAdapter, block_matrices, build_checked, trainable_count
 from llmtrain.models.compute_dtype import compute_in
 from llmtrain.models.numerics import Numerics
@@ -297,6 +298,7 @@ def build_model(config: Config, world: World, components: Components) -> ModelHa
     is_sharded = is_sharding(config.distributed, world)
     if is_sharded and config.trainer.optimizer == "adafactor":  # also in a world of one process
         raise adafactor_with_fsdp()
+    _checkpoint_activations(config, adapter, module)
     if config.trainer.compile:
         loss_function = adapter.compiled_loss(module, by_block=is_sharded)
     precision = with_device_precision(config, world.device).trainer.precision
@@ -310,6 +312,19 @@ def build_optimizer(config: Config, world: World, model: ModelHandle) -> torch.o
     # Bits that do not depend on the number of processes must not depend on how matrices are batched either.
     is_batched = world.device.type != "cpu" and not config.distributed.reproducible_reduce
     return build_muon(model.adapter, model.module, config.trainer, world, is_batched)
+
+
+def _checkpoint_activations(config: Config, adapter: ModelAdapter, module: nn.Module) -> None:
+    kind = config.trainer.activation_checkpointing
+    if kind == "none":
+        return
+    blocks = adapter.blocks(module)
+    if not blocks:
+        raise UsageError(
+            f"trainer.activation_checkpointing is {kind}, but model {config.model.name} has no transformer blocks.",
+            remedy="Set trainer.activation_checkpointing to none.",
+        )
+    checkpoint_blocks(blocks, is_selective=kind == "selective", has_dropout=adapter.uses_dropout)
 
 
 def resume_fingerprint(

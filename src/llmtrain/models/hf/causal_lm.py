@@ -148,8 +148,6 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def _prepare(self, model: Any) -> nn.Module:
         model.config.use_cache = False
-        if self.config.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.config.lora:
             model = add_lora(model, self.config.lora)
             # adapter_config.json must name a base model that others can load: a directory or a name on the hub.
