@@ -1,7 +1,7 @@
 """Time to the same validation loss on one GPU: nanoGPT's model and recipe against the preset gpt_modern_124m (or 350m).
 
     python benchmarks/time_to_loss_gpu.py [--size 124m] [--seeds 1 2 3] [--baseline-seeds 1 2 3] [--leave-out] \
-        [--results results.jsonl] [--minutes 9]
+        [--results results.jsonl] [--minutes 9] [--directory /tmp/corpus]
     python benchmarks/time_to_loss_gpu.py --tiny      a tiny model on a CPU
 
 Text: every .py file of this Python installation, in GPT-2 tokens (TIKTOKEN_CACHE_DIR where there is no network). The
@@ -250,6 +250,7 @@ def main() -> None:
     parser.add_argument("--leave-out", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], help="settings for every run of the recipe")
     parser.add_argument("--results", type=Path, help="append to this file, and print all results in it")
+    parser.add_argument("--directory", type=Path, help="keep the text and its tokens here for the next call")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
@@ -261,8 +262,9 @@ def main() -> None:
     steps = arguments.steps or shape["steps"]
     baseline_steps, baseline_batch = (8, 4) if arguments.tiny else (arguments.baseline_steps, 64)
     with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
-        files = write_corpus(root / "text", 60 if arguments.tiny else None)
+        root = arguments.directory or Path(directory)
+        files = sorted(map(str, (root / "text").glob("*.txt")))
+        files = files or write_corpus(root / "text", 60 if arguments.tiny else None)
         results = arguments.results or root / "results.jsonl"
         preset = f"gpt_modern_{arguments.size}"
         for name, seed, more in plan(arguments, size):

@@ -23,10 +23,22 @@ SHORT: dict[str, tuple[str, ...]] = {
     "start_many": ("--rounds", "1"),
     "startup": ("--rounds", "1"),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
-    "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2"),
+    "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2", "--baseline-steps", "2"),
+    "time_to_loss_gpu": ("--tiny", "--seeds", "1", "--baseline-seeds", "1"),
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
-SLOW = ("gpt_cpu", "lora", "save_time", "scaling", "start_many", "step_profile", "time_to_loss")
+SLOW = (
+    "generate_speed",
+    "gpt_cpu",
+    "lora",
+    "optimizer_overhead",
+    "time_to_loss_gpu",
+    "save_time",
+    "scaling",
+    "start_many",
+    "step_profile",
+    "time_to_loss",
+)
 SKIPPED = ("gpt2_gpu", "install", "launch")
 """Benchmarks that need a GPU, a network or a cluster print `skipped`."""
 
