@@ -46,6 +46,7 @@ def test_nccl_in_a_world_of_one_matches(train: Train, strategy: str) -> None:
         pytest.param(("trainer.compile=true",), id="compile"),
         pytest.param(("data.num_workers=2",), id="workers"),
         pytest.param(("trainer.precision=fp32",), id="fp32"),
+        pytest.param(("trainer.optimizer=muon",), id="muon"),
     ],
 )
 def test_killed_and_resumed_run_is_bit_exact(train: Train, sets: tuple[str, ...]) -> None:
@@ -54,6 +55,31 @@ def test_killed_and_resumed_run_is_bit_exact(train: Train, sets: tuple[str, ...]
     resumed = train(*sets, resume="gpu").json
     assert resumed["resumed_from"] == 6
     assert resumed["state_sha256"] == whole["state_sha256"]
+
+
+def test_muon_in_fsdp_matches(train: Train) -> None:
+    sets = ("trainer.optimizer=muon", "trainer.lr=0.01")
+    alone = train(*sets, folder="alone").json
+    sharded = train(*sets, "distributed.strategy=fsdp", folder="fsdp", **ALONE, **MASTER).json
+    assert sharded["final_val_loss"] == pytest.approx(alone["final_val_loss"], rel=5e-3)
+
+
+def test_batched_newton_schulz_agrees_with_torch() -> None:
+    """In bfloat16, like torch's. Tall matrices have a form of their own."""
+    import torch
+    from torch.optim._muon import _zeropower_via_newtonschulz as plain
+
+    from llmtrain.training.newton_schulz import COEFFICIENTS, orthogonalize_
+
+    shapes = 3 * [(256, 256), (256, 1024), (1024, 256), (256, 320)]
+    matrices = [torch.randn(shape, device="cuda") for shape in shapes]
+    batched, single = ([matrix.clone() for matrix in matrices] for _ in range(2))
+    orthogonalize_(batched, batched=True)
+    orthogonalize_(single, batched=False)
+    for matrix, one, other in zip(matrices, batched, single, strict=True):
+        expected = plain(matrix, COEFFICIENTS, 5, 1e-7).float()
+        for found in (one, other):
+            assert (found - expected).norm() < 0.05 * expected.norm()
 
 
 def test_fsdp_resume_is_bit_exact(train: Train) -> None:

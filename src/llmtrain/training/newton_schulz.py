@@ -30,7 +30,7 @@ def newton_schulz(x: torch.Tensor) -> torch.Tensor:
     """Orthogonalize each matrix of a batch (n, rows, columns)."""
     is_tall = x.shape[-2] > x.shape[-1]
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32)
-    x = (x / norm.clamp_(min=EPSILON)).to(x.dtype)  # the largest singular value is at most 1
+    x = x / norm.clamp_(min=EPSILON).to(x.dtype)  # the largest singular value is at most 1
     a, b, c = COEFFICIENTS
     for count in _iterations_per_gram(x):
         gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
