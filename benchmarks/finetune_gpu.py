@@ -3,10 +3,10 @@
     python benchmarks/finetune_gpu.py [--seconds 150] [--only lora,full] [--no-profile]
     python benchmarks/finetune_gpu.py --tiny                                         a tiny model on a CPU
 
-Each variant trains on 8 x 2048 tokens of synthetic packed examples per step, with the model, loss, optimizer and step of
-`llmtrain train` (trainer.compile, precision bf16). tokens/s count no padding; the first steps, which compile, do not
-count. `compiled` is the number of graphs that were compiled before and after those first steps. Variants that do not fit
-in the time are left out. Then the kernels that take most of the time in a LoRA step.
+Each variant trains on 8 x 2048 tokens of synthetic packed examples per step, with the model, loss, optimizer and step
+of `llmtrain train` (trainer.compile, precision bf16). tokens/s count no padding; the first steps, which compile, do not
+count. `compiled` is the number of graphs that were compiled before and after those first steps. Variants that do not
+fit in the time are left out. Then the kernels that take most of the time in a LoRA step.
 """
 
 import argparse

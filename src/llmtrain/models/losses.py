@@ -15,8 +15,8 @@ IGNORE_INDEX = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits per chunk: 64 MB of float32 stay near the caches of a CPU; a GPU needs large matrix products."""
 LARGE_CHUNK_ELEMENTS = 1 << 28
-"""On a GPU, compiled: eager chunks have float32 copies of their logits. 2,048 positions of a vocabulary of 128,000, whose
-gradient (2,048 x width) has about as many tiles as a GPU has multiprocessors."""
+"""On a GPU, compiled: eager chunks have float32 copies of their logits. 2,048 positions of a vocabulary of 128,000,
+whose gradient (2,048 x width) has about as many tiles as a GPU has multiprocessors."""
 TRAINED_CHUNK_ELEMENTS = 1 << 29
 """The same, if the output layer is trained: every chunk reads and writes its whole gradient."""
 

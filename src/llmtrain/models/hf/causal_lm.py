@@ -242,8 +242,8 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
-        # Recompute the inputs of linear layers (norms, SwiGLU) in the backward pass, where the compiler would save them:
-        # a third of the activations, for one more pass over each of them.
+        # Recompute the inputs of linear layers (norms, SwiGLU) in the backward pass, where the compiler would save
+        # them: a third of the activations, for one more pass over each of them.
         torch._functorch.config.ban_recompute_materialized_backward = False
         return super().compiled_loss(module, by_block=True)
 

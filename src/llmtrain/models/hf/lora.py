@@ -62,8 +62,8 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def use_fast_forward(adapted: nn.Module, grouped: bool = True) -> None:
-    """Replace the forward pass of plain LoRA layers. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's. `grouped` computes
-    layers with a common input together: other rounding, so runs of numerics version 1 keep one layer at a time."""
+    """Replace the forward pass of plain LoRA layers. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's. `grouped`
+    computes layers with a common input together: other rounding, so runs of numerics version 1 do not."""
     plain = [layer for layer in lora_layers(adapted) if type(layer.base_layer) is nn.Linear and not layer.lora_variant]
     if grouped and not any(_has_dropout(layer) for layer in plain):  # dropout draws a mask per layer
         group_layers(adapted, plain)

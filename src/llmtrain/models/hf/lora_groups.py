@@ -162,7 +162,7 @@ def _forward_operator(
 def _(
     x: Tensor,
     a: Tensor,
-    b: Sequence[Tensor],
+    b: Sequence[Tensor],  # noqa: ARG001
     weights: Sequence[Tensor],
     biases: Sequence[Tensor | None],  # noqa: ARG001
 ) -> list[Tensor]:
