@@ -1,5 +1,7 @@
 """Which attention implementation of transformers a model uses, and its mask for packed examples."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,6 +50,18 @@ def example_mask(positions: torch.Tensor) -> Any:
     return create_block_mask(
         is_visible, count, None, length, length, device=positions.device, _compile=positions.is_cuda
     )
+
+
+@contextmanager
+def without_flex(config: Any) -> Iterator[None]:
+    """Use sdpa or eager in the place of flex_attention: for generation, which would compile it for every length."""
+    before = config._attn_implementation
+    if before == FLEX:
+        config._attn_implementation = default_attention(config)
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
 
 
 def _supports(config: Any, flag: str, unknown: bool = False) -> bool:

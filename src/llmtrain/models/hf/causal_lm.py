@@ -7,6 +7,7 @@ directory, which hub/find.py downloads if needed; nothing here uses the network.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,14 @@ from llmtrain.models.base import (
     parameter_count,
     trainable_count,
 )
-from llmtrain.models.hf.attention import FLEX, best_attention, default_attention, example_mask, has_one_mask
+from llmtrain.models.hf.attention import (
+    FLEX,
+    best_attention,
+    default_attention,
+    example_mask,
+    has_one_mask,
+    without_flex,
+)
 from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
 from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
 from llmtrain.models.numerics import Numerics
@@ -75,7 +83,8 @@ class CausalLM(nn.Module):
         elif positions is not None and attention == FLEX and has_one_mask(base.config):
             options["attention_mask"] = example_mask(positions)
         if not self.has_linear_head or targets is None:
-            logits: torch.Tensor = base(input_ids=tokens, **options).logits
+            with without_flex(base.config) if cache is not None else nullcontext():
+                logits: torch.Tensor = base(input_ids=tokens, **options).logits
             if targets is None:
                 return logits
             flat = logits.view(-1, logits.shape[-1]).float()

@@ -113,7 +113,7 @@ def forward_products(
     low = x @ a.t()
     results = []
     for part, b_one, weight, bias in zip(_parts(low, b), b, weights, biases, strict=True):
-        if x.is_cuda:  # the large product adds to the small one as it writes its result
+        if is_gpu(x):  # the large product adds to the small one as it writes its result
             out = part @ b_one.t() if bias is None else torch.addmm(bias, part, b_one.t())
             out.addmm_(x, weight.t())
         else:
@@ -144,6 +144,10 @@ def backward_products(
     for grad, weight in zip(grads, weights, strict=True):
         grad_x.addmm_(grad, weight)
     return [grad_x, grad_low.t() @ x, *grad_b]
+
+
+def is_gpu(x: Tensor) -> bool:
+    return x.is_cuda
 
 
 def _parts(low: Tensor, b: Sequence[Tensor]) -> tuple[Tensor, ...]:
