@@ -1,7 +1,8 @@
 """Fine-tuning a Llama of 1.24 B with random weights on one GPU: tokens/s, peak memory and recompilations of variants.
 
-    python benchmarks/finetune_gpu.py [--seconds 150] [--only lora,full] [--no-profile]
-    python benchmarks/finetune_gpu.py --tiny                                         a tiny model on a CPU
+    python benchmarks/finetune_gpu.py [--seconds 150] [--only "lora;full, float32 weights"] [--no-profile]
+    python benchmarks/finetune_gpu.py --attention            only attention: flex_attention and varlen flash attention
+    python benchmarks/finetune_gpu.py --tiny                 a tiny model on a CPU
 
 Each variant trains on 8 x 2048 tokens of synthetic packed examples per step, with the model, loss, optimizer and step
 of `llmtrain train` (trainer.compile, precision bf16). tokens/s count no padding; the first steps, which compile, do not
@@ -17,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +57,8 @@ class Variant:
     attention: str = "auto"
     is_grouped: bool = True
     """LoRA layers with a common input together."""
-    recomputes: bool = True
-    """Norms and SwiGLU in the backward pass."""
+    recomputes: bool | None = None
+    """Norms and SwiGLU in the backward pass. None: as `llmtrain train` does."""
     large_chunks: bool = True
     """The loss in large chunks, its gradient in the place of the logits."""
 
@@ -65,7 +67,7 @@ VARIANTS = [
     Variant("lora", True, "bfloat16"),
     Variant("full, float32 weights", False, "float32"),
     Variant("full, bfloat16 weights and state", False, "bfloat16"),
-    Variant("lora, saves norms and SwiGLU", True, "bfloat16", recomputes=False),
+    Variant("lora, recomputes norms and SwiGLU", True, "bfloat16", recomputes=True),
     Variant("lora, one layer at a time", True, "bfloat16", is_grouped=False),
     Variant("lora, sdpa", True, "bfloat16", attention="sdpa"),
     Variant("lora, small chunks of the loss", True, "bfloat16", large_chunks=False),
@@ -109,7 +111,11 @@ def make_batches(shape: Shape, count: int) -> list[Any]:
             token_count += start
         arrays = torch.from_numpy(tokens[:, :-1].copy()), torch.from_numpy(targets)
         counts = int((targets != IGNORE_INDEX).sum()), number * shape.sequences, token_count
-        batches.append(Batch(*arrays, *counts, torch.from_numpy(positions)))
+        batch = Batch(*arrays, *counts, torch.from_numpy(positions))
+        if shape.device.type == "cuda":  # as the data loader does: else each copy waits for the GPU
+            pinned = {name: getattr(batch, name).pin_memory() for name in ("inputs", "targets", "positions")}
+            batch = batch._replace(**pinned)
+        batches.append(batch)
     return batches
 
 
@@ -160,7 +166,8 @@ def make_step(variant: Variant, shape: Shape, directory: Path) -> Callable[[int,
 
     adapter, module = build(variant, shape, directory)
     loss_function = adapter.compiled_loss(module, by_block=True)
-    torch._functorch.config.ban_recompute_materialized_backward = not variant.recomputes
+    if variant.recomputes is not None:
+        torch._functorch.config.ban_recompute_materialized_backward = not variant.recomputes
     optimizer = build_optimizer(module, TrainerSection(max_steps=100, lr=1e-5))
     handle = ModelHandle(adapter, module, ParallelModel(module), loss_function, nullcontext)
     stepper = Stepper(handle, optimizer, World(device=shape.device), 1, 1.0, lambda: None)
@@ -222,10 +229,79 @@ def kernels(step: Callable[[int, Any], Any], batches: list[Any], is_cuda: bool) 
     return "\n".join(lines)
 
 
+def compare_attention(shape: Shape) -> None:
+    """Milliseconds of the forward and backward pass of one layer: flex_attention, and the flash attention of torch with
+    the lengths of the examples (varlen), which needs their number on the CPU."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    from llmtrain.models.hf.attention import example_mask
+
+    device, config = shape.device, shape.config
+    positions = make_batches(shape, 1)[0].positions.to(device)
+    count, length = positions.shape
+    generator = torch.Generator(device).manual_seed(0)
+    heads = [config["num_attention_heads"], *[config["num_key_value_heads"]] * 2]
+    size = config["head_dim"]
+    q, k, v = (torch.randn(count * length, h, size, device=device, generator=generator).bfloat16() for h in heads)
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    starts = (positions.flatten() == 0).nonzero().flatten().int()
+    borders = torch.cat([starts, starts.new_tensor([count * length])])
+    longest = int(borders.diff().max())
+    mask, compiled = example_mask(positions), torch.compile(flex_attention)
+
+    def flex(options: dict[str, Any] | None = None) -> torch.Tensor:
+        split = [tensor.view(count, length, -1, size).transpose(1, 2) for tensor in inputs]
+        out: torch.Tensor = compiled(*split, block_mask=mask, enable_gqa=True, kernel_options=options)
+        return out.transpose(1, 2).reshape(count * length, -1, size)
+
+    def varlen() -> torch.Tensor:
+        arguments = *inputs, borders, borders, longest, longest, 0.0, True, False
+        out: torch.Tensor = torch.ops.aten._flash_attention_forward(*arguments, scale=size**-0.5)[0]
+        return out
+
+    variants: dict[str, Callable[[], torch.Tensor]] = {
+        "flex_attention": flex,
+        "varlen": varlen,
+        "flex_attention, 64 x 64 backward": lambda: flex(
+            {"BLOCK_M1": 64, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 64, "bwd_num_warps": 4}
+        ),
+    }
+    print(f"{len(starts)} examples, the longest {longest}", flush=True)
+    expected = None
+    for name, function in variants.items():
+        try:
+            out = function()
+            expected = out.detach() if expected is None else expected
+            distance = (out - expected).abs().max().item()
+            forward = time_of(function)
+            both = time_of(partial(backward, function, expected))
+            print(f"{name:34}{forward:>8.3f} ms, with backward {both:.3f} ms, distance {distance:.4f}", flush=True)
+        except Exception as problem:
+            print(f"{name:34} failed: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
+
+
+def backward(function: Callable[[], torch.Tensor], gradient: torch.Tensor) -> None:
+    function().backward(gradient)  # type: ignore[no-untyped-call]
+
+
+def time_of(function: Callable[[], Any], repeats: int = 20) -> float:
+    """Milliseconds on the GPU."""
+    for _ in range(3):
+        function()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / repeats
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=150, help="start no variant after this time")
-    parser.add_argument("--only", default="", help="parts of the names of the variants, separated by semicolons")
+    parser.add_argument("--only", default="", help="names of the variants, separated by semicolons")
+    parser.add_argument("--attention", action="store_true")
     parser.add_argument("--no-profile", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
@@ -236,13 +312,15 @@ def main() -> None:
     shape = Shape(LLAMA_1B, 8, 2048, torch.device("cuda"))
     if arguments.tiny:
         shape = Shape(LLAMA_1B | TINY, 2, 64, torch.device("cpu"), warm_up=2, steps=2)
-    torch.set_float32_matmul_precision("high")
+    if arguments.attention:
+        compare_attention(shape)
+        return
     start = time.perf_counter()
     print(f"{'':34}{'tokens/s':>10}{'memory':>12}{'step':>12}{'compiled':>11}{'start-up':>11}   loss", flush=True)
     table = ""
     for variant in VARIANTS:
         names = [name for name in arguments.only.split(";") if name]
-        if names and not any(name in variant.name for name in names):
+        if names and variant.name not in names:
             continue
         if time.perf_counter() - start > arguments.seconds:
             print(f"{variant.name:34} left out: no time")

@@ -137,7 +137,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def _add_product(total: torch.Tensor, grad: torch.Tensor, chunk: torch.Tensor, is_in_place: bool) -> None:
     """Add grad^T chunk to a float32 total."""
     if is_in_place and grad.dtype == torch.bfloat16:  # the matrix product adds its float32 sums to the total
-        torch.addmm(total, grad.t(), chunk, out_dtype=torch.float32, out=total)  # type: ignore[call-overload]
+        torch.addmm(total, grad.t(), chunk, out_dtype=torch.float32, out=total)
     else:
         total += grad.t() @ chunk  # product in the compute dtype, sum in float32
 

@@ -251,9 +251,10 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
-        # Recompute the inputs of linear layers (norms, SwiGLU) in the backward pass, where the compiler would save
-        # them: a third of the activations, for one more pass over each of them.
-        torch._functorch.config.ban_recompute_materialized_backward = False
+        # Whether to save the inputs of linear layers (norms, SwiGLU), as the compiler does by default, or to recompute
+        # them in the backward pass: a third of the activations, for one more pass over each. A full fine-tuning needs
+        # the memory for gradients and optimizer state.
+        torch._functorch.config.ban_recompute_materialized_backward = self.config.lora is not None
         return super().compiled_loss(module, by_block=True)
 
     def flops_per_token(self, module: nn.Module) -> float:

@@ -152,7 +152,7 @@ def is_gpu(x: Tensor) -> bool:
 
 def _parts(low: Tensor, b: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The columns of each layer."""
-    return low.split([b_one.shape[1] for b_one in b], dim=1)
+    return torch.split(low, [b_one.shape[1] for b_one in b], dim=1)
 
 
 @torch.library.custom_op("llmtrain::lora_forward", mutates_args=())
