@@ -432,7 +432,7 @@ def test_tokenizer_larger_than_the_model_is_refused(directory: Path) -> None:
 
 
 def test_unreadable_weights_are_named(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may read everything
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
     with pytest.raises(DataError) as error:
         make_adapter(directory).build()
     assert str(directory / "model.safetensors") in error.value.what
