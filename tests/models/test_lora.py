@@ -18,8 +18,9 @@ pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llmtrain.models.hf import lora_groups
 from llmtrain.models.hf.causal_lm import CausalLM, enable_adapters
-from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter
+from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter, use_fast_forward
 from tiny_llama import tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf
@@ -336,3 +337,98 @@ def test_load_refuses_damaged_adapter(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(DataError, match=str(directory)):
         load_adapter(tiny_llama(), directory)
+
+
+# Layers with a common input, computed together.
+
+
+def grouped_and_single(section: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Any]:
+    """The same model with and without groups."""
+    grouped, single = (adapted(tiny_llama(**changes), **(section or {})).train() for _ in range(2))
+    for layer in lora_layers(single):
+        del layer.__dict__["forward"]
+    use_fast_forward(single, grouped=False)
+    return grouped, single
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention_bias": True, "mlp_bias": True}], ids=["no-bias", "bias"])
+def test_grouped_layers_equal_single_ones(changes: dict[str, Any]) -> None:
+    grouped, single = grouped_and_single(**changes)
+    assert {len(layer.lora_group.layers) for layer in lora_layers(grouped)} == {1, 2, 3}
+    results, expected = logits_and_gradients(grouped), logits_and_gradients(single)
+    assert results.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(results[name], value, rtol=1e-4, atol=1e-5 * float(value.abs().max()), msg=name)
+
+
+def test_input_of_a_group_is_multiplied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q, k and v; o; gate and up; down: four groups in each of two blocks."""
+    calls = []
+    products = lora_groups.forward_products
+    monkeypatch.setattr(lora_groups, "forward_products", lambda *args: calls.append(args) or products(*args))
+    model = adapted()
+    logits_and_gradients(model.train())
+    assert [len(weights) for _, _, _, weights, _ in calls] == [3, 1, 2, 1] * 2
+    group = next(lora_layers(model)).lora_group
+    assert (group.input, group.outputs) == (None, [])
+
+
+def test_group_of_some_target_modules() -> None:
+    model = adapted(target_modules=["q_proj", "v_proj", "up_proj"])
+    assert [len(layer.lora_group.layers) for layer in lora_layers(model)] == [2, 2, 1] * 2
+    fast = logits_and_gradients(model.train())
+    use_peft_forward(model)
+    for name, value in logits_and_gradients(model).items():
+        torch.testing.assert_close(fast[name], value, rtol=1e-4, atol=1e-5 * float(value.abs().max()), msg=name)
+
+
+def test_group_with_different_inputs() -> None:
+    """An architecture may name its layers as Llama does and still give them different inputs."""
+    q, k, _ = next(lora_layers(adapted())).lora_group.layers
+    first, second = torch.randn(2, 3, 32).unbind()
+    with torch.no_grad():
+        q(first)
+        torch.testing.assert_close(k(second), k.peft_forward(second), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(k(first), k.peft_forward(first), rtol=1e-4, atol=1e-5)
+
+
+def test_gpu_products_equal_cpu_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the base layer's product adds to the adapter's."""
+    generator = torch.Generator().manual_seed(0)
+    x, a, b, weight, bias = (torch.randn(*s, generator=generator) for s in ((5, 6), (2, 6), (7, 2), (7, 6), (7,)))
+    for one_bias in (bias, None):
+        expected = lora_groups.forward_products(x, a, [b], [weight], [one_bias])
+        with monkeypatch.context() as patch:
+            patch.setattr(lora_groups, "is_gpu", lambda _: True)
+            on_gpu = lora_groups.forward_products(x, a, [b], [weight], [one_bias])
+        torch.testing.assert_close(on_gpu, expected, rtol=1e-5, atol=1e-5)
+
+
+def compile_blocks(model: Any) -> None:
+    for block in model.get_base_model().model.layers:
+        block.compile(backend="aot_eager")
+
+
+@pytest.mark.slow
+def test_compiled_groups_equal_eager_ones_and_compile_once() -> None:
+    from torch._dynamo.utils import counters
+
+    eager, compiled = adapted(tiny_llama(num_hidden_layers=3)).train(), adapted(tiny_llama(num_hidden_layers=3)).train()
+    torch.compiler.reset()
+    counters.clear()
+    compile_blocks(compiled)
+    expected = logits_and_gradients(eager)
+    for name, value in logits_and_gradients(compiled).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5 * float(value.abs().max()), msg=name)
+    graphs = counters["stats"]["unique_graphs"]
+    assert graphs == 2  # the first block, whose input needs no gradient, and all others
+    positions = [torch.cat([torch.arange(n), torch.arange(12 - n)]).expand(2, -1) for n in (3, 7, 11)]
+    module = CausalLM(compiled)
+    module.has_linear_head = True
+    for each in positions:
+        module(tokens(), tokens().roll(-1, 1), each).backward()
+    packed = counters["stats"]["unique_graphs"]
+    for each in positions:
+        module(tokens(), tokens().roll(-1, 1), each.flip(0)).backward()
+    assert counters["stats"]["unique_graphs"] == packed, "recompiled for another packing"
+    assert not counters["graph_break"]

@@ -176,3 +176,17 @@ def test_extreme_logits_stay_finite() -> None:
     loss = linear_cross_entropy(hidden * 1e4, weight, offset, targets)
     torch.testing.assert_close(loss, reference(hidden * 1e4, weight, offset, targets), rtol=1e-6, atol=1e-3)
     assert all(grad.isfinite().all() for grad in gradients(loss, hidden, weight, offset))
+
+
+@pytest.mark.parametrize("ignored", ["none", "some", "all"])
+def test_chunk_in_place_equals_chunk(ignored: str) -> None:
+    hidden, weight, offset, targets = make_inputs(ignored=ignored)
+    logits = F.linear(hidden, weight, offset).reshape(-1, VOCAB).detach()
+    loss, grad = losses._chunk(logits.clone(), targets.reshape(-1), True)
+    in_place = logits.clone()
+    own_loss, own_grad = losses._chunk_in_place(in_place, targets.reshape(-1), True)
+    assert own_grad.data_ptr() == in_place.data_ptr()
+    torch.testing.assert_close(own_loss, loss)
+    torch.testing.assert_close(own_grad, grad)
+    losses._chunk_in_place(logits, targets.reshape(-1), False)
+    torch.testing.assert_close(logits, F.linear(hidden, weight, offset).reshape(-1, VOCAB).detach())

@@ -210,8 +210,9 @@ class HfCausalLmSection(ModelSection):
     """Run Python code that ships with the model. A model on the Hub then requires a commit as revision."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights. With LoRA, bfloat16 halves the memory of the base model and adapters stay float32."""
-    attention: Literal["sdpa", "eager", "flash_attention_2", "flex_attention"] = "sdpa"
-    """Attention implementation of transformers."""
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2", "flex_attention"] = "auto"
+    """Attention implementation of transformers. auto uses flex_attention for packed examples on a GPU, else sdpa, or
+    eager if the architecture has neither."""
     lora: LoraSection | None = None
     """Train low-rank adapters. null trains all weights; `{}` uses the defaults."""
 

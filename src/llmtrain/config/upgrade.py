@@ -67,6 +67,7 @@ _ADDED_TO_V2: tuple[KeyPath, ...] = (
     ("logging", "all_ranks"),
     ("launch", "queue_priority"),
     ("launch", "security"),
+    ("model", "attention"),
 )
 
 

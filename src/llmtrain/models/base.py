@@ -60,6 +60,9 @@ class ModelAdapter(ABC):
         """The tokenizer to use if data.tokenizer is not set."""
         return "byte"
 
+    def prepare_for(self, device: torch.device, is_packed: bool) -> None:  # noqa: B027 (optional)
+        """Choose what depends on the device and on whether examples are packed. Called before `build` for training."""
+
     @abstractmethod
     def build(self) -> nn.Module:
         """A new module on the CPU, initialized from torch's global generator (the caller seeds it)."""

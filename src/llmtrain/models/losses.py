@@ -14,9 +14,11 @@ from llmtrain.models.numerics import Numerics
 IGNORE_INDEX = -100
 CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 27}
 """Logits per chunk: 64 MB of float32 stay near the caches of a CPU; a GPU needs large matrix products."""
+LARGE_CHUNK_ELEMENTS = 1 << 28
+"""On a GPU, compiled: eager chunks have float32 copies of their logits. 2,048 positions of a vocabulary of 128,000,
+whose gradient (2,048 x width) has about as many tiles as a GPU has multiprocessors."""
 TRAINED_CHUNK_ELEMENTS = 1 << 29
-"""On a GPU, if the output layer is trained: every chunk reads and writes its whole gradient. Only if compiled: an eager
-chunk has float32 copies of its logits."""
+"""The same, if the output layer is trained: every chunk reads and writes its whole gradient."""
 
 
 def needs_chunks(tokens: torch.Tensor, vocab_size: int) -> bool:
@@ -56,7 +58,9 @@ def _linear_cross_entropy(
     if not torch.is_grad_enabled():  # needs_input_grad is set even without grad mode
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     rows = _rows_per_chunk(hidden, weight, numerics)
-    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets, rows)  # type: ignore[no-untyped-call]
+    is_in_place = hidden.is_cuda and numerics.has_large_chunks
+    values = hidden, weight, bias, targets, rows, is_in_place
+    loss: torch.Tensor = _LinearCrossEntropy.apply(*values)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -66,8 +70,10 @@ def _rows_per_chunk(hidden: torch.Tensor, weight: torch.Tensor, numerics: Numeri
         return max(1, CHUNK_ELEMENTS["cpu"] // len(weight))
     if not numerics.has_large_chunks:
         return max(1, CHUNK_ELEMENTS["cuda"] // len(weight))
-    is_large = weight.requires_grad and _chunk_function is not _chunk
-    elements = TRAINED_CHUNK_ELEMENTS if is_large else CHUNK_ELEMENTS["cuda"]
+    if _chunk_function is _chunk:
+        elements = CHUNK_ELEMENTS["cuda"]
+    else:
+        elements = TRAINED_CHUNK_ELEMENTS if weight.requires_grad else LARGE_CHUNK_ELEMENTS
     return even_rows(len(hidden), max(1, elements // len(weight)))
 
 
@@ -88,6 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         rows: int,
+        is_in_place: bool,
     ) -> torch.Tensor:
         needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         needs_grad = needs_hidden or needs_weight or needs_bias
@@ -98,15 +105,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
         # Cast here and not before, so that the gradient of a float32 weight is not rounded to bfloat16.
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
+        function = _in_place_function if is_in_place else _chunk_function
         for start in range(0, len(hidden), rows):
             chunk = hidden[start : start + rows]  # (n, C)
             logits = torch.nn.functional.linear(chunk, weight, bias)  # (n, V)
-            loss, grad = _chunk_function(logits, targets[start : start + rows], needs_grad)
+            loss, grad = function(logits, targets[start : start + rows], needs_grad)
             total += loss
             if grad_hidden is not None:
                 torch.mm(grad, weight, out=grad_hidden[start : start + rows])
             if grad_weight is not None:
-                grad_weight += grad.t() @ chunk  # product in the compute dtype, sum in float32
+                _add_product(grad_weight, grad, chunk, is_in_place)
             if grad_bias is not None:
                 grad_bias += grad.float().sum(0)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
@@ -122,7 +130,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad_bias is None else (grad_bias * scale).to(ctx.dtypes[1]),
             None,
             None,
+            None,
         )
+
+
+def _add_product(total: torch.Tensor, grad: torch.Tensor, chunk: torch.Tensor, is_in_place: bool) -> None:
+    """Add grad^T chunk to a float32 total."""
+    if is_in_place and grad.dtype == torch.bfloat16:  # the matrix product adds its float32 sums to the total
+        torch.addmm(total, grad.t(), chunk, out_dtype=torch.float32, out=total)
+    else:
+        total += grad.t() @ chunk  # product in the compute dtype, sum in float32
 
 
 def _chunk(logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,13 +158,29 @@ def _chunk(logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool) -> tup
     return loss, grad.to(logits.dtype)
 
 
+def _chunk_in_place(logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, with the gradient in the place of the logits. Compiled, it takes one pass for the norm and one for the
+    gradient, where the scatter of `_chunk` works on a float32 copy."""
+    has_loss = targets != IGNORE_INDEX
+    index = targets.where(has_loss, 0).unsqueeze(1)
+    logits32 = logits.float()
+    norm = logits32.logsumexp(1, keepdim=True)
+    losses = (norm - logits.gather(1, index).float()).squeeze(1)
+    loss = losses.where(has_loss, 0.0).sum()
+    if needs_grad:
+        is_target = torch.arange(logits.shape[1], device=logits.device) == index  # (n, V)
+        logits.copy_(((logits32 - norm).exp() - is_target.float()) * has_loss.unsqueeze(1))
+    return loss, logits
+
+
 _chunk_function = _chunk
+_in_place_function = _chunk_in_place
 _function: Callable[..., torch.Tensor] = _linear_cross_entropy
 
 
 def compile_chunks() -> None:
     """Compile the chunk function, which fuses its passes over the logits into two. A compiled model calls the loop over
     the chunks as it is: unrolled, it would be compiled once per chunk."""
-    global _chunk_function, _function
-    _chunk_function = torch.compile(_chunk)
+    global _chunk_function, _in_place_function, _function
+    _chunk_function, _in_place_function = torch.compile(_chunk), torch.compile(_chunk_in_place)
     _function = torch.compiler.disable(_linear_cross_entropy)  # type: ignore[no-untyped-call]

@@ -92,6 +92,7 @@ def build_components(config: Config, world: World, numerics: Numerics | None = N
         can_pack=adapter.can_pack,
     )
     first = train_batches[0]  # raises if the token store is damaged
+    adapter.prepare_for(world.device, is_packed=first.positions is not None)
     module = build_module(config, adapter, world)
     check_matrices(config, adapter, module)
     with autocast_for(config, adapter, world.device)():

@@ -95,16 +95,30 @@ def _check_never_saved(run: RunDirectory) -> None:
     )
 
 
+def _recorded_values(resumption: Resumption) -> dict[str, Any]:
+    """The config that the run was started or last resumed with."""
+    checkpoint = resumption.checkpoint
+    values: dict[str, Any] = checkpoint.state().get("config", {}) if checkpoint else config_values(resumption.run)
+    return values
+
+
 def recorded_threads(resumption: Resumption | None) -> int | None:
     """The number of threads the run has used so far: rounding depends on it."""
     if not resumption:
         return None
-    checkpoint = resumption.checkpoint
-    values = checkpoint.state().get("config", {}) if checkpoint else config_values(resumption.run)
-    section = values.get("run")
+    section = _recorded_values(resumption).get("run")
     threads = section.get("threads") if isinstance(section, dict) else None
     is_valid = isinstance(threads, int) and not isinstance(threads, bool) and 0 < threads <= MAX_THREADS
     return threads if is_valid else None
+
+
+def with_recorded_attention(config: Config, resumption: Resumption | None) -> Config:
+    """The config with the attention of the run in the place of `auto`: before `auto` was the default, sdpa was."""
+    if not resumption or getattr(config.model, "attention", None) != "auto":
+        return config
+    section = _recorded_values(resumption).get("model")
+    attention = section.get("attention", "sdpa") if isinstance(section, dict) else "auto"
+    return config.with_values("model", attention=attention)
 
 
 def recorded_numerics(resumption: Resumption | None) -> Numerics:

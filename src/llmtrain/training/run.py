@@ -69,6 +69,7 @@ from llmtrain.training.resume import (
     find_resumption,
     recorded_numerics,
     restore,
+    with_recorded_attention,
 )
 from llmtrain.training.run_files import write_run_files
 from llmtrain.training.shutdown import StopFlag
@@ -108,7 +109,7 @@ def run_training(
 
         # The run directory, and the checkpoint to resume from
         run, ownership, resumption = _open_run(config, resume, world, stack, start_from)
-        config, threads = rank0(lambda: resolve_threads(config, resumption, world))
+        config, threads = rank0(lambda: resolve_threads(with_recorded_attention(config, resumption), resumption, world))
         if resumption:
             rank0(lambda: check_config(resumption, config, allow_config_change))
             if result := rank0(lambda: finished_result(config, resumption, allow_config_change)):

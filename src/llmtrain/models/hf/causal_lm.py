@@ -7,6 +7,7 @@ directory, which hub/find.py downloads if needed; nothing here uses the network.
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ from llmtrain.models.base import (
     evaluating,
     parameter_count,
     trainable_count,
+)
+from llmtrain.models.hf.attention import (
+    FLEX,
+    best_attention,
+    default_attention,
+    example_mask,
+    has_one_mask,
+    without_flex,
 )
 from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
 from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
@@ -67,11 +76,15 @@ class CausalLM(nn.Module):
     ) -> torch.Tensor:  # (B, T) -> (B, T, V), or () with targets
         base = self.base
         options = {"position_ids": positions, "past_key_values": cache, "use_cache": cache is not None}
-        if positions is not None and str(base.config._attn_implementation).startswith("flash"):
+        attention = str(base.config._attn_implementation)
+        if positions is not None and attention.startswith("flash"):
             # transformers separates packed examples for flash attention only in a batch of one.
             tokens, options["position_ids"] = tokens.reshape(1, -1), positions.reshape(1, -1)
+        elif positions is not None and attention == FLEX and has_one_mask(base.config):
+            options["attention_mask"] = example_mask(positions)
         if not self.has_linear_head or targets is None:
-            logits: torch.Tensor = base(input_ids=tokens, **options).logits
+            with without_flex(base.config) if cache is not None else nullcontext():
+                logits: torch.Tensor = base(input_ids=tokens, **options).logits
             if targets is None:
                 return logits
             flat = logits.view(-1, logits.shape[-1]).float()
@@ -91,6 +104,7 @@ class HFCausalLMAdapter(ModelAdapter):
         self.config = config
         self.directory = find_directory(config)
         self.hf_config = read_config(self.directory, config)
+        self.attention = default_attention(self.hf_config) if config.attention == "auto" else config.attention
         self.vocab_size = _vocab_size(self.hf_config, self.directory)
         if tokenizer_vocab > self.vocab_size:
             raise DataError(
@@ -133,14 +147,18 @@ class HFCausalLMAdapter(ModelAdapter):
             )
         return str(directory)
 
+    def prepare_for(self, device: torch.device, is_packed: bool) -> None:
+        if self.config.attention == "auto":
+            self.attention = best_attention(self.hf_config, device, is_packed)
+
     def build(self) -> nn.Module:
-        return self._prepare(read_weights(self.directory, self.hf_config, self.config))
+        return self._prepare(read_weights(self.directory, self.hf_config, self.config, self.attention))
 
     def build_empty(self) -> nn.Module:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
         quiet_libraries()
-        options = {"attn_implementation": self.config.attention, "trust_remote_code": self.config.trust_remote_code}
+        options = {"attn_implementation": self.attention, "trust_remote_code": self.config.trust_remote_code}
         model = AutoModelForCausalLM.from_config(self.hf_config, dtype=torch.float32, **options)
         if (self.directory / "generation_config.json").is_file():  # exports keep it
             model.generation_config = GenerationConfig.from_pretrained(str(self.directory), local_files_only=True)
@@ -149,7 +167,7 @@ class HFCausalLMAdapter(ModelAdapter):
     def _prepare(self, model: Any) -> nn.Module:
         model.config.use_cache = False
         if self.config.lora:
-            model = add_lora(model, self.config.lora)
+            model = add_lora(model, self.config.lora, grouped=self.numerics.groups_lora)
             # adapter_config.json must name a base model that others can load: a directory or a name on the hub.
             path = Path(self.config.path).expanduser()
             name = str(path.absolute()) if path.is_dir() else self.config.path
@@ -199,7 +217,7 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def _can_run(self, module: nn.Module) -> bool:
         """Flash attention does not run on the CPU, where a model is that will be sharded."""
-        return not self.config.attention.startswith("flash") or next(module.parameters()).is_cuda
+        return not self.attention.startswith("flash") or next(module.parameters()).is_cuda
 
     @torch.no_grad()
     def probe(self, module: nn.Module) -> None:
@@ -233,6 +251,10 @@ class HFCausalLMAdapter(ModelAdapter):
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
+        # Whether to save the inputs of linear layers (norms, SwiGLU), as the compiler does by default, or to recompute
+        # them in the backward pass: a third of the activations, for one more pass over each. A full fine-tuning needs
+        # the memory for gradients and optimizer state.
+        torch._functorch.config.ban_recompute_materialized_backward = self.config.lora is not None
         return super().compiled_loss(module, by_block=True)
 
     def flops_per_token(self, module: nn.Module) -> float:

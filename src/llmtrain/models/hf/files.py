@@ -52,7 +52,7 @@ def read_config(directory: Path, section: HfCausalLmSection) -> Any:
         raise DataError(f"Cannot load {directory / 'config.json'}: {_type_and_message(problem)}") from None
 
 
-def read_weights(directory: Path, config: Any, section: HfCausalLmSection) -> Any:
+def read_weights(directory: Path, config: Any, section: HfCausalLmSection, attention: str) -> Any:
     """The model with its weights, on the CPU (a quantized one on the GPU of this process)."""
     from transformers import AutoModelForCausalLM
 
@@ -61,7 +61,7 @@ def read_weights(directory: Path, config: Any, section: HfCausalLmSection) -> An
     options: dict[str, Any] = {
         "config": config,
         "dtype": getattr(torch, section.dtype),
-        "attn_implementation": section.attention,
+        "attn_implementation": attention,
         "trust_remote_code": section.trust_remote_code,
         "use_safetensors": True,
         "local_files_only": True,

@@ -1,7 +1,8 @@
 """LoRA with peft: adding adapters, computing them, saving and loading them.
 
 peft provides the layers, their initialization, merging and the file format. Only the forward pass of a plain LoRA layer
-is replaced: it adds the low-rank product in place and saves nothing for the backward pass but the layer's input.
+is replaced: it adds the low-rank product in place and saves nothing for the backward pass but the layer's input. Layers
+with a common input are computed together (lora_groups.py).
 """
 
 import types
@@ -15,6 +16,7 @@ from torch import nn
 from llmtrain.config.model import LoraSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import use_default_mode
+from llmtrain.models.hf.lora_groups import group_layers
 from llmtrain.text import one_line
 
 ADAPTER = "adapter"
@@ -24,8 +26,8 @@ BASE_RECORD = "llmtrain.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
-def add_lora(model: nn.Module, section: LoraSection) -> nn.Module:
-    """The model with new adapters, which are its only trainable parameters."""
+def add_lora(model: nn.Module, section: LoraSection, grouped: bool = True) -> nn.Module:
+    """The model with new adapters, which are its only trainable parameters. `grouped`: see use_fast_forward."""
     from peft import LoraConfig, TaskType, get_peft_model
 
     check_target_modules(model, section.target_modules)
@@ -40,7 +42,7 @@ def add_lora(model: nn.Module, section: LoraSection) -> nn.Module:
         bias="none",
     )
     adapted: nn.Module = get_peft_model(cast(Any, model), config)
-    use_fast_forward(adapted)
+    use_fast_forward(adapted, grouped)
     return adapted
 
 
@@ -59,12 +61,20 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ in ("Conv1D", "Linear4bit")
 
 
-def use_fast_forward(adapted: nn.Module) -> None:
-    """Replace the forward pass of plain LoRA layers. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's."""
-    for layer in lora_layers(adapted):
-        if type(layer.base_layer) is nn.Linear and not layer.lora_variant:
-            layer.peft_forward = layer.forward
-            layer.forward = types.MethodType(_forward, layer)
+def use_fast_forward(adapted: nn.Module, grouped: bool = True) -> None:
+    """Replace the forward pass of plain LoRA layers. Others (DoRA, 4-bit, GPT-2's Conv1D) keep peft's. `grouped`
+    computes layers with a common input together: other rounding, so runs of numerics version 1 do not."""
+    plain = [layer for layer in lora_layers(adapted) if type(layer.base_layer) is nn.Linear and not layer.lora_variant]
+    if grouped and not any(_has_dropout(layer) for layer in plain):  # dropout draws a mask per layer
+        group_layers(adapted, plain)
+        return
+    for layer in plain:
+        layer.peft_forward = layer.forward
+        layer.forward = types.MethodType(_forward, layer)
+
+
+def _has_dropout(layer: Any) -> bool:
+    return any(not isinstance(dropout, nn.Identity) for dropout in layer.lora_dropout.values())
 
 
 def lora_layers(adapted: nn.Module) -> Iterator[Any]:
