@@ -215,7 +215,7 @@ def settings(root: Path, files: list[str], size: str, seed: int) -> list[str]:
     common = [f"data.files={json.dumps(files)}", f"data.cache_dir={root}/cache", f"output.root_dir={root}/runs"]
     common += [f"run.seed={seed}", "trainer.eval_every_steps=null", "trainer.save_every_steps=null"]
     common += ["trainer.max_epochs=null", "logging.level=WARNING", "trainer.max_steps={steps}"]
-    common += [f"run.device={DEVICE}", "trainer.grad_accum_steps=1", "data.val_fraction=0.025"]
+    common += [f"run.device={DEVICE}", "run.threads=8", "trainer.grad_accum_steps=1", "data.val_fraction=0.025"]
     if size == "tiny":
         common += ["model.size=null", "model.n_layers=2", "model.d_model=32", "model.n_heads=2", "model.block_size=32"]
         common += ["data.tokenizer=byte", "trainer.micro_batch_size=2", "trainer.compile=false", "run.threads=1"]
