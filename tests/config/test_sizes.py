@@ -1,5 +1,6 @@
 """Shape, batch and learning rate of a modern GPT follow from its size; what contradicts is refused."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,18 @@ import pytest
 from llmtrain.config.load import dump_config, load_config
 from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.config.schema import Config, differences
-from llmtrain.config.sizes import SIZES, default_batch, default_batch_tokens, default_heads, default_lr
+from llmtrain.config.sizes import (
+    BATCH_TOKENS,
+    DEFAULT_MLP,
+    LEARNING_RATES,
+    MAX_MUON_LR,
+    MICRO_BATCH_TOKENS,
+    SIZES,
+    default_batch,
+    default_batch_tokens,
+    default_heads,
+    default_lr,
+)
 from llmtrain.config.upgrade import downgrade, lost_in_v2, upgraded_values
 from llmtrain.errors import ConfigError
 
@@ -85,6 +97,21 @@ def test_gpt2_has_the_defaults_it_always_had() -> None:
     config = load_config({"model": {"d_model": 768}})
     assert isinstance(config.model, GptSection)
     assert (config.trainer.lr, config.trainer.micro_batch_size, config.model.n_heads) == (3e-4, 8, 4)
+
+
+def test_docs_have_the_numbers_of_the_code(repo: Path) -> None:
+    page = (repo / "docs" / "recipes.md").read_text()
+    heads = tuple(f"| `{size}`" for size in SIZES)
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith(heads)]
+    assert {row[0].strip("`"): tuple(map(int, row[1:])) for row in rows} == {
+        size: (*shape, default_heads(shape[1])) for size, shape in SIZES.items()
+    }
+    assert f"{LEARNING_RATES['adamw']:.0e}".replace("e-0", "e-") in page
+    for number in (*BATCH_TOKENS.values(), MICRO_BATCH_TOKENS):
+        assert f"{number:,}" in page
+    for number in (LEARNING_RATES["muon"], MAX_MUON_LR):
+        assert f" {number}" in page
+    assert f"`{DEFAULT_MLP}` (the default)" in page
 
 
 # Bad input.

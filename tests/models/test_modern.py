@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from llmtrain.config.model import ModernGptSection
@@ -95,8 +96,6 @@ def test_export_can_be_imported(tmp_path: Path, mlp: str, shape: str) -> None:
 
 
 def test_export_has_the_data_type_asked_for(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     make_adapter(mlp="relu2").export(build(mlp="relu2"), tmp_path / "export", dtype="bfloat16")
     assert {tensor.dtype for tensor in load_file(tmp_path / "export" / "model.safetensors").values()} == {
         torch.bfloat16
@@ -107,7 +106,7 @@ def test_export_has_the_data_type_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("exported", "wanted", "field"),
     [
-        ({"mlp": "swiglu"}, {"mlp": "relu2"}, "model_type"),
+        ({"mlp": "swiglu"}, {"mlp": "relu2"}, "qwen3"),
         ({"mlp": "relu2"}, {"mlp": "relu2"}, "tie_word_embeddings"),
         ({"mlp": "swiglu"}, {"mlp": "swiglu", "n_kv_heads": 2}, "num_key_value_heads"),
         ({"mlp": "swiglu"}, {"mlp": "swiglu", "rope_theta": 99.0}, "rope_theta"),
@@ -120,6 +119,23 @@ def test_import_of_another_shape_is_refused(
     with pytest.raises(DataError) as error:
         make_adapter(**wanted, init=str(tmp_path / "export")).build()
     assert field in error.value.what
+
+
+def test_import_may_have_another_context(tmp_path: Path) -> None:
+    """Positions are no weights."""
+    module = build(mlp="swiglu")
+    make_adapter(mlp="swiglu").export(module, tmp_path / "export")
+    longer = make_adapter(mlp="swiglu", init=str(tmp_path / "export"), block_size=48).build().eval()
+    torch.testing.assert_close(longer(random_tokens(101)), module(random_tokens(101)), rtol=1e-4, atol=1e-5)
+
+
+def test_import_of_another_format_names_the_fields_to_set(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    save_file({"wte.weight": torch.zeros(2, 2)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError) as error:
+        make_adapter(init=str(tmp_path)).build()
+    assert error.value.remedy is not None
+    assert "model.architecture to gpt2" in error.value.remedy
 
 
 def test_import_of_a_missing_directory_is_refused(tmp_path: Path) -> None:

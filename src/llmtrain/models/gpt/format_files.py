@@ -15,6 +15,12 @@ from llmtrain.files import use_default_mode
 from llmtrain.models.gpt.model import padded_vocab_size
 
 State = dict[str, torch.Tensor]
+# model_type of a format -> the fields of a config that have it.
+_FIELDS_OF = {
+    "gpt2": "model.architecture to gpt2",
+    "qwen3": "model.architecture to modern and model.mlp to swiglu",
+    "nanochat": "model.architecture to modern and model.mlp to relu2",
+}
 
 
 def write_files(directory: Path, tensors: State, config: dict[str, Any], end_of_text: int | None, dtype: str) -> None:
@@ -41,7 +47,15 @@ def read_files(directory: Path, label: str) -> tuple[dict[str, Any], State]:
 
 
 def check_fields(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
-    """Refuse a model of another shape."""
+    """Refuse a model of another format or shape."""
+    found, wanted = actual.get("model_type"), expected["model_type"]
+    if found != wanted:
+        raise DataError(
+            f"model.init {directory} is a {found} model, and a model with this config is a {wanted} one.",
+            remedy=f"Set {_FIELDS_OF[str(found)]}."
+            if found in _FIELDS_OF
+            else "To train a model of another kind further, use model.name hf_causal_lm with model.path.",
+        )
     differences = [
         f"{name} is {actual.get(name)} there and {value} in this config"
         for name, value in expected.items()

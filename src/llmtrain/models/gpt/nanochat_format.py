@@ -48,6 +48,7 @@ def write_nanochat(
     values = {
         "architectures": ["NanoChatForCausalLM"],
         **_shape(config, vocab_size),
+        "max_position_embeddings": config.block_size,
         "tie_word_embeddings": False,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "rms_norm_eps": NORM_EPS,
@@ -61,7 +62,6 @@ def _shape(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
     return {
         "model_type": "nanochat",
         "vocab_size": vocab_size,
-        "max_position_embeddings": config.block_size,
         "hidden_size": shape.d_model,
         "intermediate_size": shape.d_ff,
         "num_hidden_layers": shape.n_layers,

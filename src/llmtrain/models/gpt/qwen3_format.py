@@ -49,6 +49,7 @@ def write_qwen3(
     values = {
         "architectures": ["Qwen3ForCausalLM"],
         **_shape(config, vocab_size),
+        "max_position_embeddings": config.block_size,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "rms_norm_eps": NORM_EPS,
         "attention_dropout": 0.0,
@@ -62,7 +63,6 @@ def _shape(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
     return {
         "model_type": "qwen3",
         "vocab_size": vocab_size,
-        "max_position_embeddings": config.block_size,
         "hidden_size": shape.d_model,
         "intermediate_size": shape.d_ff,
         "num_hidden_layers": shape.n_layers,
