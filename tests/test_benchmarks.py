@@ -21,12 +21,13 @@ SHORT: dict[str, tuple[str, ...]] = {
     "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),
     "startup": ("--rounds", "1"),
+    "step_throughput": (),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
     "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2"),
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
 SLOW = ("gpt_cpu", "lora", "save_time", "scaling", "start_many", "step_profile", "time_to_loss")
-SKIPPED = ("gpt2_gpu", "install", "launch")
+SKIPPED = ("gpt2_gpu", "install", "launch", "step_throughput")
 """Benchmarks that need a GPU, a network or a cluster print `skipped`."""
 
 
