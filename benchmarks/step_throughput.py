@@ -1,7 +1,7 @@
-"""Throughput and memory of the training step on one GPU: tokens/s, MFU and peak memory of the preset gpt2_124m with what
-the numerics of version 2 changed, with activation checkpointing, and with CUDA graphs.
+"""Throughput and memory of the training step on one GPU: tokens/s, MFU and peak memory of the preset gpt2_124m with
+what the numerics of version 2 changed, with activation checkpointing, and with CUDA graphs.
 
-    python benchmarks/step_throughput.py [--batch 64 16] [--steps 60] [--only NAME ...] [--set model.architecture=modern]
+    python benchmarks/step_throughput.py [--batch 64 16] [--steps 60] [--only NAME ...] [--set section.field=value]
     python benchmarks/step_throughput.py --tiny      a tiny model on a CPU, not compiled
 
 Text: the Python standard library in GPT-2 tokens (TIKTOKEN_CACHE_DIR where there is no network). Every variant is a
