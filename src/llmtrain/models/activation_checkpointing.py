@@ -29,7 +29,7 @@ def _whole(forward: Forward, has_dropout: bool) -> Forward:
 
 
 def _selective(forward: Forward, has_dropout: bool) -> Forward:
-    options = {"use_reentrant": False, "preserve_rng_state": has_dropout}
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": has_dropout}
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
@@ -51,4 +51,4 @@ def _selective_contexts() -> Any:
         is_saved = operation in _MATRIX_PRODUCTS and not is_past_attention[context.is_recompute]
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
