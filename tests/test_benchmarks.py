@@ -22,24 +22,14 @@ SHORT: dict[str, tuple[str, ...]] = {
     "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),
     "startup": ("--rounds", "1"),
+    "step_throughput": (),
     "step_profile": ("--steps", "2", "--config", "gpt_smoke"),
     "time_to_loss": ("--data", "{directory}/text.txt", "--steps", "2", "--baseline-steps", "2"),
     "time_to_loss_gpu": ("--tiny", "--seeds", "1", "--baseline-seeds", "1"),
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
-SLOW = (
-    "generate_speed",
-    "gpt_cpu",
-    "lora",
-    "optimizer_overhead",
-    "time_to_loss_gpu",
-    "save_time",
-    "scaling",
-    "start_many",
-    "step_profile",
-    "time_to_loss",
-)
-SKIPPED = ("gpt2_gpu", "install", "launch")
+FAST = ("startup", "tokenize_speed")
+SKIPPED = ("gpt2_gpu", "install", "launch", "step_throughput")
 """Benchmarks that need a GPU, a network or a cluster print `skipped`."""
 
 
@@ -60,7 +50,7 @@ def test_every_benchmark_is_listed() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHORT.keys()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in SHORT])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*FAST, *SKIPPED))) for n in SHORT])
 def test_benchmark_prints_ratio_or_skipped(name: str, tmp_path: Path) -> None:
     if name in ("lora", "gpt_cpu"):
         pytest.importorskip("transformers", reason="needs the hf extra")

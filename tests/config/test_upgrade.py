@@ -385,9 +385,12 @@ class TestGradientCheckpointing:
             load("", "model.name=hf_causal_lm", "model.path=x", "model.gradient_checkpointing=maybe")
 
     def test_recorded_config_has_the_new_name(self) -> None:
-        recorded = {"schema_version": 3, "model": {"name": "hf_causal_lm", "gradient_checkpointing": True}}
-        assert upgraded_values(recorded)["trainer"] == {"activation_checkpointing": "blocks"}
-        assert recorded["model"]["gradient_checkpointing"] is True, "the argument is not changed"
+        model: dict[str, Any] = {"name": "hf_causal_lm", "path": "x", "gradient_checkpointing": True}
+        recorded = {"schema_version": 3, "model": model, "trainer": {}}
+        upgraded = upgraded_values(recorded)
+        assert upgraded["trainer"]["activation_checkpointing"] == "blocks"
+        assert "gradient_checkpointing" not in upgraded["model"]
+        assert model["gradient_checkpointing"] is True, "the argument is not changed"
 
     @pytest.mark.parametrize(
         ("model", "value", "is_lost"),

@@ -24,6 +24,9 @@ LossFunction = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor | N
 NextLogits = Callable[[Sequence[int]], torch.Tensor]
 """Token ids so far -> logits of the next token. Successive calls extend the ids by one or more."""
 WriteInto = Callable[[Path], None]
+COMPILE_MODE: str | None = None
+"""Of a model that is compiled as a whole. `reduce-overhead` (CUDA graphs) is measured by benchmarks/step_throughput.py;
+it needs one micro-batch per step, because gradients lie in memory that the next replay overwrites."""
 EXPORT_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -122,7 +125,7 @@ class ModelAdapter(ABC):
         """The loss, compiled. With `by_block`, only the blocks are, because FSDP gathers weights between them."""
         losses.compile_chunks()
         if not by_block:
-            return torch.compile(self.loss)
+            return torch.compile(self.loss, mode=COMPILE_MODE)
         for block in self.blocks(module):
             block.compile()
         return self.loss
