@@ -214,7 +214,7 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
         folder = Path(source.adapter).expanduser()
         _check_base(adapter, config, (read_json(folder / BASE_RECORD) or {}).get("base_sha256"))
     with preserved():
-        model = read_weights(adapter.directory, adapter.hf_config, adapter.config)
+        model = read_weights(adapter.directory, adapter.hf_config, adapter.config, adapter.attention)
         model = load_adapter(model, folder) if source.adapter else model
     module = CausalLM(model).to(device).eval()
     adapter.probe(module)
