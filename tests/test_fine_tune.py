@@ -681,6 +681,19 @@ def test_resumed_run_is_bit_identical(workspace: Workspace, cli: Cli, kind: list
     assert second.json["final_val_loss"] == whole.json["final_val_loss"]
 
 
+def test_run_from_before_attention_auto_keeps_its_attention(workspace: Workspace, cli: Cli) -> None:
+    """Earlier versions recorded sdpa, their default. On a CPU auto is sdpa, so the bits can be compared."""
+    plain = ["model.lora.dropout=0.0"]  # layers with a common input are computed together
+    whole = cli(*workspace.train(*SHORT, *plain, "output.run_id=whole"))
+    earlier = "output.run_id=halves", "trainer.max_steps=2", "model.attention=sdpa"
+    assert cli(*workspace.train(*SHORT, *plain, *earlier)).code == 0
+    resumed = cli(*workspace.train(*SHORT, *plain, more=("--resume", "halves")))
+    assert resumed.code == 0, resumed.err
+    assert resumed.json["state_sha256"] == whole.json["state_sha256"]
+    changed = cli(*workspace.train(*SHORT, *plain, "model.attention=eager", more=("--resume", "halves")))
+    assert changed.code == 64
+
+
 def test_resume_refuses_changed_base_model(workspace: Workspace, cli: Cli, workdir: Path) -> None:
     model = workdir / "model"
     shutil.copytree(workspace.base, model)

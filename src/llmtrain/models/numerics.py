@@ -4,9 +4,11 @@ resumed run has the bits of an uninterrupted one.
 Version 1: bf16 means autocast, with activations between blocks in float32; a GPT computes all its logits at once.
 Version 2: bf16 means that weights are cast to bfloat16 where they are used (compute_dtype.py), without autocast, except
     for classes of the user's own; a GPT with many logits computes its loss in chunks (losses.py); on a GPU, chunks are
-    larger if the output layer is trained; LoRA layers with a common input are computed together (hf/lora_groups.py).
+    larger, and the gradient of the logits takes their place; LoRA layers with a common input are computed together
+    (hf/lora_groups.py).
 
-float32 runs whose logits fit in one chunk, and float32 runs of Hugging Face models on a CPU, are the same in both.
+float32 runs whose logits fit in one chunk, and float32 runs on a CPU of Hugging Face models without LoRA, are the same
+in both.
 """
 
 from dataclasses import dataclass
