@@ -11,6 +11,7 @@ from tiny_llama import make_examples, make_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHORT: dict[str, tuple[str, ...]] = {
+    "finetune_gpu": (),
     "gpt2_gpu": (),
     "generate_speed": ("--rounds", "1", "--tokens", "4", "--vocabulary", "256"),
     "gpt_cpu": ("--rounds", "1", "--steps", "12", "--shape", "tiny"),
@@ -29,7 +30,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "tokenize_speed": ("--data", "{directory}/text.txt", "--rounds", "1", "--tokenizer", "bpe"),
 }
 FAST = ("startup", "tokenize_speed")
-SKIPPED = ("gpt2_gpu", "install", "launch", "step_throughput")
+SKIPPED = ("finetune_gpu", "gpt2_gpu", "install", "launch", "step_throughput")
 """Benchmarks that need a GPU, a network or a cluster print `skipped`."""
 
 
@@ -50,7 +51,9 @@ def test_every_benchmark_is_listed() -> None:
     assert {path.stem for path in BENCHMARKS.glob("*.py")} == SHORT.keys()
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*FAST, *SKIPPED))) for n in SHORT])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*FAST, *SKIPPED))) for n in SHORT]
+)
 def test_benchmark_prints_ratio_or_skipped(name: str, tmp_path: Path) -> None:
     if name in ("lora", "gpt_cpu"):
         pytest.importorskip("transformers", reason="needs the hf extra")
