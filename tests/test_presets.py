@@ -18,7 +18,6 @@ NAMES = {
     "gpt2_124m",
     "gpt_modern_124m",
     "gpt_modern_350m",
-    "gpt_modern_cpu",
     "mlflow",
     "ddp_smoke",
     "ddp_mlflow",

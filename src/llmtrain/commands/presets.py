@@ -10,7 +10,7 @@ from llmtrain.commands.options import JsonOption, complete_preset, show
 app = typer.Typer(help="List the presets that --config accepts by name, or show one.")
 
 GROUPS = {
-    "Start here": ("gpt_stdlib", "gpt_modern_cpu", "shakespeare_char", "gpt_wikitext_local", "gpt_wikitext", "example"),
+    "Start here": ("gpt_stdlib", "shakespeare_char", "gpt_wikitext_local", "gpt_wikitext", "example"),
     "Fine-tune": ("lora_instruct", "full_finetune_small", "continue_pretrain"),
     "GPU": ("gpt2_124m", "gpt_modern_124m", "gpt_modern_350m", "lora_llama_1b"),
     "Kubernetes": (
