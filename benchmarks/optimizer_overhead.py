@@ -63,13 +63,14 @@ def time_steps(
     """Median seconds of a step by optimizer."""
     length = adapter.config.block_size
     tokens = torch.randint(adapter.vocab_size, (batch, length + 1), device=device)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     is_gpu = device.type == "cuda"
     loss = adapter.compiled_loss(module, by_block=False) if is_gpu else adapter.loss
     optimizers = {name: optimizer_of(name, adapter, module, device) for name in ("adamw", "muon")}
 
     def step(optimizer: torch.optim.Optimizer) -> None:
         with torch.autocast("cuda", dtype=torch.bfloat16) if is_gpu else nullcontext():
-            total = loss(module, tokens[:, :-1], tokens[:, 1:], None) / (batch * length)
+            total = loss(module, inputs, targets, None) / (batch * length)
         total.backward()
         nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
         optim.set_schedule(optimizer, 0, 1e-6)
@@ -137,6 +138,7 @@ def main() -> None:
     for name, seconds in time_optimizers(adapter, module, arguments, device).items():
         print(f"  {name:36}{seconds * 1e3:9.2f} ms")
     for batch in arguments.batch or ([64, 32, 16] if device.type == "cuda" else [12]):
+        torch._dynamo.reset()  # else the second batch size is compiled for any size
         found = time_steps(batch, adapter, module, arguments, device)
         ratio = found["muon"] / found["adamw"]
         rates = {name: batch * adapter.config.block_size / seconds for name, seconds in found.items()}

@@ -28,9 +28,11 @@ def compute_dtype(device: torch.device) -> torch.dtype:
 
 def newton_schulz(x: torch.Tensor) -> torch.Tensor:
     """Orthogonalize each matrix of a batch (n, rows, columns)."""
-    is_tall = x.shape[-2] > x.shape[-1]
+    # Square ones count as tall: X^T X is several times faster than X X^T in OpenBLAS.
+    is_tall = x.shape[-2] >= x.shape[-1]
     norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True, dtype=torch.float32)
-    x = x / norm.clamp_(min=EPSILON).to(x.dtype)  # the largest singular value is at most 1
+    # The largest singular value is then at most 1. Divided in float32, without a float32 copy.
+    x = torch.div(x, norm.clamp_(min=EPSILON), out=torch.empty_like(x))
     a, b, c = COEFFICIENTS
     for count in _iterations_per_gram(x):
         gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
