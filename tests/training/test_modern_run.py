@@ -28,5 +28,5 @@ def test_resumed_run_has_the_same_bits(tiny: list[str], tmp_path: Path, mlp: str
 def test_another_architecture_is_refused_on_resume(tiny: list[str], tmp_path: Path) -> None:
     run(tiny, tmp_path, "one", "trainer.max_steps=2")
     with pytest.raises(UsageError) as error:
-        run(tiny, tmp_path, "one", "model.mlp=relu2", resume="one")
+        run(tiny, tmp_path, "one", "model.mlp=swiglu", resume="one")
     assert "model.mlp" in error.value.what

@@ -62,11 +62,11 @@ def test_newton_schulz_in_bfloat16_is_as_good_as_the_plain_iteration(shape: tupl
     """Also for singular values over six orders of magnitude, where rounding errors of the Gram matrix grow."""
     from torch.optim._muon import _zeropower_via_newtonschulz as plain
 
-    for spectrum, limit in (("random", 0.04), ("decaying", 0.2)):
+    for spectrum, limit in (("random", 0.06), ("decaying", 0.25)):
         matrix = random_matrix(*shape, spectrum)
         ours = newton_schulz(matrix[None].bfloat16())[0]
         assert distance(ours, reference(matrix)) < limit
-        assert distance(ours, reference(matrix)) < 2.5 * distance(
+        assert distance(ours, reference(matrix)) < 4 * distance(
             plain(matrix, COEFFICIENTS, 5, 1e-7), reference(matrix)
         )
         assert torch.linalg.svdvals(ours.double()).max() < 1.3
