@@ -31,7 +31,7 @@ from llmtrain.config.schema import (
 )
 from llmtrain.config.section import Section
 from llmtrain.config.sizes import fill_shape, fill_trainer
-from llmtrain.config.trainer import TrainerSection
+from llmtrain.config.trainer import OPTIMIZER_DEFAULTS, TrainerSection, with_optimizer_defaults
 from llmtrain.config.upgrade import (
     chosen_kind,
     drop_other_kinds,
@@ -136,10 +136,11 @@ def build_config(
         dropped = drop_other_kinds(values, chosen)
         if notes is not None:
             notes += dropped.values()
+    optimizer_before = _optimizer(values)
     _apply(pairs, values, problems)
-    moved = move_gradient_checkpointing(values)
-    if moved and notes is not None:
-        notes.append(moved)
+    changes = [_leave_optimizer(values, optimizer_before, dict(pairs)), move_gradient_checkpointing(values)]
+    if notes is not None:
+        notes += [change for change in changes if change]
     _fill_trainer(values)
     sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")
@@ -241,6 +242,30 @@ def flat_overrides(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def overridden_keys(overrides: Sequence[Override]) -> list[str]:
     return [_key(each) for each in overrides]
+
+
+def _optimizer(values: dict[str, Any]) -> str:
+    trainer = values.get("trainer")
+    fields = trainer if isinstance(trainer, dict) else {}
+    return str(fields.get("optimizer", TrainerSection.model_fields["optimizer"].default))
+
+
+def _leave_optimizer(values: dict[str, Any], before: str, overrides: dict[str, Any]) -> str | None:
+    """If overrides choose another optimizer, remove the defaults of the former one, which a recorded config contains.
+    Returns a note about a learning rate that was chosen for the former one."""
+    trainer, after = values.get("trainer"), _optimizer(values)
+    if before == after or not isinstance(trainer, dict):
+        return None
+    former: dict[str, Any] = {"trainer": {"optimizer": before}, "model": values.get("model")}
+    _fill_trainer(former)
+    unset = {name: TrainerSection.model_fields[name].default for name in OPTIMIZER_DEFAULTS["muon"]}
+    defaults = unset | with_optimizer_defaults(former["trainer"])
+    for name in unset:
+        if f"trainer.{name}" not in overrides and name in trainer and trainer[name] == defaults[name]:
+            del trainer[name]
+    if "trainer.lr" in overrides or "lr" not in trainer:
+        return None
+    return f"trainer.lr {trainer['lr']} was chosen for {before}; set it for {after}, or remove it for the default"
 
 
 def _fill_trainer(values: dict[str, Any]) -> None:
