@@ -174,3 +174,9 @@ def test_images_of_schema_2_get_gpt2_only() -> None:
     assert "architecture" not in downgrade(gpt2)["model"]
     assert lost_in_v2(gpt2) == []
     assert lost_in_v2(load().as_dict()) == ["model.architecture"]
+
+
+def test_gpt2_keeps_the_numbers_of_a_size() -> None:
+    model = load_config("gpt_modern_124m", ["model.architecture=gpt2"]).model
+    assert isinstance(model, GptSection)
+    assert (model.n_layers, model.d_model, model.n_heads) == (12, 768, 12)

@@ -9,6 +9,9 @@ from llmtrain.config.distributed import DEFAULT_MASTER_PORT
 from llmtrain.config.document import KeyPath
 from llmtrain.config.output import DEFAULT_MOUNT_PATH
 from llmtrain.config.schema import KINDS, SECTIONS, Config, classes_of, section_class, subsection
+from llmtrain.config.sizes import SIZES
+
+GPT2_HEAD_DIM = 64
 
 # What version 1 did and had no field for. A document that has the field anyway keeps its own value.
 _IMPLIED_IN_V1: tuple[tuple[str, str, Any, str], ...] = (
@@ -281,10 +284,20 @@ def drop_other_kinds(values: dict[str, Any], chosen: dict[str, dict[str, Any]]) 
         if kind is None:
             continue
         name = kind_fields.get("architecture") or kind_fields.get("name")
+        if "size" not in kind.model_fields and "n_layers" in kind.model_fields and present.get("size") in SIZES:
+            _expand_size(present)
         for each in [each for each in present if each not in kind.model_fields and _is_known(section, each)]:
             if not _is_default((section, each), present.pop(each)):
                 notes[f"{section}.{each}"] = f"{section}.{each} is left out ({name} does not have it)"
     return notes
+
+
+def _expand_size(model: dict[str, Any]) -> None:
+    """Replace `size` by the numbers it stands for, for an architecture without it."""
+    n_layers, d_model = SIZES[model.pop("size")]
+    for name, value in (("n_layers", n_layers), ("d_model", d_model), ("n_heads", d_model // GPT2_HEAD_DIM)):
+        if model.get(name) is None:
+            model[name] = value
 
 
 def _is_known(section: str, name: str) -> bool:
