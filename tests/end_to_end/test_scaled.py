@@ -38,6 +38,7 @@ def check_finished(kube: Kube, run: str, reference: str) -> None:
     kube.llmtrain("delete", run)
 
 
+@pytest.mark.slow
 def test_scaled_up(kube: Kube, reference: str) -> None:
     """2 to 3: the third pod is not part of the run, which neither stops nor starts again, not even to end."""
     launch(kube, "up", "2")
