@@ -85,6 +85,9 @@ class Muon(torch.optim.Optimizer):
         self._plan = plan_matrices(shapes, sections, world_size)
         self._heights = [rows for rows, _ in shapes]
         self._rank, self._world_size, self._batched = rank, world_size, batched
+        self._owned: list[list[int]] = [[] for _ in range(world_size)]  # by rank, the indexes of its matrices
+        for index, matrix in enumerate(self._plan):
+            self._owned[matrix.owner].append(index)
         # Created here and not by the first step: a checkpoint is loaded before.
         for parameter in matrices["params"]:
             self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
@@ -148,15 +151,12 @@ class Muon(torch.optim.Optimizer):
         if is_sharded and self._world_size > 1:
             self._orthogonalize_shards_(views)
         else:
-            orthogonalize_([views[i] for i in self._owned_by(self._rank)], self._batched)
+            orthogonalize_([views[i] for i in self._owned[self._rank]], self._batched)
             if self._world_size > 1:
                 self._share_results_(views)
         tall = [index for index, matrix in enumerate(self._plan) if matrix.scale != 1.0]
         if tall:
             torch._foreach_mul_([views[i] for i in tall], [self._plan[i].scale for i in tall])
-
-    def _owned_by(self, rank: int) -> list[int]:
-        return [index for index, matrix in enumerate(self._plan) if matrix.owner == rank]
 
     def _rows_of(self, matrix: Matrix, rank: int, is_sharded: bool) -> tuple[int, int]:
         """Start and end of a matrix in what a rank has of its parameter. fsdp gives each rank ceil(rows / ranks)."""
@@ -170,7 +170,7 @@ class Muon(torch.optim.Optimizer):
 
     def _share_results_(self, views: Views) -> None:
         """Send the matrices of this rank to all others. Results of bfloat16 products lose nothing in bfloat16."""
-        by_rank = [[views[i] for i in self._owned_by(rank)] for rank in range(self._world_size)]
+        by_rank = [[views[i] for i in owned] for owned in self._owned]
         size = max(sum(view.numel() for view in own) for own in by_rank)
         own = torch.zeros(size, dtype=compute_dtype(views[0].device), device=views[0].device)
         _pack_(own, by_rank[self._rank])
@@ -183,19 +183,18 @@ class Muon(torch.optim.Optimizer):
     def _orthogonalize_shards_(self, views: Views) -> None:
         """Send the rows of each matrix to its owner, which orthogonalizes it and sends them back."""
         dtype, device = compute_dtype(views[0].device), views[0].device
-        by_owner = [views[i] for rank in range(self._world_size) for i in self._owned_by(rank)]
-        sent_sizes = [sum(views[i].numel() for i in self._owned_by(rank)) for rank in range(self._world_size)]
-        mine = [self._plan[i] for i in self._owned_by(self._rank)]
+        by_owner = [views[i] for owned in self._owned for i in owned]
+        sent_sizes = [sum(views[i].numel() for i in owned) for owned in self._owned]
+        mine = [self._plan[i] for i in self._owned[self._rank]]
         wholes = [torch.empty(matrix.rows, matrix.columns, dtype=dtype, device=device) for matrix in mine]
         pieces: list[Views] = []  # by rank, the rows that it has of my matrices
+        filled = [0] * len(mine)  # rows of the ranks before
         for rank in range(self._world_size):
             pieces.append([])
-            for matrix, whole in zip(mine, wholes, strict=True):
+            for index, matrix in enumerate(mine):
                 start, end = self._rows_of(matrix, rank, is_sharded=True)
-                offset = sum(
-                    e - s for s, e in (self._rows_of(matrix, before, is_sharded=True) for before in range(rank))
-                )
-                pieces[-1].append(whole[offset : offset + end - start])
+                pieces[-1].append(wholes[index][filled[index] : filled[index] + end - start])
+                filled[index] += end - start
         received_sizes = [sum(piece.numel() for piece in of_rank) for of_rank in pieces]
         sent = torch.empty(sum(sent_sizes), dtype=dtype, device=device)
         received = torch.empty(sum(received_sizes), dtype=dtype, device=device)

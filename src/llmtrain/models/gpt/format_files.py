@@ -10,9 +10,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from llmtrain.config.model import ModernGptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.files import use_default_mode
 from llmtrain.models.gpt.model import padded_vocab_size
+from llmtrain.models.gpt.modern import NORM_EPS
 
 State = dict[str, torch.Tensor]
 # model_type of a format -> the fields of a config that have it.
@@ -44,6 +46,32 @@ def read_files(directory: Path, label: str) -> tuple[dict[str, Any], State]:
             f"model.init must be a directory in {label} format, got {directory}: {problem}.",
             remedy="It must contain config.json and model.safetensors; `llmtrain export` writes both.",
         ) from None
+
+
+def modern_fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
+    """Fields of config.json that both formats of a modern GPT have, and that its weights depend on."""
+    shape = config.shape
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": shape.d_model,
+        "intermediate_size": shape.d_ff,
+        "num_hidden_layers": shape.n_layers,
+        "num_attention_heads": shape.n_heads,
+        "num_key_value_heads": shape.n_kv_heads,
+        "attention_bias": False,
+        "rope_theta": config.rope_theta,  # for vLLM, llama.cpp and transformers before version 5
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def other_modern_fields(config: ModernGptSection) -> dict[str, Any]:
+    """Fields that both have, and that a model to start from may have otherwise."""
+    return {
+        "max_position_embeddings": config.block_size,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rms_norm_eps": NORM_EPS,
+        "attention_dropout": 0.0,
+    }
 
 
 def check_fields(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:

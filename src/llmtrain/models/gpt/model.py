@@ -62,21 +62,13 @@ class Block(nn.Module):
         return x + mlp
 
 
-class GPT(nn.Module):
-    padding_bias: torch.Tensor | None
+class LanguageModel(nn.Module):
+    """The output layer and the loss of both architectures, which differ in `hidden_states`."""
 
-    def __init__(self, config: GptSection, vocab_size: int) -> None:
-        super().__init__()
-        self.dropout = config.dropout
-        padded_size = padded_vocab_size(vocab_size)
-        self.wte = nn.Embedding(padded_size, config.d_model)
-        self.wpe = nn.Embedding(config.block_size, config.d_model)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layers))
-        self.ln_f = nn.LayerNorm(config.d_model)
-        # Tied embeddings have no second matrix, so a checkpoint cannot contain two different ones.
-        self.lm_head = None if config.tie_embeddings else nn.Linear(config.d_model, padded_size, bias=False)
-        self.register_buffer("padding_bias", make_padding_bias(vocab_size), persistent=False)
-        self._init_weights(config.n_layers)
+    wte: nn.Embedding
+    lm_head: nn.Linear | None
+    """None if the output layer is tied to the embedding: a checkpoint then cannot contain two different matrices."""
+    padding_bias: torch.Tensor | None
 
     @property
     def head_weight(self) -> torch.Tensor:  # (V, C)
@@ -96,6 +88,23 @@ class GPT(nn.Module):
 
     def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         """The input of the output layer, so that a loss can compute the logits in pieces: (B, T) -> (B, T, C)."""
+        raise NotImplementedError
+
+
+class GPT(LanguageModel):
+    def __init__(self, config: GptSection, vocab_size: int) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        padded_size = padded_vocab_size(vocab_size)
+        self.wte = nn.Embedding(padded_size, config.d_model)
+        self.wpe = nn.Embedding(config.block_size, config.d_model)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.ln_f = nn.LayerNorm(config.d_model)
+        self.lm_head = None if config.tie_embeddings else nn.Linear(config.d_model, padded_size, bias=False)
+        self.register_buffer("padding_bias", make_padding_bias(vocab_size), persistent=False)
+        self._init_weights(config.n_layers)
+
+    def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
         start = cache.length if cache else 0
         x = self.wte(tokens)  # (B, T, C)
         x = x + self.wpe.weight[start : start + tokens.shape[1]].to(x.dtype)

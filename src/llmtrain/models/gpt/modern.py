@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from llmtrain.config.model import ModernGptSection
-from llmtrain.models import losses
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
-from llmtrain.models.gpt.model import INIT_STD, make_padding_bias, padded_vocab_size
+from llmtrain.models.gpt.model import INIT_STD, LanguageModel, make_padding_bias, padded_vocab_size
 
 NORM_EPS = 1e-6
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -103,8 +102,7 @@ class ModernBlock(nn.Module):
         return x + mlp  # (B, T, C)
 
 
-class ModernGPT(nn.Module):
-    padding_bias: torch.Tensor | None
+class ModernGPT(LanguageModel):
     rotary_cos: torch.Tensor
     rotary_sin: torch.Tensor
 
@@ -115,7 +113,6 @@ class ModernGPT(nn.Module):
         self.wte = Embedding(padded_size, shape.d_model)
         self.h = nn.ModuleList(ModernBlock(config) for _ in range(shape.n_layers))
         self.norm_f = nn.RMSNorm(shape.d_model, eps=NORM_EPS)
-        # Tied embeddings have no second matrix, so a checkpoint cannot contain two different ones.
         self.lm_head = None if config.tie_embeddings else Linear(shape.d_model, padded_size)
         self.register_buffer("padding_bias", make_padding_bias(vocab_size), persistent=False)
         cos, sin = _rotary_tables(config.block_size, shape.head_dim, config.rope_theta)
@@ -125,24 +122,7 @@ class ModernGPT(nn.Module):
         for name, parameter in self.named_parameters():
             init_parameter(name, parameter, seed)
 
-    @property
-    def head_weight(self) -> torch.Tensor:  # (V, C)
-        """The matrix of the output layer; its logits also need padding_bias."""
-        return self.wte.weight if self.lm_head is None else self.lm_head.weight
-
-    def forward(
-        self, tokens: torch.Tensor, targets: torch.Tensor | None = None, cache: KVCache | None = None
-    ) -> torch.Tensor:
-        """Logits, (B, T) -> (B, T, V); with targets the sum of their losses, computed in chunks. With a cache, the
-        tokens follow those in it, and only the last one's logits are computed: (B, 1, V)."""
-        hidden = self.hidden_states(tokens, cache)
-        if targets is not None:
-            return losses.linear_cross_entropy(hidden, self.head_weight, self.padding_bias, targets)
-        bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
-        return F.linear(hidden if cache is None else hidden[:, -1:], self.head_weight.to(hidden.dtype), bias)
-
     def hidden_states(self, tokens: torch.Tensor, cache: KVCache | None = None) -> torch.Tensor:
-        """The input of the output layer, so that a loss can compute the logits in pieces: (B, T) -> (B, T, C)."""
         start = cache.length if cache else 0
         end = start + tokens.shape[1]
         x = self.wte(tokens)

@@ -17,12 +17,14 @@ from llmtrain.models.gpt.format_files import (
     block_of,
     check_fields,
     fuse,
+    modern_fields,
+    other_modern_fields,
     pad_vocab,
     read_files,
     unfuse,
     write_files,
 )
-from llmtrain.models.gpt.modern import NORM_EPS, fused_rows
+from llmtrain.models.gpt.modern import fused_rows
 
 # Ours -> NanoChat's, inside a block.
 _BLOCK = {
@@ -47,38 +49,26 @@ def write_nanochat(
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in named.items()}
     values = {
         "architectures": ["NanoChatForCausalLM"],
-        **_shape(config, vocab_size),
-        "max_position_embeddings": config.block_size,
+        **_fields(config, vocab_size),
+        **other_modern_fields(config),
         "tie_word_embeddings": False,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rms_norm_eps": NORM_EPS,
-        "attention_dropout": 0.0,
     }
     write_files(directory, tensors, values, end_of_text, dtype)
 
 
-def _shape(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
-    shape = config.shape
+def _fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
     return {
         "model_type": "nanochat",
-        "vocab_size": vocab_size,
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.d_ff,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
+        **modern_fields(config, vocab_size),
         "hidden_act": "relu2",
-        "attention_bias": False,
         "final_logit_softcapping": None,
-        "rope_theta": config.rope_theta,
-        "tie_word_embeddings": config.tie_embeddings,
     }
 
 
 def read_nanochat(directory: Path, config: ModernGptSection, vocab_size: int) -> State:
     """The state dict of a modern GPT with this config, from a directory in NanoChat format; refuses another shape."""
     actual, tensors = read_files(directory, "NanoChat")
-    check_fields(directory, _shape(config, vocab_size), {**(actual.get("rope_parameters") or {}), **actual})
+    check_fields(directory, _fields(config, vocab_size), {**(actual.get("rope_parameters") or {}), **actual})
     ones = torch.ones(config.shape.d_model)
     outer = {"wte.weight": _EMBEDDING} | ({} if config.tie_embeddings else {"lm_head.weight": _HEAD})
     state = {ours: pad_vocab(tensors[theirs], vocab_size) for ours, theirs in outer.items() if theirs in tensors}

@@ -9,12 +9,14 @@ from llmtrain.models.gpt.format_files import (
     block_of,
     check_fields,
     fuse,
+    modern_fields,
+    other_modern_fields,
     pad_vocab,
     read_files,
     unfuse,
     write_files,
 )
-from llmtrain.models.gpt.modern import NORM_EPS, fused_rows
+from llmtrain.models.gpt.modern import fused_rows
 
 # Ours -> Qwen3's, inside a block.
 _BLOCK = {
@@ -48,38 +50,26 @@ def write_qwen3(
         tensors |= {f"model.layers.{layer}.{name}": tensor for name, tensor in block.items()}
     values = {
         "architectures": ["Qwen3ForCausalLM"],
-        **_shape(config, vocab_size),
-        "max_position_embeddings": config.block_size,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rms_norm_eps": NORM_EPS,
-        "attention_dropout": 0.0,
+        **_fields(config, vocab_size),
+        **other_modern_fields(config),
         "use_sliding_window": False,
     }
     write_files(directory, tensors, values, end_of_text, dtype)
 
 
-def _shape(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
-    shape = config.shape
+def _fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
     return {
         "model_type": "qwen3",
-        "vocab_size": vocab_size,
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.d_ff,
-        "num_hidden_layers": shape.n_layers,
-        "num_attention_heads": shape.n_heads,
-        "num_key_value_heads": shape.n_kv_heads,
-        "head_dim": shape.head_dim,
+        **modern_fields(config, vocab_size),
+        "head_dim": config.shape.head_dim,
         "hidden_act": "silu",
-        "attention_bias": False,
-        "rope_theta": config.rope_theta,  # for vLLM, llama.cpp and transformers before version 5
-        "tie_word_embeddings": config.tie_embeddings,
     }
 
 
 def read_qwen3(directory: Path, config: ModernGptSection, vocab_size: int) -> State:
     """The state dict of a modern GPT with this config, from a directory in Qwen3 format; refuses another shape."""
     actual, tensors = read_files(directory, "Qwen3")
-    check_fields(directory, _shape(config, vocab_size), {**(actual.get("rope_parameters") or {}), **actual})
+    check_fields(directory, _fields(config, vocab_size), {**(actual.get("rope_parameters") or {}), **actual})
     state = {ours: tensors[theirs] for ours, theirs in _OUTER.items() if theirs in tensors}
     if config.tie_embeddings:
         state.pop("lm_head.weight", None)  # the second copy of a tied matrix
