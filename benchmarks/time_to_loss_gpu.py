@@ -4,19 +4,21 @@
         [--results results.jsonl] [--minutes 9] [--directory /tmp/corpus]
     python benchmarks/time_to_loss_gpu.py --tiny      a tiny model on a CPU
 
-Text: every .py file of this Python installation, in GPT-2 tokens (TIKTOKEN_CACHE_DIR where there is no network). The
+Text: every .py file of the standard library and of the installed packages, in GPT-2 tokens (TIKTOKEN_CACHE_DIR where
+there is no network). The
 baseline is written here from nanoGPT's published hyperparameters: GPT-2 without biases, AdamW, learning rate 6e-4 with
 cosine decay to a tenth, 1,000 steps of 64 x 1024 tokens. Both are evaluated on the same tokens. Seconds are those of
 training, without compilation and evaluation; `wall` has everything. The loss to reach is the mean of the baseline's
 seeds. Results are appended to a file, so that runs can be spread over several calls; `--minutes` starts no further run
-after that time. Prints one table, with ratios.
+after that time. Prints one table, with ratios; `--picture FILE.svg` draws the training losses of the first run of the
+baseline and of the recipe over the seconds of training.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import statistics
-import sys
 import sysconfig
 import tempfile
 import time
@@ -28,14 +30,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from llmtrain import metrics
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.distributed.world import World
+from llmtrain.svg import Curve, curve_svg
 from llmtrain.training.build import Components, build_components
 from llmtrain.training.run import run_training
 
 CORPUS_FILE_BYTES = 8 << 20
 EVAL_SEQUENCES = 20 * 64
+HIGHEST_LOSS_IN_PICTURE = 5.0  # the first steps would squeeze the rest
 LEFT_OUT = {  # what is left out of the recipe -> settings
     "Muon (AdamW 1.5e-3)": ["trainer.optimizer=adamw", "trainer.lr=1.5e-3"],
     "batch of 16 (64, a quarter of the steps)": ["trainer.micro_batch_size=64", "trainer.max_steps={quarter}"],
@@ -45,8 +50,8 @@ LEFT_OUT = {  # what is left out of the recipe -> settings
     "tied embeddings (untied)": ["model.tie_embeddings=false"],
 }
 RECIPES = {  # steps of the recipe that reach the loss of the baseline
-    "124m": {"steps": 500, "n_layers": 12, "d_model": 768, "n_heads": 12},
-    "350m": {"steps": 450, "n_layers": 24, "d_model": 1024, "n_heads": 16},
+    "124m": {"steps": 560, "n_layers": 12, "d_model": 768, "n_heads": 12},
+    "350m": {"steps": 700, "n_layers": 24, "d_model": 1024, "n_heads": 16},
     "tiny": {"steps": 8, "n_layers": 2, "d_model": 32, "n_heads": 2},
 }
 
@@ -130,10 +135,13 @@ def run_baseline(
     compiled = torch.compile(model) if device.type == "cuda" else model
     autocast = torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
+    losses: list[torch.Tensor] = []
+
     def step(number: int) -> None:
         batch = components.train_batches[number].to(device)
         with autocast:
             loss = compiled(batch.inputs, batch.targets)
+        losses.append(loss.detach())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         for group in optimizer.param_groups:
@@ -157,7 +165,10 @@ def run_baseline(
             total += float(model(batch.inputs, batch.targets)) * batch.target_count
             count += batch.target_count
     tokens = steps * config.trainer.micro_batch_size * config.model.block_size
-    return measured(total / count, tokens, seconds, time.perf_counter() - started, device)
+    row = measured(total / count, tokens, seconds, time.perf_counter() - started, device)
+    every = max(1, steps // 100)
+    means = [float(torch.stack(losses[end - every : end]).mean()) for end in range(every, steps + 1, every)]
+    return row | {"curve": [[(index + 1) * every / steps, loss] for index, loss in enumerate(means)]}
 
 
 def run_recipe(config: Config) -> dict[str, Any]:
@@ -167,12 +178,27 @@ def run_recipe(config: Config) -> dict[str, Any]:
     result = run_training(config)
     tokens = result["steps"] * config.trainer.micro_batch_size * config.model.block_size
     seconds = tokens / result["tokens_per_second"]
-    return measured(result["final_val_loss"], tokens, seconds, time.perf_counter() - started, device)
+    row = measured(result["final_val_loss"], tokens, seconds, time.perf_counter() - started, device)
+    rows = [row for row in metrics(result["run_dir"]) if "train/loss" in row]
+    return row | {"curve": [[row["step"] / result["steps"], row["train/loss"]] for row in rows]}
 
 
 def measured(loss: float, tokens: int, seconds: float, wall: float, device: torch.device) -> dict[str, Any]:
     memory = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else 0.0
     return {"loss": loss, "tokens": tokens, "seconds": seconds, "wall": wall, "memory": memory}
+
+
+def draw(rows: list[dict[str, Any]]) -> str:
+    """The training losses of one run of the baseline and one of the recipe, over the seconds of training."""
+    curves = []
+    for color, name in enumerate(("baseline", "recipe")):
+        row = next((row for row in rows if row["name"].startswith(name) and row.get("curve")), None)
+        if row is None:
+            continue
+        points = [(part * row["seconds"], loss) for part, loss in row["curve"] if loss <= HIGHEST_LOSS_IN_PICTURE]
+        label = "nanoGPT's recipe" if name == "baseline" else f"gpt_modern_{row['size']}"
+        curves.append(Curve(label, [x for x, _ in points], [y for _, y in points], color=color))
+    return curve_svg("Training loss over seconds, one H200", curves)
 
 
 def synchronize(device: torch.device) -> None:
@@ -190,20 +216,25 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def write_corpus(directory: Path, limit: int | None) -> list[str]:
-    """Text files with all Python sources of this installation, in a fixed random order."""
-    roots = {sysconfig.get_path("stdlib"), *(path for path in sys.path if path)}
-    files = sorted({file.resolve() for root in roots if Path(root).is_dir() for file in Path(root).rglob("*.py")})
-    files = [file for file in files if "benchmarks" not in file.parts]
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    """Text files with all Python sources of this installation. Their order follows from their names: a package more or
+    less, or another version of llmtrain, hardly changes the text, so that sittings can be compared."""
+    roots = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
+    files = {
+        hashlib.sha256(str(file.relative_to(root)).encode()).hexdigest(): file
+        for root in sorted(roots)
+        for file in sorted(root.rglob("*.py"))
+        if "llmtrain" not in file.relative_to(root).parts
+    }
+    order = [files[key] for key in sorted(files)][:limit]
     directory.mkdir(parents=True, exist_ok=True)
     written: list[str] = []
     part: list[str] = []
     size = 0
-    for index in order[:limit]:
-        text = files[index].read_text(encoding="utf-8", errors="replace")
+    for file in order:
+        text = file.read_text(encoding="utf-8", errors="replace")
         part.append(text.replace("\x00", ""))
         size += len(text)
-        if size > CORPUS_FILE_BYTES or index == order[:limit][-1]:
+        if size > CORPUS_FILE_BYTES or file is order[-1]:
             path = directory / f"part-{len(written):03d}.txt"
             path.write_text("\n".join(part))
             written.append(str(path))
@@ -233,10 +264,15 @@ def plan(arguments: argparse.Namespace, size: str) -> Iterator[tuple[str, int, l
         yield "recipe", seed, []
     for seed in arguments.baseline_seeds:
         yield f"baseline {arguments.baseline_lr:g}", seed, []
-    if arguments.leave_out:
-        for name, values in LEFT_OUT.items():
-            quarter = RECIPES[size]["steps"] // 4
-            yield f"without {name}", arguments.seeds[0], [value.format(quarter=quarter) for value in values]
+    if arguments.leave_out is not None:
+        steps = arguments.steps or RECIPES[size]["steps"]
+        for number, (name, values) in enumerate(LEFT_OUT.items()):
+            if number in arguments.leave_out or not arguments.leave_out:
+                yield (
+                    f"without {name}",
+                    arguments.leave_out_seed,
+                    [value.format(quarter=steps // 4) for value in values],
+                )
 
 
 def main() -> None:
@@ -247,10 +283,12 @@ def main() -> None:
     parser.add_argument("--baseline-lr", type=float, default=6e-4)
     parser.add_argument("--baseline-steps", type=int, default=1000)
     parser.add_argument("--steps", type=int, help="steps of the recipe")
-    parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--leave-out", type=int, nargs="*", help="all, or those with these numbers in LEFT_OUT")
+    parser.add_argument("--leave-out-seed", type=int, default=1)
     parser.add_argument("--set", nargs="*", default=[], help="settings for every run of the recipe")
     parser.add_argument("--results", type=Path, help="append to this file, and print all results in it")
     parser.add_argument("--directory", type=Path, help="keep the text and its tokens here for the next call")
+    parser.add_argument("--picture", type=Path)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
@@ -282,8 +320,11 @@ def main() -> None:
             row = {"name": name, "size": size, "seed": seed, **row}
             with results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            print(json.dumps(row), flush=True)
-        print_table([row for row in read_results(results) if row["size"] == size])
+            print(json.dumps({key: value for key, value in row.items() if key != "curve"}), flush=True)
+        rows = [row for row in read_results(results) if row["size"] == size]
+        print_table(rows)
+        if arguments.picture:
+            arguments.picture.write_text(draw(rows))
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:

@@ -1,6 +1,7 @@
 """Every benchmark still runs, in a form that takes seconds; the results are meaningless."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "launch": (),
     "lora": ("--model", "{directory}/model", "--data", "{directory}/rows.jsonl", "--rows", "16", "--rounds", "1"),
     "optimizer_overhead": ("--rounds", "1", "--steps", "1"),
+    "page": ("--runs", "30", "--rows", "300", "--ranks", "16", "--seconds", "1", "--rounds", "1"),
     "save_time": ("--rounds", "1", "--d-model", "64"),
     "scaling": ("--rounds", "1", "--steps", "2", "--variant", "1 process"),
     "start_many": ("--rounds", "1"),
@@ -57,6 +59,10 @@ def test_every_benchmark_is_listed() -> None:
 def test_benchmark_prints_ratio_or_skipped(name: str, tmp_path: Path) -> None:
     if name in ("lora", "gpt_cpu"):
         pytest.importorskip("transformers", reason="needs the hf extra")
+    if name == "page":
+        pytest.importorskip("playwright", reason="needs playwright")
+        if shutil.which("chromium") is None:
+            pytest.skip("needs chromium")
     if name == "lora":
         make_model(tmp_path / "model", max_position_embeddings=1024)
         make_examples(tmp_path / "rows.jsonl", 16)

@@ -1,5 +1,6 @@
 """Shape, batch and learning rate of a modern GPT follow from its size; what contradicts is refused."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from llmtrain.config.sizes import (
     BATCH_TOKENS,
     DEFAULT_MLP,
     LEARNING_RATES,
+    MAX_BATCH_TOKENS,
+    MAX_LAYERS,
     MAX_MUON_LR,
+    MAX_WIDTH,
     MICRO_BATCH_TOKENS,
     SIZES,
     default_batch,
@@ -21,7 +25,8 @@ from llmtrain.config.sizes import (
     default_lr,
 )
 from llmtrain.config.upgrade import downgrade, lost_in_v2, upgraded_values
-from llmtrain.errors import ConfigError
+from llmtrain.distributed.batch_split import micro_batches_in_step
+from llmtrain.errors import ConfigError, UsageError
 
 
 def load(trainer: dict[str, Any] | None = None, **model: Any) -> Config:
@@ -77,6 +82,26 @@ def test_batch_has_the_default_number_of_tokens() -> None:
     assert default_batch("adamw", 1, 2, 4096, None, None) == (1, 1)
 
 
+def test_default_batch_is_split_for_several_processes() -> None:
+    for processes, expected in {1: (16, 1), 2: (8, 2), 3: (4, 4), 4: (4, 4), 16: (1, 16), 17: (1, 16)}.items():
+        assert default_batch("muon", 12, 768, 1024, None, None, processes) == expected
+    assert default_batch("muon", 12, 768, 1024, 16, None, 2) == (16, 1)  # a size that is set is kept
+    config = load_config("gpt_modern_124m", processes=2)
+    assert (config.trainer.micro_batch_size, config.trainer.grad_accum_steps) == (8, 2)
+    explicit = load_config("gpt_modern_124m", ["trainer.micro_batch_size=16"], processes=2)
+    assert (explicit.trainer.micro_batch_size, explicit.trainer.grad_accum_steps) == (16, 1)
+
+
+def test_settings_for_more_processes_keep_the_batch() -> None:
+    config = load_config("gpt_modern_124m")
+    with pytest.raises(UsageError) as error:
+        micro_batches_in_step(config, 4)
+    settings = re.findall(r"--set (trainer\.\w+=\d+)", error.value.remedy or "")
+    changed = load_config("gpt_modern_124m", settings)
+    assert micro_batches_in_step(changed, 4) == 4
+    assert changed.trainer.micro_batch_size * 4 == config.trainer.micro_batch_size
+
+
 def test_loaded_config_has_all_numbers() -> None:
     """So that a run does not depend on formulas of later versions."""
     config = load(size="124m", block_size=1024)
@@ -107,7 +132,7 @@ def test_docs_have_the_numbers_of_the_code(repo: Path) -> None:
         size: (*shape, default_heads(shape[1])) for size, shape in SIZES.items()
     }
     assert f"{LEARNING_RATES['adamw']:.0e}".replace("e-0", "e-") in page
-    for number in (*BATCH_TOKENS.values(), MICRO_BATCH_TOKENS):
+    for number in (*BATCH_TOKENS.values(), MICRO_BATCH_TOKENS, MAX_BATCH_TOKENS):
         assert f"{number:,}" in page
     for number in (LEARNING_RATES["muon"], MAX_MUON_LR):
         assert f" {number}" in page
@@ -132,12 +157,32 @@ def test_docs_have_the_numbers_of_the_code(repo: Path) -> None:
         ({"dropout": 0.1}, "model.dropout", "gpt2"),
         ({"d_model": "wide"}, "model.d_model", "integer"),
         ({"n_heads": -1}, "model.n_heads", "above 0"),
+        ({"size": "350m", "n_layers": 4, "d_model": 128}, "model.n_layers and model.d_model", "null"),
+        ({"d_model": 2147483646}, "model.d_model", "131072"),
+        ({"n_layers": 2147483646}, "model.n_layers", "10000"),
+        ({"d_ff": 2147483646}, "model.d_ff", "1048576"),
+        ({"rope_theta": 1e-300}, "model.rope_theta", "at least 1"),
+        ({"rope_theta": 1e300}, "model.rope_theta", "at most 1"),
+        ({"rope_theta": float("inf")}, "model.rope_theta", "finite"),
+        ({"rope_theta": float("nan")}, "model.rope_theta", "finite"),
     ],
 )
 def test_one_problem_names_field_and_what_fits(model: dict[str, Any], field: str, fits: str) -> None:
     (problem,) = problems(**model)
     assert field in problem
     assert fits in problem
+
+
+def test_width_of_gpt2_is_limited_too() -> None:
+    with pytest.raises(ConfigError) as error:
+        load_config({"model": {"d_model": 2147483646}})
+    assert ["model.d_model" in problem for problem in error.value.problems] == [True]
+
+
+@pytest.mark.parametrize("block_size", [1, 2048])
+def test_largest_shape_has_valid_defaults(block_size: int) -> None:
+    config = load(n_layers=MAX_LAYERS, d_model=MAX_WIDTH, block_size=block_size)
+    assert config.trainer.micro_batch_size * config.trainer.grad_accum_steps * block_size == MAX_BATCH_TOKENS
 
 
 def test_fields_of_modern_are_refused_for_gpt2() -> None:

@@ -23,7 +23,6 @@ MakeConfig = Callable[..., Config]
         ({"model__d_model": 64}, "model.d_model: 32 -> 64"),
         ({"trainer__micro_batch_size": 4}, "trainer.micro_batch_size: 2 -> 4"),
         ({"trainer__grad_accum_steps": 4}, "trainer.grad_accum_steps: 2 -> 4"),
-        ({"trainer__optimizer": "adafactor"}, "trainer.optimizer: 'adamw' -> 'adafactor'"),
         ({"trainer__schedule": "linear"}, "trainer.schedule: 'cosine' -> 'linear'"),
         ({"trainer__precision": "bf16"}, "trainer.precision: 'fp32' -> 'bf16'"),
         ({"data__tokenizer": "char"}, "vocab_size: "),
@@ -112,6 +111,20 @@ def test_allow_config_change_still_refuses_another_shape(make_config: MakeConfig
     assert ended.error["error"] == "CheckpointError"
     after = {name: data for name, data in harness.tree(killed_root / RUN_ID).items() if name.startswith("checkpoints")}
     assert after == before
+
+
+@pytest.mark.parametrize("allow_config_change", [False, True])
+def test_resume_refuses_another_optimizer(
+    make_config: MakeConfig, killed_root: Path, allow_config_change: bool
+) -> None:
+    before = harness.tree(killed_root)
+    config = make_config(trainer__optimizer="muon")
+    ended = harness.run(config, RUN_ID, allow_config_change=allow_config_change)
+    assert (ended.code, ended.error["error"]) == (64, "UsageError"), ended.output
+    assert "adamw" in ended.error["what"]
+    assert "muon" in ended.error["what"]
+    assert "--from" in ended.error["remedy"]
+    assert harness.tree(killed_root) == before
 
 
 def test_changed_number_of_threads_warns(make_config: MakeConfig, killed_root: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from gpu_run import TINY, Done, Train
+from gpu_run import TINY, TINY_MODEL, Done, Train
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +34,8 @@ def train(tmp_path: Path, cache: Path) -> Train:
     def run(
         *sets: str, folder: str = "runs", resume: str | None = None, processes: int | None = None, **environ: str
     ) -> Done:
-        overrides = [*TINY, f"data.cache_dir={cache}", f"output.root_dir={tmp_path / folder}", *sets]
+        model = [] if any(text.startswith("model.name=") for text in sets) else TINY_MODEL
+        overrides = [*TINY, *model, f"data.cache_dir={cache}", f"output.root_dir={tmp_path / folder}", *sets]
         arguments = ["train", *(part for text in overrides for part in ("--set", text)), "--json"]
         arguments += ["--resume", resume] if resume else []
         arguments += ["--processes", str(processes)] if processes else []

@@ -5,18 +5,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-TINY = [
-    "run.device=cuda",
-    "run.deterministic=true",
-    "output.run_id=gpu",
+TINY_MODEL = [
     "model.name=gpt",
+    "model.architecture=gpt2",
     "model.block_size=128",
     "model.d_model=128",
     "model.n_layers=2",
     "model.n_heads=4",
     "model.dropout=0.1",
+]
+"""A GPT of half a million weights."""
+TINY = [
+    "run.device=cuda",
+    "run.deterministic=true",
+    "output.run_id=gpu",
     "data.name=python_stdlib",
     "data.tokenizer=byte",
+    "trainer.optimizer=adamw",
     "trainer.max_steps=12",
     "trainer.micro_batch_size=8",
     "trainer.grad_accum_steps=2",
@@ -28,7 +33,7 @@ TINY = [
     "trainer.eval_batches=4",
     "trainer.save_every_steps=4",
 ]
-"""A GPT of half a million weights, 12 steps; later overrides win."""
+"""12 steps; later overrides win."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,14 @@ from gpu_run import Train
 ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 KILL = "after_optimizer:7:0:kill"
+MODERN = (
+    "model.name=gpt",
+    "model.architecture=modern",
+    "model.block_size=128",
+    "model.d_model=128",
+    "model.n_layers=2",
+)
+MODERN += ("trainer.optimizer=muon", "trainer.compile=true")
 
 
 def test_bf16_learns_and_reports_the_gpu(train: Train) -> None:
@@ -47,6 +55,7 @@ def test_nccl_in_a_world_of_one_matches(train: Train, strategy: str) -> None:
         pytest.param(("data.num_workers=2",), id="workers"),
         pytest.param(("trainer.precision=fp32",), id="fp32"),
         pytest.param(("trainer.optimizer=muon",), id="muon"),
+        pytest.param(MODERN, id="modern"),
     ],
 )
 def test_killed_and_resumed_run_is_bit_exact(train: Train, sets: tuple[str, ...]) -> None:

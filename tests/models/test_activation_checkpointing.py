@@ -1,17 +1,19 @@
 """Activation checkpointing: the same loss and gradients from fewer stored activations."""
 
 import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
-from llmtrain.config.model import GptSection
+from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.gpt.model import GPT
+from llmtrain.models.gpt.modern import ModernGPT
 
 TOKENS = torch.arange(64).view(2, 32) % 50
 TARGETS = TOKENS.roll(-1, dims=1)
+AnyGPT = TypeVar("AnyGPT", GPT, ModernGPT)
 KINDS = pytest.mark.parametrize("is_selective", [False, True], ids=["blocks", "selective"])
 
 
@@ -20,13 +22,24 @@ def make(dropout: float = 0.1) -> GPT:
     return GPT(GptSection(n_layers=2, d_model=32, n_heads=2, block_size=32, dropout=dropout), 50)
 
 
-def checkpointed(module: GPT, is_selective: bool) -> GPT:
+def make_modern(mlp: Any) -> ModernGPT:
+    """After some training: output projections are not zero."""
+    torch.manual_seed(0)
+    section = ModernGptSection(n_layers=2, d_model=32, n_heads=4, n_kv_heads=2, mlp=mlp, block_size=32)
+    module = ModernGPT(section, 50)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return module
+
+
+def checkpointed(module: AnyGPT, is_selective: bool) -> AnyGPT:
     module = copy.deepcopy(module)
     checkpoint_blocks(list(module.h), is_selective, has_dropout=True)
     return module
 
 
-def loss_and_gradients(module: GPT, function: Any = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def loss_and_gradients(module: GPT | ModernGPT, function: Any = None) -> tuple[torch.Tensor, list[torch.Tensor]]:
     torch.manual_seed(1)
     loss = (function or GPT.__call__)(module, TOKENS, TARGETS)
     return loss.detach(), list(torch.autograd.grad(loss, list(module.parameters())))
@@ -43,6 +56,15 @@ def test_loss_and_gradients_have_the_same_bits(is_selective: bool, dropout: floa
     """With dropout, the same activations are dropped when they are computed again."""
     module = make(dropout)
     assert_equal(loss_and_gradients(checkpointed(module, is_selective)), loss_and_gradients(module))
+
+
+@KINDS
+@pytest.mark.parametrize("mlp", ["swiglu", "relu2"])
+def test_modern_blocks_have_the_same_bits(is_selective: bool, mlp: str) -> None:
+    module = make_modern(mlp)
+    expected = loss_and_gradients(module)
+    assert any(gradient.any() for gradient in expected[1])
+    assert_equal(loss_and_gradients(checkpointed(module, is_selective)), expected)
 
 
 @KINDS

@@ -238,6 +238,18 @@ def test_full_fine_tuning_with_muon(make_fine_tune: MakeConfig) -> None:
     assert sum("layernorm" in name for name in by_adamw) > 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["after_optimizer:3:0:term", "after_optimizer:4:0:kill"])
+def test_full_fine_tuning_with_muon_resumes_exactly(make_fine_tune: MakeConfig, fault: str) -> None:
+    changes = {"model__lora": None, "trainer__optimizer": "muon"}
+    whole = make_fine_tune(**changes)
+    expected = fine_tuned(whole, trained(whole))
+    config = make_fine_tune(**changes)
+    (end,) = train(config, fault=fault)
+    assert end.code == (75 if fault.endswith("term") else -9)
+    resume_and_check(config, expected)
+
+
 def test_tied_weights_are_saved_once(make_fine_tune: MakeConfig) -> None:
     """Full fine-tuning of a model whose output layer is its embedding: one tensor, one optimizer state."""
     config = make_fine_tune(model__lora=None, trainer__max_epochs=1)

@@ -258,6 +258,27 @@ def test_muon_run_resumes_exactly(make_config: MakeConfig) -> None:
     assert (recorded["schedule"], recorded["decay_fraction"], recorded["momentum"]) == ("wsd", 0.5, 0.95)
 
 
+MODERN: dict[str, Any] = {"model__architecture": "modern", "model__n_kv_heads": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mlp", ["swiglu", "relu2"])
+def test_modern_muon_run_resumes_exactly_from_any_step(make_config: MakeConfig, mlp: str) -> None:
+    fields = {**MUON, **MODERN, "model__mlp": mlp}
+    uninterrupted = make_config(**fields)
+    expected = harness.outcome(Path(uninterrupted.output.root_dir), trained(uninterrupted))
+    for fault, code in (
+        ("forward:1:0:kill", -9),
+        ("after_optimizer:3:0:term", 75),
+        ("after_optimizer:6:0:kill", -9),
+        ("forward:7:0:term", 75),
+    ):
+        config = make_config(**fields)
+        assert harness.run(config, fault=fault).code == code
+        resumed = trained(config, resume=RUN_ID)
+        assert harness.outcome(Path(config.output.root_dir), resumed) == expected, fault
+
+
 def test_muon_learns_faster_than_adamw(make_config: MakeConfig) -> None:
     changes = {"trainer__max_steps": 40, "trainer__save_every_steps": None, "trainer__schedule": "wsd"}
     losses = [

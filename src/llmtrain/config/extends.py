@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.document import Document, KeyPath, Place, read_document
+from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer
 from llmtrain.config.schema import KINDS, SCHEMA_VERSION
 from llmtrain.config.upgrade import chosen_kind, drop_other_kinds, is_old, moved_lines, upgrade
 from llmtrain.errors import ConfigError, UsageError
@@ -85,7 +86,12 @@ def _merged(document: Document, base: Document, notes: list[str]) -> Document:
     places = {**base.inherited, **{path: Place(line, base.source) for path, line in base.lines.items()}}
     places = {path: place for path, place in places.items() if _has(inherited, path)}
     own = {key: value for key, value in own.items() if value is not None or key not in inherited}  # `run:` is empty
-    return Document(document.source, _overlay(inherited, own), document.lines, places)
+    values = _overlay(inherited, own)
+    trainer = own.get("trainer")
+    fields = [f"trainer.{name}" for name in trainer] if isinstance(trainer, dict) else []
+    note = change_optimizer(values, chosen_optimizer(inherited), fields)
+    notes += [note] if note else []
+    return Document(document.source, values, document.lines, places)
 
 
 def _overlay(base: Any, own: Any) -> Any:

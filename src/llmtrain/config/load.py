@@ -16,7 +16,7 @@ from llmtrain.config.check_plugins import check_plugins
 from llmtrain.config.document import Document, KeyPath, dump_document, parse_value, read_document
 from llmtrain.config.extends import with_bases
 from llmtrain.config.launch import LaunchSection
-from llmtrain.config.model import ModernGptSection
+from llmtrain.config.optimizer_change import change_optimizer, chosen_optimizer, fill_trainer_section
 from llmtrain.config.problems import Problems, describe_error, describe_unknown, describe_unknown_kind, shown
 from llmtrain.config.schema import (
     CUSTOM,
@@ -30,8 +30,6 @@ from llmtrain.config.schema import (
     takes_any_name,
 )
 from llmtrain.config.section import Section
-from llmtrain.config.sizes import fill_shape, fill_trainer
-from llmtrain.config.trainer import OPTIMIZER_DEFAULTS, TrainerSection, with_optimizer_defaults
 from llmtrain.config.upgrade import (
     chosen_kind,
     drop_other_kinds,
@@ -59,16 +57,20 @@ def load_config(
     overrides: Sequence[Override] = (),
     *,
     for_launch: bool = False,
+    processes: int = 1,
     overridden_by: str = "--set",
     on_note: Callable[[str], None] = lambda note: print(f"note: {note}", file=sys.stderr),
 ) -> Config:
     """Load a config (default: the preset gpt_stdlib) and apply overrides. Classes of the user's own are imported from
     the current directory and the config's too. `for_launch`: see `build_config`; such classes may be in the image only.
+    `processes`: a default batch is split into at least this number of micro-batches.
     `overridden_by`: what messages call an override. `on_note` gets what an upgrade from an earlier schema changed."""
     notes: list[str] = []
     document, path = _read(DEFAULT_PRESET if source is None else source)
     document = with_bases(document, path, _find_base, notes, for_launch=for_launch)
-    config = build_config(document, overrides, notes, for_launch=for_launch, overridden_by=overridden_by)
+    config = build_config(
+        document, overrides, notes, for_launch=for_launch, processes=processes, overridden_by=overridden_by
+    )
     if notes and os.environ.get("RANK", "0") == "0" and os.environ.get(WORKER) != "1":  # once per run
         on_note(f"{document.source}: {'; '.join(notes)}.")
     if not for_launch:
@@ -103,6 +105,7 @@ def build_config(
     for_launch: bool = False,
     is_launched: bool = False,
     is_recorded: bool = False,
+    processes: int = 1,
     overridden_by: str = "--set",
 ) -> Config:
     """The config of a parsed document. What an upgrade from an earlier schema changed is added to `notes`.
@@ -136,12 +139,12 @@ def build_config(
         dropped = drop_other_kinds(values, chosen)
         if notes is not None:
             notes += dropped.values()
-    optimizer_before = _optimizer(values)
+    former = chosen_optimizer(values)
     _apply(pairs, values, problems)
-    changes = [_leave_optimizer(values, optimizer_before, dict(pairs)), move_gradient_checkpointing(values)]
+    changes = [change_optimizer(values, former, dict(pairs)), move_gradient_checkpointing(values)]
     if notes is not None:
         notes += [change for change in changes if change]
-    _fill_trainer(values)
+    fill_trainer_section(values, processes)
     sections = _build_sections(values, problems, is_recorded=is_recorded or is_launched)
     launch = sections.get("launch")
     if isinstance(launch, LaunchSection) and not is_launched:
@@ -242,39 +245,6 @@ def flat_overrides(overrides: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 def overridden_keys(overrides: Sequence[Override]) -> list[str]:
     return [_key(each) for each in overrides]
-
-
-def _optimizer(values: dict[str, Any]) -> str:
-    trainer = values.get("trainer")
-    fields = trainer if isinstance(trainer, dict) else {}
-    return str(fields.get("optimizer", TrainerSection.model_fields["optimizer"].default))
-
-
-def _leave_optimizer(values: dict[str, Any], before: str, overrides: dict[str, Any]) -> str | None:
-    """If overrides choose another optimizer, remove the defaults of the former one, which a recorded config contains.
-    Returns a note about a learning rate that was chosen for the former one."""
-    trainer, after = values.get("trainer"), _optimizer(values)
-    if before == after or not isinstance(trainer, dict):
-        return None
-    former: dict[str, Any] = {"trainer": {"optimizer": before}, "model": values.get("model")}
-    _fill_trainer(former)
-    unset = {name: TrainerSection.model_fields[name].default for name in OPTIMIZER_DEFAULTS["muon"]}
-    defaults = unset | with_optimizer_defaults(former["trainer"])
-    for name in unset:
-        if f"trainer.{name}" not in overrides and name in trainer and trainer[name] == defaults[name]:
-            del trainer[name]
-    if "trainer.lr" in overrides or "lr" not in trainer:
-        return None
-    return f"trainer.lr {trainer['lr']} was chosen for {before}; set it for {after}, or remove it for the default"
-
-
-def _fill_trainer(values: dict[str, Any]) -> None:
-    """Learning rate and batch of a modern GPT follow from its size, unless they are set."""
-    model, trainer = values.get("model"), values.get("trainer")
-    trainer = {} if trainer is None else trainer
-    if isinstance(model, dict) and isinstance(trainer, dict) and section_class("model", model) is ModernGptSection:
-        optimizer = trainer.get("optimizer", TrainerSection.model_fields["optimizer"].default)
-        values["trainer"] = fill_trainer(trainer, fill_shape(model), str(optimizer))
 
 
 def _build_sections(values: dict[str, Any], problems: Problems, is_recorded: bool) -> dict[str, Any]:

@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Discriminator, JsonValue, Tag, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, model_validator
 
 from llmtrain.config.section import (
     ClassName,
@@ -19,7 +19,12 @@ from llmtrain.config.section import (
     Text,
     kind_tag,
 )
-from llmtrain.config.sizes import DEFAULT_BLOCK_SIZE, DEFAULT_MLP, SIZES, fill_shape
+from llmtrain.config.sizes import DEFAULT_BLOCK_SIZE, DEFAULT_MLP, MAX_LAYERS, MAX_WIDTH, SIZES, fill_shape
+
+Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
+FeedForwardWidth = Annotated[int, Field(gt=0, le=8 * MAX_WIDTH)]
+Layers = Annotated[int, Field(gt=0, le=MAX_LAYERS)]
+RopeBase = Annotated[float, Field(ge=1, le=1e12, allow_inf_nan=False)]
 
 
 class ModelSection(Section):
@@ -38,13 +43,13 @@ class GptSection(ModelSection):
     """Kind of model."""
     architecture: Literal["gpt2"] = "gpt2"
     """`gpt2`, or `modern`, which learns faster and has fields of its own."""
-    d_model: PositiveInt = 128
+    d_model: Width = 128
     """Width of the residual stream."""
-    n_layers: PositiveInt = 4
+    n_layers: Layers = 4
     """Number of transformer blocks."""
     n_heads: PositiveInt = 4
     """Number of attention heads per block. Must divide d_model."""
-    d_ff: PositiveInt | None = None
+    d_ff: FeedForwardWidth | None = None
     """Width of the feed-forward layer. null means 4 x d_model."""
     dropout: Share = 0.0
     """Dropout probability."""
@@ -83,9 +88,9 @@ class ModernGptSection(ModelSection):
     """`gpt2` (the default), or `modern`."""
     size: MayChange[Literal["124m", "350m", "774m", "1.5b"] | None] = None
     """Sets n_layers and d_model: 12 and 768, 24 and 1024, 36 and 1280, or 48 and 1600."""
-    n_layers: PositiveInt | None = None
+    n_layers: Layers | None = None
     """Number of transformer blocks. null means that of size, or 4."""
-    d_model: PositiveInt | None = None
+    d_model: Width | None = None
     """Width of the residual stream. null means that of size, or 128."""
     n_heads: PositiveInt | None = None
     """Number of attention heads per block. Must divide d_model. null means heads of 128 dimensions (64 if 128 do
@@ -95,11 +100,11 @@ class ModernGptSection(ModelSection):
     means n_heads."""
     mlp: Literal["swiglu", "relu2"] = DEFAULT_MLP
     """Feed-forward layer: gated `swiglu`, exported as Qwen3, or `relu2` (squared ReLU), exported as NanoChat."""
-    d_ff: PositiveInt | None = None
+    d_ff: FeedForwardWidth | None = None
     """Width of the feed-forward layer. null means 4 x d_model; for swiglu 8/3 x d_model, rounded up to a multiple of
     64."""
-    rope_theta: Positive = 10_000.0
-    """Base of the rotary frequencies."""
+    rope_theta: RopeBase = 10_000.0
+    """Base of the rotary frequencies: 1 to 1e12."""
     tie_embeddings: bool = True
     """Share the token embedding with the output layer."""
     vocab_size: PositiveInt | None = None
@@ -121,13 +126,8 @@ class ModernGptSection(ModelSection):
     def problems(self) -> Iterator[Problem]:
         shape = self.shape
         d_model, n_heads, n_kv_heads = shape.d_model, shape.n_heads, shape.n_kv_heads
-        for field, value in zip(("n_layers", "d_model"), SIZES.get(self.size or "", ()), strict=False):
-            if getattr(self, field) != value:
-                yield (
-                    ("size", field),
-                    f"model.{field} is {getattr(self, field)}, but model.size {self.size} means {value}. Remove one of "
-                    f"the two, or set model.size to null.",
-                )
+        if self.size and (shape.n_layers, shape.d_model) != SIZES[self.size]:
+            yield self._size_problem(dict(zip(("n_layers", "d_model"), SIZES[self.size], strict=True)))
         fits = [h for h in range(1, d_model // 2 + 1) if d_model % (2 * h) == 0 and h <= 4 * n_heads]
         if d_model % 2:
             text = f"model.d_model must be even, got {d_model}. Set it to {d_model + 1}."
@@ -148,6 +148,16 @@ class ModernGptSection(ModelSection):
                 f"one of: {', '.join(map(str, groups))}.",
             )
 
+    def _size_problem(self, wanted: dict[str, int]) -> Problem:
+        wrong = [field for field in wanted if getattr(self, field) != wanted[field]]
+        means = " and ".join(f"model.{field} {wanted[field]}" for field in wrong)
+        values = " and ".join(str(getattr(self, field)) for field in wrong)
+        return (
+            ("size", *wrong),
+            f"model.size {self.size} means {means}, but {values} is set. Remove "
+            f"{' and '.join(f'model.{field}' for field in wrong)} (or set to null), or set model.size to null.",
+        )
+
 
 AnyGptSection = GptSection | ModernGptSection
 
@@ -165,7 +175,7 @@ class DummyGptSection(ModelSection):
 
     name: Literal["dummy_gpt"] = "dummy_gpt"
     """Kind of model."""
-    d_model: PositiveInt = 128
+    d_model: Width = 128
     """Width of the embedding."""
     dropout: Share = 0.0
     """Dropout probability."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from llmtrain.config.schema import ARCHITECTURES, CUSTOM, KINDS, SECTIONS, Config, classes_of, subsection
-from llmtrain.config.section import ResumeMarker, Section
+from llmtrain.config.section import DefaultMarker, ResumeMarker, Section
 from llmtrain.env import VARIABLES
 from llmtrain.plugins import installed_names
 from llmtrain.registry import PLUGINS
@@ -134,9 +134,11 @@ def _environment() -> list[str]:
 
 
 def _row(name: str, info: FieldInfo, may_change: bool, description: str) -> str:
+    is_defaulted = any(isinstance(each, DefaultMarker) for each in info.metadata)
+    or_null = " | null" if is_defaulted and type(None) not in get_args(info.annotation) else ""
     cells = (
         f"`{name}`",
-        f"`{_type_name(info.annotation)}`".replace("|", "\\|"),
+        f"`{_type_name(info.annotation)}{or_null}`".replace("|", "\\|"),
         _default(info),
         "yes" if may_change else "",
         description.replace("|", "\\|"),

@@ -9,11 +9,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
 
 RUN_ID_PATTERN = r"^[a-z][a-z0-9-]{0,38}[a-z0-9]$"
 
@@ -64,6 +66,18 @@ T = TypeVar("T")
 MayChange = Annotated[T, ResumeMarker()]
 """`MayChange[X]`: a field of type X that may differ between a run and its resumption. Any other field must be equal,
 unless --allow-config-change is given."""
+
+
+@dataclass(frozen=True)
+class DefaultMarker:
+    """Metadata of a field that may be null, which means its default."""
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [handler(schema), {"type": "null"}]}
+
+
+OrDefault = Annotated[T, DefaultMarker()]
+"""`OrDefault[X]`: a field of type X whose default depends on other fields; null means that default."""
 
 # (fields concerned, what is wrong and the remedy)
 Problem = tuple[tuple[str, ...], str]

@@ -23,6 +23,9 @@ LEARNING_RATES = {"adamw": 6e-4, "adafactor": 6e-4, "muon": 0.01}
 BATCH_TOKENS = {"adamw": 65_536, "adafactor": 65_536, "muon": 16_384}
 MAX_MUON_LR = 0.02
 MICRO_BATCH_TOKENS = 65_536
+MAX_BATCH_TOKENS = 2**24
+# Several times those of the largest models so far.
+MAX_WIDTH, MAX_LAYERS = 2**17, 10_000
 
 
 class Batch(NamedTuple):
@@ -54,20 +57,28 @@ def default_lr(optimizer: str, d_model: int) -> float:
 
 def default_batch_tokens(optimizer: str, n_layers: int, d_model: int) -> int:
     """Tokens per step: those of 124m times the number of weights in the blocks relative to it, to the power of 0.7,
-    as a power of two."""
+    as a power of two, and at most 16,777,216."""
     weights = (n_layers * d_model**2) / (REFERENCE[0] * REFERENCE[1] ** 2)
-    return int(2 ** round(math.log2(BATCH_TOKENS[optimizer] * weights**0.7)))
+    return min(MAX_BATCH_TOKENS, int(2 ** round(math.log2(BATCH_TOKENS[optimizer] * weights**0.7))))
 
 
 def default_batch(
-    optimizer: str, n_layers: int, d_model: int, block_size: int, micro_batch_size: int | None, steps: int | None
+    optimizer: str,
+    n_layers: int,
+    d_model: int,
+    block_size: int,
+    micro_batch_size: int | None,
+    steps: int | None,
+    processes: int = 1,
 ) -> Batch:
     """Sequences per micro-batch, and micro-batches per step, that give default_batch_tokens. The activations of a
-    micro-batch are at most those of 65,536 tokens of 124m. `micro_batch_size`, `steps`: None if they are not set."""
+    micro-batch are at most those of 65,536 tokens of 124m. `micro_batch_size`, `steps`: None if they are not set; if
+    neither is, there is a micro-batch for each process."""
     sequences = max(1, default_batch_tokens(optimizer, n_layers, d_model) // block_size)
     if micro_batch_size is None:
         activations = n_layers * d_model / (REFERENCE[0] * REFERENCE[1])
         most = max(1, int(MICRO_BATCH_TOKENS / activations / block_size))
+        most = min(most, max(1, sequences // processes)) if processes > 1 else most
         micro_batch_size = max(1, sequences // steps) if steps else min(sequences, 2 ** int(math.log2(most)))
     return Batch(micro_batch_size, steps or max(1, round(sequences / micro_batch_size)))
 
@@ -80,7 +91,7 @@ def fill_shape(values: Mapping[str, Any]) -> dict[str, Any]:
     _fill(filled, "n_layers", n_layers)
     _fill(filled, "d_model", d_model)
     _fill(filled, "mlp", DEFAULT_MLP)
-    if _is_count(filled["d_model"]):
+    if _is_count(filled["d_model"], MAX_WIDTH):
         _fill(filled, "n_heads", default_heads(filled["d_model"]))
         _fill(filled, "d_ff", default_d_ff(filled["d_model"], filled["mlp"]))
     if _is_count(filled.get("n_heads")):
@@ -88,17 +99,21 @@ def fill_shape(values: Mapping[str, Any]) -> dict[str, Any]:
     return filled
 
 
-def fill_trainer(trainer: Mapping[str, Any], model: Mapping[str, Any], optimizer: str) -> dict[str, Any]:
+def fill_trainer(
+    trainer: Mapping[str, Any], model: Mapping[str, Any], optimizer: str, processes: int = 1
+) -> dict[str, Any]:
     """The trainer's fields with learning rate and batch for a modern GPT of this shape (see fill_shape)."""
     filled = dict(trainer)
     n_layers, d_model, block_size = model["n_layers"], model["d_model"], model.get("block_size", DEFAULT_BLOCK_SIZE)
-    given = [filled.get(name) for name in Batch._fields]
-    is_usable = all(map(_is_count, (n_layers, d_model, block_size))) and optimizer in LEARNING_RATES
-    if not is_usable or not all(each is None or _is_count(each) for each in given):
+    size, steps = given = [filled.get(name) for name in Batch._fields]
+    is_shape = _is_count(n_layers, MAX_LAYERS) and _is_count(d_model, MAX_WIDTH) and _is_count(block_size)
+    if not is_shape or optimizer not in LEARNING_RATES or not all(each is None or _is_count(each) for each in given):
         return filled
     _fill(filled, "lr", default_lr(optimizer, d_model))
-    batch = default_batch(optimizer, n_layers, d_model, block_size, *given)
-    return {**batch._asdict(), **filled}
+    batch = default_batch(optimizer, n_layers, d_model, block_size, size, steps, processes)
+    for name, value in batch._asdict().items():
+        _fill(filled, name, value)
+    return filled
 
 
 def _fill(values: dict[str, Any], name: str, value: Any) -> None:
@@ -106,8 +121,8 @@ def _fill(values: dict[str, Any], name: str, value: Any) -> None:
         values[name] = value
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+def _is_count(value: object, most: int = 2**31 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most
 
 
 def _rounded(rate: float) -> float:

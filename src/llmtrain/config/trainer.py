@@ -9,9 +9,11 @@ from pydantic import Field, model_validator
 
 from llmtrain.config.section import (
     CountOrZero,
+    DefaultMarker,
     MayChange,
     Names,
     NotNegative,
+    OrDefault,
     Positive,
     PositiveInt,
     Problem,
@@ -28,9 +30,15 @@ OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def with_optimizer_defaults(trainer: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a trainer section, with the defaults of its optimizer for those that are not set."""
+    """The fields of a trainer section, with the defaults of its optimizer for those that are not set or null."""
     optimizer = trainer.get("optimizer")
-    return {**(OPTIMIZER_DEFAULTS.get(optimizer, {}) if isinstance(optimizer, str) else {}), **trainer}
+    given = {name: value for name, value in trainer.items() if value is not None or not _is_defaulted(name)}
+    return {**(OPTIMIZER_DEFAULTS.get(optimizer, {}) if isinstance(optimizer, str) else {}), **given}
+
+
+def _is_defaulted(name: str) -> bool:
+    info = TrainerSection.model_fields.get(name)
+    return info is not None and any(isinstance(each, DefaultMarker) for each in info.metadata)
 
 
 class TrainerSection(Section):
@@ -43,9 +51,9 @@ class TrainerSection(Section):
     after each."""
     early_stopping_patience: MayChange[PositiveInt | None] = None
     """Stop after this many evaluations without a lower validation loss. null disables early stopping."""
-    micro_batch_size: PositiveInt = 8
+    micro_batch_size: OrDefault[PositiveInt] = 8
     """Sequences per forward pass of one process."""
-    grad_accum_steps: PositiveInt = 1
+    grad_accum_steps: OrDefault[PositiveInt] = 1
     """Micro-batches per step, over all processes; at least the number of processes."""
     scale_batch: bool = False
     """Count `grad_accum_steps` per process instead, so that the batch grows with the number of processes. Results then
@@ -54,28 +62,28 @@ class TrainerSection(Section):
     """Optimizer. `muon` orthogonalizes the updates of the blocks' matrices and uses AdamW for all other weights: it
     reaches the same loss in fewer steps and needs less memory than `adamw`; not with LoRA. `adafactor` needs the least
     memory."""
-    lr: Positive = 3e-4
-    """Peak learning rate. Default with muon: 0.01; it is the rate of matrices, whose updates are scaled by
-    sqrt(max(1, rows / columns)), so that one rate fits all widths. Embeddings and output layer have 0.6 of it, norms
-    and biases 0.3."""
+    lr: OrDefault[Positive] = 3e-4
+    """Peak learning rate. null means the default (docs/recipes.md). Default with muon: 0.01; it is the rate of
+    matrices, whose updates are scaled by sqrt(max(1, rows / columns)), so that one rate fits all widths. Embeddings and
+    output layer have 0.6 of it, norms and biases 0.3."""
     min_lr: NotNegative = 0.0
     """Learning rate at the end of the schedule."""
-    schedule: Literal["cosine", "linear", "constant", "wsd"] = "cosine"
+    schedule: OrDefault[Literal["cosine", "linear", "constant", "wsd"]] = "cosine"
     """Learning-rate schedule after the warmup: `cosine` and `linear` decay to min_lr, `constant` stays at lr, `wsd`
     (warmup, stable, decay) stays at lr and decays linearly at the end. Default with muon: wsd."""
     schedule_steps: PositiveInt | None = None
     """Steps until the schedule reaches min_lr. null means max_steps. Set it if max_steps may be raised later."""
     warmup_steps: CountOrZero = 0
     """Steps of linear warmup to lr. With muon, matrices have no warmup of their learning rate; all other weights do."""
-    decay_fraction: Annotated[float, Field(gt=0, le=1)] = 0.2
+    decay_fraction: OrDefault[Annotated[float, Field(gt=0, le=1)]] = 0.2
     """Share of the schedule that `wsd` spends decaying. Default with muon: 0.5."""
     weight_decay: NotNegative = 0.1
     """Weight decay of matrices; biases and norms have none."""
     betas: Annotated[tuple[Share, Share], Field(strict=False)] = (0.9, 0.95)
     """AdamW's beta1 and beta2."""
-    momentum: Share | None = None
+    momentum: OrDefault[Share | None] = None
     """Muon's momentum (Nesterov). Default with muon: 0.95. Other optimizers do not use it."""
-    momentum_warmup_steps: CountOrZero | None = None
+    momentum_warmup_steps: OrDefault[CountOrZero | None] = None
     """Steps in which muon's momentum rises from 0.85. Default with muon: 250."""
     max_grad_norm: Positive | None = 1.0
     """Clip the gradient norm to this value. null disables clipping."""
@@ -120,12 +128,6 @@ class TrainerSection(Section):
             yield (
                 ("lr", "min_lr"),
                 f"trainer.min_lr {self.min_lr} is above trainer.lr {self.lr}. Set it to at most trainer.lr.",
-            )
-        if self.optimizer == "muon" and (self.momentum is None or self.momentum_warmup_steps is None):
-            yield (
-                ("optimizer", "momentum", "momentum_warmup_steps"),
-                "trainer.momentum and trainer.momentum_warmup_steps must be numbers with trainer.optimizer muon, got "
-                "null. Leave them out for their defaults.",
             )
         if self.max_steps is None and self.max_epochs is not None and self.schedule_steps is None:
             return  # the length of the schedule depends on the data

@@ -61,7 +61,13 @@ _ONLY_IN_V3: tuple[KeyPath, ...] = (
     ("launch", "extra_volumes"),
     ("launch", "extra_mounts"),
     ("launch", "pod_patch"),
+    ("launch", "pod_monitor"),
+    ("output", "report"),
+    ("tracking", "wandb"),
+    ("tracking", "prometheus"),
 )
+# Fields that change what is recorded of a run, and not the run: their defaults lose nothing in version 2.
+_OBSERVED_ONLY: tuple[KeyPath, ...] = (("output", "report"), ("tracking", "wandb"), ("tracking", "prometheus"))
 _V3_DEFAULTS: tuple[Any, ...] = (None, False, {}, [], "gpt2")
 # Fields that version 2 got after its first release: left out at their default, so that every image of version 2 reads
 # the document.
@@ -160,6 +166,7 @@ def downgrade(values: dict[str, Any]) -> dict[str, Any]:
 def lost_in_v2(values: dict[str, Any]) -> list[str]:
     """Fields of a resolved config with values that a version-2 document cannot hold."""
     paths = [path for path in _ONLY_IN_V3[1:] if _get(values, path) not in _V3_DEFAULTS]
+    paths = [path for path in paths if path not in _OBSERVED_ONLY or not _is_default(path, _get(values, path))]
     if isinstance(_get(values, ("launch", "topology_spread")), list):
         paths.append(("launch", "topology_spread"))
     if _get(values, _CHECKPOINTING) not in (None, "none", *(["blocks"] if _is_fine_tuning(values) else [])):

@@ -28,7 +28,11 @@ class MicroBatchRange:
 def micro_batches_in_step(config: Config, world_size: int) -> int:
     """Fixed by the config; the number of processes only decides which rank computes which."""
     count = config.trainer.grad_accum_steps * (world_size if config.trainer.scale_batch else 1)
-    if config.distributed.reproducible_reduce and (world_size & (world_size - 1) or count % world_size):
+    is_power_of_two = world_size & (world_size - 1) == 0
+    is_reproducible = config.distributed.reproducible_reduce
+    if count < world_size and (is_power_of_two or not is_reproducible):
+        raise _too_few(config, count, world_size)
+    if is_reproducible and (not is_power_of_two or count % world_size):
         powers = [str(1 << n) for n in range(count.bit_length()) if count % (1 << n) == 0]
         fits = "1, 2, 4, 8, ..." if config.trainer.scale_batch else ", ".join(powers)
         raise UsageError(
@@ -36,16 +40,23 @@ def micro_batches_in_step(config: Config, world_size: int) -> int:
             f"{plural(count, 'micro-batch')} of a step (trainer.grad_accum_steps): {fits}; got {world_size}.",
             remedy="Start one of these numbers of processes, or set distributed.reproducible_reduce to false.",
         )
-    if count < world_size:
-        raise UsageError(
-            f"A step has {plural(count, 'micro-batch')} (trainer.grad_accum_steps), too few for {world_size} "
-            f"processes. The number of processes must be 1 to {count}.",
-            remedy=f"Set trainer.grad_accum_steps to {world_size} or more, or set trainer.scale_batch to true for a "
-            f"larger step of {count * world_size} micro-batches.",
-        )
     if config.distributed.strategy == "fsdp" and config.trainer.optimizer == "adafactor" and world_size > 1:
         raise adafactor_with_fsdp()
     return count
+
+
+def _too_few(config: Config, count: int, world_size: int) -> UsageError:
+    sequences = count * config.trainer.micro_batch_size
+    is_same = sequences % world_size == 0
+    settings = f"--set trainer.grad_accum_steps={world_size}"
+    settings += f" --set trainer.micro_batch_size={sequences // world_size}" if is_same else ""
+    batch = "keeps the batch" if is_same else "makes the batch larger"
+    return UsageError(
+        f"A step has {plural(count, 'micro-batch')} (trainer.grad_accum_steps), too few for {world_size} "
+        f"processes. The number of processes must be 1 to {count}.",
+        remedy=f"Pass {settings}, which {batch}, or --set trainer.scale_batch=true for a step of "
+        f"{count * world_size} micro-batches.",
+    )
 
 
 def adafactor_with_fsdp() -> UsageError:

@@ -1,5 +1,6 @@
 """Builds the components of a run, each from the config sections it needs."""
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,11 +33,11 @@ from llmtrain.models.base import LossFunction, ModelAdapter, block_matrices, bui
 from llmtrain.models.compute_dtype import compute_in
 from llmtrain.models.numerics import Numerics
 from llmtrain.plugins import is_own, parse_options, user_code, wrong_result
-from llmtrain.progress import phase
+from llmtrain.progress import is_notebook, phase
 from llmtrain.redact import redact_values
 from llmtrain.runs.metadata import cpu_architecture, versions
 from llmtrain.text import plural
-from llmtrain.tracking import mlflow
+from llmtrain.tracking import mlflow, train_job, wandb
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training import optim
 from llmtrain.training.model import ModelHandle
@@ -205,11 +206,11 @@ def set_up_torch(config: Config) -> None:
 @contextmanager
 def restored_settings() -> Iterator[None]:
     """Restore what a training changes for the whole process: what set_up_torch sets, the random state of the CPU, and
-    the variables of MLflow."""
+    the variables of MLflow and W&B."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     is_deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    with restored_environment([CUBLAS, *mlflow.SETTINGS]):
+    with restored_environment([CUBLAS, *mlflow.SETTINGS, *wandb.SETTINGS]):
         try:
             yield
         finally:
@@ -222,20 +223,21 @@ def restored_settings() -> Iterator[None]:
 
 def check_trackers(config: Config) -> None:
     """Raise if a tracker is enabled whose package is not installed."""
-    if config.tracking.mlflow.enabled:
-        from llmtrain.tracking.mlflow import check_installed
+    for name in enabled_trackers(config):
+        importlib.import_module(f"llmtrain.tracking.{name}").check_installed()
 
-        check_installed()
-    if config.tracking.tensorboard.enabled:
-        from llmtrain.tracking.tensorboard import check_installed
 
-        check_installed()
+def enabled_trackers(config: Config) -> list[str]:
+    """The trackers that need a package of their own."""
+    tracking = config.tracking
+    names = [name for name in ("mlflow", "tensorboard", "wandb") if getattr(tracking, name).enabled]
+    return [*names, "prometheus"] if tracking.prometheus.port else names
 
 
 def open_trackers(run: TrackedRun) -> Tracker:
-    names = ["jsonl", "console"]
-    names += ["mlflow"] if run.config.tracking.mlflow.enabled else []
-    names += ["tensorboard"] if run.config.tracking.tensorboard.enabled else []
+    names = ["jsonl", "console", *enabled_trackers(run.config)]
+    names += ["notebook"] if is_notebook() else []
+    names += ["train_job"] if train_job.URL in os.environ else []
     opened: list[Tracker] = []
     for name in names:
         try:

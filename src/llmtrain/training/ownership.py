@@ -12,7 +12,7 @@ from llmtrain.env import NODE
 from llmtrain.errors import DataError, Interrupted, LlmtrainError, PeerLost, UsageError
 from llmtrain.files import is_full, write_json
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.exit_report import report_to_run, set_position
+from llmtrain.runs.exit_report import has_crashed_peer, report_to_run, set_position
 from llmtrain.runs.generations import begin_generation, end_generation
 from llmtrain.runs.lock import STALE_AFTER_SEC, Lock, NullLock, RunLock, is_held
 from llmtrain.training.origin import Origin
@@ -85,7 +85,11 @@ class RunOwnership:
 
     def _remove_provisional(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         """Remove a directory that was created early only to count crashes, unless this start crashed."""
-        is_crash = isinstance(error, PeerLost) or (kind and issubclass(kind, Exception) and not _is_expected(error))
+        is_crash = (
+            isinstance(error, PeerLost)
+            or has_crashed_peer()
+            or (kind and issubclass(kind, Exception) and not _is_expected(error))
+        )
         if self._is_provisional and error is not None and not is_crash and not self._run.lock.exists():
             with suppress(OSError):
                 for path in (self._run.generations, self._run.meta, self._run.path / ".lock.guard"):
@@ -147,7 +151,7 @@ def _end_generation_on_exit(run: RunDirectory, lock: Lock, generation: int, step
     def end(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, LlmtrainError) and error.exit_code == UsageError.exit_code:
             status = "refused"
-        elif isinstance(error, PeerLost):
+        elif isinstance(error, PeerLost) or (error and has_crashed_peer()):
             status = "failed"
         elif isinstance(error, Interrupted) or (kind and not issubclass(kind, Exception)):
             status = "stopped"

@@ -177,6 +177,7 @@ def check_config(resumption: Resumption, config: Config, allow_change: bool) -> 
     if checkpoint is None:
         return
     changes = differences(upgraded_values(checkpoint.state()["config"]), redact_values(config.as_dict()))
+    _refuse_other_optimizer(resumption.run, changes)
     refuse_changes(checkpoint, [change for change in changes if not may_change(change[0])], allow_change)
     trainer = config.trainer
     if trainer.max_epochs is None:
@@ -184,6 +185,17 @@ def check_config(resumption: Resumption, config: Config, allow_change: bool) -> 
     changed = [path for path, _, _ in changes if path in ("trainer.max_steps", "trainer.max_epochs")]
     if changed and trainer.schedule != "constant" and trainer.schedule_steps is None:
         warn("TRAIN", f"{changed[0]} has changed, so the learning rate now decays until the new end of the run")
+
+
+def _refuse_other_optimizer(run: RunDirectory, changes: list[Change]) -> None:
+    """Also with --allow-config-change: the averages of one optimizer are of no use to another."""
+    for path, old, new in changes:
+        if path == "trainer.optimizer":
+            raise UsageError(
+                f"Run '{run.run_id}' was trained with trainer.optimizer {old}, whose state {new} cannot use.",
+                remedy=f"Resume it with trainer.optimizer {old}, or start a new run from its weights: llmtrain train "
+                f"--from {run.path} --set trainer.optimizer={new}",
+            )
 
 
 def check_not_past(resumption: Resumption, config: Config) -> None:
