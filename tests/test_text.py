@@ -2,7 +2,7 @@
 
 import pytest
 
-from llmtrain.text import format_bytes, one_line, plural
+from llmtrain.text import format_bytes, one_line, plural, sparkline
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,17 @@ def test_plural() -> None:
 def test_one_line_collapses_whitespace_and_cuts() -> None:
     assert one_line(ValueError("a\n  b\tc")) == "a b c"
     assert one_line("a\nb c", 3) == "a b"
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([], ""),
+        ([3.0], "▁"),
+        ([1.0, 1.0], "▁▁"),
+        (list(range(8)), "▁▂▃▄▅▆▇█"),
+        ([9, 9, 6, 6, 1, 1, 1, 1, 1, 1], "█▅▁▁▁"),
+    ],
+)
+def test_sparkline(values: list[float], text: str) -> None:
+    assert sparkline(values, 8 if len(values) != 10 else 5) == text

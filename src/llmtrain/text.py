@@ -1,4 +1,8 @@
-"""Values as text for people: one line of an error, a count with its noun, a number of bytes."""
+"""Values as text for people: one line of an error, a count with its noun, a number of bytes, a small curve."""
+
+from collections.abc import Sequence
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def one_line(value: object, limit: int | None = None) -> str:
@@ -19,3 +23,13 @@ def format_bytes(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:,.3g} TB" if count < 1000 else f"{count:,.0f} TB"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of the values in at most `width` characters, each the mean of its part: `█▆▄▃▂▂▁▁`"""
+    count = min(width, len(values))
+    parts = [values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)]
+    means = [sum(part) / len(part) for part in parts]
+    low, high = min(means, default=0.0), max(means, default=0.0)
+    top = len(_BLOCKS) - 1
+    return "".join(_BLOCKS[round((mean - low) / ((high - low) or 1.0) * top)] for mean in means)

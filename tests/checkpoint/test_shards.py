@@ -459,7 +459,7 @@ def test_tensor_with_fewer_rows_than_ranks(tmp_path: Path, cache: Path) -> None:
             module = before(*arguments)
             module.extra = torch.nn.Parameter(torch.arange(2.0))
             forward = module.forward
-            module.forward = lambda ids: forward(ids) + module.extra.sum() * 0
+            module.forward = lambda *ids, **options: forward(*ids, **options) + module.extra.sum() * 0
             return module
 
         build_module.build_module = build

@@ -59,7 +59,7 @@ def test_make_targets_for_runs(kube: Kube, folder: Path) -> None:
 
     cleaned = make(kube, "k8s-clean")
     assert cleaned.code == 0, cleaned.err
-    assert f"Data stays on claim {CLAIM}." in cleaned.out
+    assert f"claim {CLAIM}." in cleaned.out
     assert kube.objects("pods,jobs,configmaps", "-l", "llmtrain.dev/run=by-make") == []
     assert finished.is_file()
     assert make(kube, "k8s-logs").code != 0

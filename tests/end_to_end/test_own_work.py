@@ -62,7 +62,7 @@ def test_run_on_its_own_volume(kube: Kube) -> None:
     kube.llmtrain("delete", run)
     assert [c["metadata"]["name"] for c in kube.objects("pvc")] == ["own-volume-runs", "runs"]
     again = kube.llmtrain(*words, expect=64)
-    assert "The volume own-volume-runs of an earlier run" in again.err
+    assert "kubectl delete pvc own-volume-runs" in again.err
     kube.llmtrain("fetch", run, "--only", "metrics")  # the record is gone, the claim is found by its label
     assert (kube.folder / "runs" / run / "metrics.jsonl").read_text().count("\n") >= 6
     finished = kube.llmtrain(*words, "--resume")  # finished: nothing to do

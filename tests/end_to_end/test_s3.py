@@ -66,8 +66,8 @@ def check_copy(kube: Kube, s3: Any, run: str) -> None:
         for path in sorted((kube.volume("runs") / run).rglob("*"))
         if path.is_file()
     }
-    # Who is alive is no part of a run; log and lock are written until the very end.
-    moving = {"logs", "heartbeats", "lock", "ended.json"}
+    # Who is alive is no part of a run; log, lock and exit reports are written until the very end.
+    moving = {"logs", "heartbeats", "lock", "ended.json", "exits"}
     wanted = {
         name: value for name, value in here.items() if name.split("/")[0] not in moving and "/." not in f"/{name}"
     }

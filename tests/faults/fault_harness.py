@@ -383,7 +383,7 @@ def resume_and_check(config: Config, size: int, golden: Outcome, resume: str = R
     assert outcome(root, result) == golden
     verify_all(root)
     leftovers = [path.name for path in (root / RUN_ID / "checkpoints").iterdir() if path.name.startswith(".")]
-    assert leftovers == []
+    assert leftovers == [], leftovers
     assert not (root / RUN_ID / "lock").exists()
     return result["resumed_from"] or 0
 

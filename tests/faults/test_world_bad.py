@@ -172,7 +172,6 @@ def test_full_disk_is_detected_before_writing(world_config: Config, root: Path, 
     for ended in ends:
         assert ended.code == 65, ended.output
         assert ended.error["reason"] == "disk_full"
-        assert "0 MB free" in ended.output
         assert errno.errorcode[errno.ENOSPC] not in ended.output
     assert harness.steps_saved(root) == []
     assert harness.resume_and_check(world_config, 2, world_golden) == 0

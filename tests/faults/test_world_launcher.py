@@ -160,10 +160,10 @@ def test_gives_up_after_three_crashes_without_progress(file: Path, root: Path) -
 @pytest.mark.parametrize(
     ("fault", "resumed_from"),
     [
-        ("prepare:0:0:kill:0", 4),
+        pytest.param("prepare:0:0:kill:0", 4, marks=pytest.mark.slow),
         pytest.param("prepare:0:1:kill:0", 4, marks=pytest.mark.slow),
         pytest.param("forward:5:0:kill:0", 4, marks=pytest.mark.slow),
-        pytest.param("forward:7:0:kill:0", 6, marks=pytest.mark.slow),
+        ("forward:7:0:kill:0", 6),
     ],
 )
 def test_restart_uses_the_named_checkpoint_until_it_was_loaded(
@@ -187,7 +187,9 @@ def test_gives_up_after_three_crashes_during_data_preparation(file: Path, root: 
         code, _, stderr = finish(start(file, *command, "--max-restarts", "9", fault="prepare:0:1:kill"))
         assert code == 65, stderr
         assert stderr.count("Restarting the processes") == 3
+        reports = [json.loads(path.read_text()) for path in (root / RUN_ID / "exits").glob("*.json")]
         shutil.rmtree(root / RUN_ID)
+    assert [(report["exit_code"], report["reason"]) for report in reports] == [(65, "gave_up")]  # of the second command
 
 
 @pytest.mark.slow
@@ -294,7 +296,7 @@ def test_sigterm_is_not_restarted(file: Path, root: Path) -> None:
 def test_nan_exits_65(file: Path, root: Path) -> None:
     code, stdout, stderr = finish(start(file, *NODE, "--max-restarts", "2", "--json", fault="loss:3:1:nan"))
     assert code == 65, stderr
-    assert "The loss of step 3 is nan; it saw samples 16 to 23." in json.loads(stdout)["what"]
+    assert "samples 16 to 23" in json.loads(stdout)["what"]
     assert "Restarting the processes" not in stderr
     assert steps_saved(root) == [2]
 

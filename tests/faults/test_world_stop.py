@@ -107,10 +107,10 @@ def test_rank_that_resumes_too_late_exits_too(make_world_config: MakeConfig, roo
     config = make_world_config(distributed__timeout_sec=2)
     world = hang(config, 2, "after_backward", 5, 1)
     assert world[0].wait().code == 75
-    before = harness.tree(root / RUN_ID, without=("logs", "heartbeats"))
+    before = harness.tree(root / RUN_ID, without=("logs", "heartbeats", "exits"))
     world[1].send(signal.SIGCONT)
     assert world[1].wait().code == 75
-    assert harness.tree(root / RUN_ID, without=("logs", "heartbeats")) == before
+    assert harness.tree(root / RUN_ID, without=("logs", "heartbeats", "exits")) == before
     assert harness.resume_and_check(config, 2, world_golden) == 4
 
 

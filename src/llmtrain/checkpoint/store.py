@@ -220,7 +220,8 @@ class CheckpointStore:
             for path in self.folder.glob(".old-step_*"):
                 if not (before := path.with_name(path.name.removeprefix(".old-"))).exists():
                     path.rename(before)
-            for path in [*self.folder.glob(".tmp-*"), *self.folder.glob(".old-*"), *self.folder.glob(".doomed-*")]:
+            left = (".tmp-*", ".old-*", ".doomed-*", ".*.tmp")  # the last: from write_json and its like
+            for path in [path for pattern in left for path in self.folder.glob(pattern)]:
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path, ignore_errors=True)
                 else:

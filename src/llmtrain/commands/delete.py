@@ -13,7 +13,7 @@ from llmtrain.terminal import printable
 
 
 def command(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="Run id.", show_default=False)] = None,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help="Run id.", show_default=False)] = None,
     all_: Annotated[bool, typer.Option("--all", help="Delete all runs of the namespace.")] = False,
     data: Annotated[bool, typer.Option("--data", help="Also delete the volumes created for the run.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

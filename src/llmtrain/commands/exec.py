@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def command(
     run: RunArgument,
-    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND ...", show_default=False)] = None,
+    words: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", show_default=False)] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Keep it running in the background; its log is on the runs volume.")
     ] = False,

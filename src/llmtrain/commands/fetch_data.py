@@ -10,7 +10,7 @@ from llmtrain.text import format_bytes, plural
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="Name on the hub: owner/name.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name on the hub: owner/name.", show_default=False)],
     to: Annotated[str, typer.Option("--to", help="Target directory; an incomplete download is resumed.")],
     revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit. Default: main.")] = None,
     again: Annotated[

@@ -53,7 +53,7 @@ WithCodeOption = Annotated[
 ]
 CommandArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[-- COMMAND ...]", help="Run this command of the image instead of training."),
+    typer.Argument(metavar="-- COMMAND", help="Run this command of the image instead of training."),
 ]
 
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def command(
     own_command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND ...]", help="Run this command instead of training: any torch script."),
+        typer.Argument(metavar="-- COMMAND", help="Run this command instead of training: any torch script."),
     ] = None,
     config: ConfigOption = None,
     set_: SetOption = None,

@@ -53,7 +53,7 @@ def list_command(ctx: typer.Context, json_: JsonOption = False) -> None:
 
 @app.command("show")
 def show_command(
-    name: Annotated[str, typer.Argument(help="Name of the preset.", autocompletion=complete_preset)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the preset.", autocompletion=complete_preset)],
     json_: JsonOption = False,
 ) -> None:
     """Print the file of a preset, with its comments."""

@@ -19,7 +19,7 @@ from llmtrain.terminal import say
 
 def command(
     run: RunArgument,
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and directories.", show_default=False)],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files and directories.", show_default=False)],
     pod: PodOption = None,
     namespace: NamespaceOption = None,
     kubeconfig: KubeconfigOption = None,

@@ -14,7 +14,7 @@ from llmtrain.distributed.worker_exit import JoinState, is_restartable, log_rest
 from llmtrain.errors import Interrupted
 from llmtrain.files import read_json
 from llmtrain.interrupts import leave_at_once
-from llmtrain.runs.exit_report import ExitReport
+from llmtrain.runs.exit_report import ExitReport, tell_of_crashed_peer
 
 
 class NodeAgent(LocalElasticAgent):
@@ -34,6 +34,9 @@ class NodeAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         failed_first = {worker.rank for worker in self.worker_exits() if worker.exit_code}
+        if failed_first and self._pcontext is not None:
+            for file in self._pcontext.error_files.values():
+                tell_of_crashed_peer(Path(file))
         result: RunResult = super()._monitor_workers(worker_group)  # stops the others if one has failed
         if result.is_failed():
             exits = self.worker_exits()

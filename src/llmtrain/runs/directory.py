@@ -13,6 +13,7 @@ runs/<run_id>/
   epoch-N/ best/   with output.layout epochs: files of those checkpoints
   artifacts.json   which of adapter/, epoch-N/ and best/ the run has written; others with these names are the user's
   finished.json    result of a finished run
+  report.html      curves and facts of a finished run, for a browser
   ended.json       launch that ended, and its exit code, for pods that are recreated afterwards
   lock             the process that writes
   generations.json every start of the run, and how it ended
@@ -133,6 +134,15 @@ class RunDirectory:
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 
+    @property
+    def wandb(self) -> Path:
+        """The id of the W&B run; W&B itself writes to the directory `wandb`."""
+        return self.path / "wandb.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
     def exists(self) -> bool:
         """Follows a link to a run on another disk. (Links inside a run are not followed.)"""
         try:
@@ -202,7 +212,8 @@ def local_run_hint(run_id: str, root: str = "runs") -> str | None:
     if run_id not in [run.run_id for run in list_runs(root)]:
         return None
     return (
-        f"'{run_id}' is a local run: resume it with `llmtrain train --resume {run_id}`, or see `llmtrain runs --help`."
+        f"'{run_id}' is a local run: see it with `llmtrain runs show {run_id}`, resume it with `llmtrain train "
+        f"--resume {run_id}`."
     )
 
 

@@ -28,6 +28,7 @@ from llmtrain.logs import log
 from llmtrain.redact import redact
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+_PEER_CRASHED = "peer-crashed"  # file beside a worker's error file
 MAX_BYTES = 4096  # of a termination message; the kubelet truncates longer ones
 KEPT = 64  # reports per run directory
 _MAX_RANKS = 64  # read from a report; enough to name
@@ -197,6 +198,18 @@ def exit_now(error: LlmtrainError) -> NoReturn:
     log("DDP", f"{error.what} {error.remedy}", logging.ERROR)
     write_exit_report(error)
     os._exit(error.exit_code)
+
+
+def tell_of_crashed_peer(error_file: Path) -> None:
+    """Called by the agent, before it stops a worker because another one crashed."""
+    with contextlib.suppress(OSError):
+        error_file.with_name(_PEER_CRASHED).touch()
+
+
+def has_crashed_peer() -> bool:
+    """Whether the agent stops this worker because another one crashed, rather than because it was told to stop."""
+    path = os.environ.get(ERROR_FILE)
+    return path is not None and Path(path).with_name(_PEER_CRASHED).exists()
 
 
 def write_exit_report(error: LlmtrainError) -> None:

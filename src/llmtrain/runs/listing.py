@@ -33,10 +33,9 @@ def age_of(row: Row, now: datetime | None = None) -> str | None:
     """`3 d` since the first start; None if that is not recorded."""
     try:
         started = datetime.fromisoformat(str(row["started_at"]))
-    except ValueError:
+        started = started if started.tzinfo else started.astimezone()
+    except (ValueError, OverflowError):  # OverflowError: the year 1
         return None
-    if started.tzinfo is None:
-        started = started.astimezone()
     seconds = max(0.0, ((now or datetime.now(UTC)) - started).total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:

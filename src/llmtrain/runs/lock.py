@@ -209,6 +209,15 @@ def is_held(path: Path) -> bool:
     return abs(time.time() - state.heartbeat / 1e9) <= STALE_AFTER_SEC if is_alive is None else is_alive
 
 
+def owner_pid(path: Path) -> int | None:
+    """The process of this machine that holds the lock; None if there is none."""
+    try:
+        state = _read(path)
+    except OSError:
+        return None
+    return int(state.owner["pid"]) if state is not None and _is_alive(state.owner) else None
+
+
 def _read(path: Path) -> _LockState | None:
     """The lock; None if it is missing or damaged. Opening the file, unlike stat, makes NFS refresh its mtime."""
     try:

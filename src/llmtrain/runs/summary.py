@@ -38,10 +38,14 @@ def summarize(run: RunDirectory) -> dict[str, Any]:
         "dataset": _dataset(values),
         "model": _section(values, "model").get("name"),
         "lr": _section(values, "trainer").get("lr"),
-        "parameters": result.get("parameters"),
+        "parameters": _count(result.get("parameters")),
         "path": str(run.path),
         "damaged": sorted(set(damaged)),
     }
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and abs(value) < 1e300 else None
 
 
 def _section(values: dict[str, Any], name: str) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _metrics(run: RunDirectory, damaged: list[str]) -> list[dict[str, Any]]:
 
 def _numbers(rows: list[dict[str, Any]], name: str, damaged: list[str]) -> list[float]:
     values = [row[name] for row in rows if row.get(name) is not None]
-    numbers = [value for value in values if isinstance(value, int | float)]
+    numbers = [value for value in values if isinstance(value, float) or (isinstance(value, int) and abs(value) < 1e300)]
     if len(numbers) < len(values):
         damaged.append("metrics.jsonl")
     return numbers

@@ -3,6 +3,7 @@
 from contextlib import suppress
 from typing import Any, TypeGuard
 
+from llmtrain import registry
 from llmtrain.checkpoint.artifacts import Artifacts
 from llmtrain.checkpoint.state import model_tensors, optimizer_tensors, state_sha256
 from llmtrain.checkpoint.store import CheckpointStore
@@ -134,7 +135,9 @@ def finished_result(config: Config, resumption: Resumption, allow_change: bool =
 
 def complete_finished(config: Config, run: RunDirectory, result: TrainResult) -> TrainResult:
     """Finish reporting on rank 0. A previous process may have been killed after finished.json was written, while it
-    was still sending metrics to MLflow or copying the run."""
+    was still writing the report, sending metrics to MLflow or copying the run."""
+    if config.output.report and not run.report.exists():
+        write_report(run)
     if config.tracking.mlflow.enabled and not is_complete(run):
         try:
             replay_run(run, tracking_location(config)[0])
@@ -143,6 +146,14 @@ def complete_finished(config: Config, run: RunDirectory, result: TrainResult) ->
     if config.output.sync_uri:
         sync_finished(run, config.output.sync_uri)
     return result
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write report.html. The run is finished already, so that a failure is only a warning."""
+    try:
+        registry.resolve("report", "html", registry.REPORTS)(run)
+    except Exception as problem:  # a full disk, or a file of the run that was damaged meanwhile
+        warn("TRAIN", f"{run.shown(run.report)} could not be written; the run is finished: {problem}")
 
 
 def requested_length(trainer: TrainerSection) -> dict[str, Any]:

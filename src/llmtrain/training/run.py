@@ -59,6 +59,7 @@ from llmtrain.training.result import (
     find_finished_run,
     finished_result,
     publish_result,
+    write_report,
 )
 from llmtrain.training.resume import (
     Resumption,
@@ -356,10 +357,12 @@ def _end_run(
     """Report how the run ended: to the trackers, in generations.json and in the log."""
     if not owns_run(context.lock):
         status = "superseded"  # another process owns the run now and reports on it
-    tracker.finish(status, result)
     if context.world.is_first and status != "superseded":
         with suppress(OSError):  # a full disk must not hide the error that ended the run
             end_generation(context.run, context.generation, status, progress.step)
+    if context.world.is_first and status == "finished" and context.config.output.report:
+        write_report(context.run)  # before the trackers end, which upload it
+    tracker.finish(status, result)
     if status in ("finished", "stopped"):
         # A launcher ends the other processes as soon as one exits: rank 0 may still be sending metrics.
         with suppress(Exception):

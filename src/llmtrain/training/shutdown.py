@@ -21,10 +21,10 @@ from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from llmtrain.errors import Interrupted
+from llmtrain.errors import Interrupted, PeerLost
 from llmtrain.interrupts import is_importing, leave_at_once
 from llmtrain.logs import warn
-from llmtrain.runs.exit_report import exit_now, write_exit_report
+from llmtrain.runs.exit_report import exit_now, has_crashed_peer, write_exit_report
 
 
 class StopEvent(Protocol):
@@ -128,4 +128,6 @@ def _is_below_bar() -> bool:
 
 
 def _interrupted_in_setup() -> Interrupted:
+    if has_crashed_peer():  # counts as a crash
+        return PeerLost("Another process of this node crashed before training began.", remedy="See its error above.")
     return Interrupted("Interrupted before training began.", remedy="Run the same command again.")
