@@ -64,6 +64,10 @@ CASES = {
         ],
     ),
 }
+CASES["monitored"] = (
+    "ddp_smoke",
+    [*TWO_NODES, "tracking.prometheus.port=9400", "launch.pod_monitor=true", "launch.labels={release: prometheus}"],
+)
 # Every field that shapes the pod, and a patch for what has none.
 SHAPED = [
     *TWO_NODES,

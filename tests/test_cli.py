@@ -73,6 +73,7 @@ def verb(root: Path, text: Path, workdir: Path, tiny: list[str]) -> Callable[[st
         "runs show": ["runs", "show", "one", "--root", str(root)],
         "runs compare": ["runs", "compare", "one", "other", "--root", str(root)],
         "runs prune": ["runs", "prune", "one", "--root", str(root)],
+        "report": ["report", "one", "--root", str(root)],
         "tokenizer train": [
             "tokenizer",
             "train",
@@ -109,6 +110,7 @@ VERBS = (
     "runs show",
     "runs compare",
     "runs prune",
+    "report",
     "tokenizer train",
 )
 
@@ -190,17 +192,17 @@ class TestEveryVerb:
 
     def test_all_commands_are_covered(self, cli) -> None:
         listed = re.findall(r"│ ([a-z][a-z-]*) +[A-Z]", cli("--help").out)
-        # They need a person, the hub or kind (the tool), and have separate tests.
-        elsewhere = {"chat", "fetch-model", "fetch-data", "lint", "cluster"}
+        # They need a person, a browser, the hub or kind (the tool), and have separate tests.
+        elsewhere = {"chat", "page", "fetch-model", "fetch-data", "lint", "cluster"}
         elsewhere |= {words[0] for words in ELSEWHERE}
         assert set(listed) == {name.split()[0] for name in VERBS} | elsewhere
 
     def test_every_command_takes_json(self) -> None:
-        """Also those of groups."""
+        """Also those of groups. The page serves until it is stopped: it has no result."""
         names = [name for rows in COMMANDS.values() for name in rows]
         found = dict(row for name in names for row in walk(load_command(name), (name,)))
         assert {"train", "logs", "guard install", "runs list"} <= set(found)
-        assert [name for name, options in found.items() if "--json" not in options] == []
+        assert [name for name, options in found.items() if "--json" not in options] == ["page"]
 
     @pytest.mark.parametrize("words", ELSEWHERE, ids=" ".join)
     def test_commands_with_separate_tests(self, cli, words: tuple[str, ...]) -> None:
@@ -484,7 +486,9 @@ class TestInit:
         content = (workdir / "mine.yaml").read_text()
         assert len(content.splitlines()) <= 30
         assert "  # " in content, "comments"
-        assert load_config("mine.yaml").data.files == ["text.txt", "more.txt"]
+        config = load_config("mine.yaml")
+        assert config.data.files == ["text.txt", "more.txt"]
+        assert (config.model.architecture, config.trainer.optimizer) == ("modern", "muon")
         small = ["trainer.max_steps=2", "trainer.warmup_steps=0", "model.n_layers=1", "model.d_model=16"]
         small += [f"data.cache_dir={cache}", "run.threads=1", "trainer.micro_batch_size=2"]
         done = cli("train", "-c", "mine.yaml", *(part for each in small for part in ("--set", each)))

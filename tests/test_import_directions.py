@@ -15,7 +15,7 @@ LAYERS = (
     ("commands",),
     ("api",),
     ("diagnose",),
-    ("inference",),
+    ("inference", "page"),
     ("training", "operate", "doctor", "lint", "local_cluster"),
     ("checkpoint", "launch"),
     ("models", "data", "distributed", "tracking", "kubernetes"),
@@ -27,7 +27,7 @@ LAYERS = (
     ("content_hash", "findings", "code_bundle", "progress"),
     ("arguments", "files", "logs"),
     ("errors", "redact", "terminal", "fault_injection"),
-    ("env", "interrupts", "text", "version"),
+    ("env", "interrupts", "svg", "text", "version"),
 )
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 TORCH_PACKAGES = {"models", "data", "distributed", "checkpoint", "training", "inference"}

@@ -52,7 +52,7 @@ def requirements(project: dict[str, Any]) -> dict[str, str]:
     """Name -> minimum version of every dependency in pyproject.toml."""
     table = project["project"]
     extras = [row for rows in table["optional-dependencies"].values() for row in rows]
-    rows = [re.fullmatch(r"([\w.-]+)(?:>=([\w.]+))?", row) for row in (*table["dependencies"], *extras)]
+    rows = [re.fullmatch(r"([\w.-]+)(?:>=([\w.]+)(?:,<\d+)?)?", row) for row in (*table["dependencies"], *extras)]
     return {normal(row[1]): row[2] or "0" for row in rows if row}
 
 

@@ -70,6 +70,8 @@ COMMANDS = {
         "export": "Write a model directory that transformers or peft loads.",
         "sync": "Copy a run directory to S3.",
         "runs": "List, show, compare and prune runs.",
+        "page": "Show runs in the browser, live.",
+        "report": "Write runs to one HTML file, or to Markdown.",
     },
     "Models and data": {
         "fetch-model": "Download a model from the Hugging Face hub.",

@@ -45,7 +45,12 @@ def is_live() -> bool:
     """Whether progress is a live line rather than log lines."""
     if _mode in ("log", "none") or not shows_info() or not _is_rank0():
         return False
-    return _mode == "bar" or sys.stderr.isatty() or _is_notebook()
+    return _mode == "bar" or sys.stderr.isatty() or _has_widgets()
+
+
+def is_notebook() -> bool:
+    """Whether progress is also shown as a curve: in a notebook, unless log lines were asked for."""
+    return _mode not in ("log", "none") and shows_info() and _is_rank0() and "ipykernel" in sys.modules
 
 
 def _is_rank0() -> bool:
@@ -53,10 +58,9 @@ def _is_rank0() -> bool:
     return os.environ.get("RANK", "0") in ("", "0")
 
 
-def _is_notebook() -> bool:
-    """Whether a live display works here: rich draws it with ipywidgets."""
-    kernel = sys.modules.get("ipykernel")
-    return kernel is not None and find_spec("ipywidgets") is not None
+def _has_widgets() -> bool:
+    """Whether a live line works in this notebook: rich draws it with ipywidgets."""
+    return "ipykernel" in sys.modules and find_spec("ipywidgets") is not None
 
 
 class LiveLine:

@@ -32,8 +32,15 @@ TRACKERS = {
     "console": "llmtrain.tracking.console:ConsoleTracker",
     "jsonl": "llmtrain.tracking.jsonl:JsonlTracker",
     "mlflow": "llmtrain.tracking.mlflow:MlflowTracker",
+    "notebook": "llmtrain.tracking.notebook:NotebookTracker",
     "tensorboard": "llmtrain.tracking.tensorboard:TensorboardTracker",
+    "wandb": "llmtrain.tracking.wandb:WandbTracker",
+    "prometheus": "llmtrain.tracking.prometheus:PrometheusTracker",
+    "train_job": "llmtrain.tracking.train_job:TrainJobTracker",
 }
+
+REPORTS = {"html": "llmtrain.page.report:write_report"}
+"""What a finished run writes about itself. `page` is above `training`, so it is named here."""
 
 WORKLOADS = {
     "indexed_job": "llmtrain.launch.workloads.indexed_job:IndexedJob",

@@ -312,6 +312,11 @@ class TestNetworkPolicy:
         (["launch.data_volume.claim=a", "launch.data_volume.mount_path=/out/x"], "launch.data_volume.mount_path"),
         (["distributed.master_port=80"], "distributed.master_port"),
         (["launch.env={WORLD_SIZE: 4}"], "WORLD_SIZE"),
+        (["tracking.prometheus.port=80"], "tracking.prometheus.port"),
+        (["tracking.prometheus.port=29500"], "tracking.prometheus.port"),
+        (["launch.pod_monitor=true"], "launch.pod_monitor"),
+        (["launch.image_schema=2", "tracking.wandb.enabled=true"], "tracking.wandb"),
+        (["launch.image_schema=2", "tracking.prometheus.port=9400"], "tracking.prometheus"),
         (["tracking.mlflow.tracking_uri=https://me:secret@mlflow.example.com"], "credentials"),
     ],
 )
@@ -424,3 +429,55 @@ def test_launched_run_with_a_secret_can_be_planned() -> None:
     document = parse_document(f"launch: {{env: {{DB_PASS: x}}}}\nrun: {{notes: {HUB_TOKEN}}}\n", "record")
     config = build_config(document, is_launched=True)
     assert plan_job(config, Work("command", ("x", "--password=y")), is_launched=True).launch.env == {"DB_PASS": "x"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prometheus_finds_pod_0(kind: str) -> None:
+    plan, manifests = make(kind, "launch.nodes=2", "tracking.prometheus.port=9400", "launch.pod_monitor=true")
+    [monitor] = [each for each in manifests if each["kind"] == "PodMonitor"]
+    [policy] = [each for each in manifests if each["kind"] == "NetworkPolicy"]
+    selected = monitor["spec"]["selector"]["matchLabels"]
+    assert plan.selector.items() < selected.items()
+    assert "0" in selected.values()
+    assert {"ports": [{"protocol": "TCP", "port": 9400}]} in policy["spec"]["ingress"]
+    for template in templates(manifests):
+        annotations = template["metadata"]["annotations"]
+        assert annotations["prometheus.io/port"] == "9400"
+        [port] = [port for port in template["spec"]["containers"][0]["ports"] if port["containerPort"] == 9400]
+        assert port["name"] == monitor["spec"]["podMetricsEndpoints"][0]["port"]
+
+
+def test_pod_monitor_of_a_pytorch_job_selects_the_master() -> None:
+    sets = ["launch.pytorch_master=true", "tracking.prometheus.port=9400", "launch.pod_monitor=true"]
+    [monitor] = [each for each in make("pytorch_job", *sets)[1] if each["kind"] == "PodMonitor"]
+    assert monitor["spec"]["selector"]["matchLabels"]["training.kubeflow.org/replica-type"] == "master"
+
+
+def test_nothing_is_opened_without_a_metrics_port() -> None:
+    _, manifests = make("indexed_job")
+    [policy] = [each for each in manifests if each["kind"] == "NetworkPolicy"]
+    assert len(policy["spec"]["ingress"]) == 1
+    assert "PodMonitor" not in [each["kind"] for each in manifests]
+
+
+@pytest.mark.parametrize(
+    ("sets", "ports"),
+    [
+        (["tracking.wandb.enabled=true"], [443]),
+        (["tracking.wandb.enabled=true", "tracking.wandb.offline=true"], []),
+        (["tracking.wandb.enabled=true", "launch.env={WANDB_BASE_URL: 'http://wandb.team:8080'}"], [8080]),
+        (["launch.kind=train_job"], [10443]),
+    ],
+)
+def test_tracking_servers_are_reachable(sets: list[str], ports: list[int]) -> None:
+    plan, _ = make("indexed_job", *sets)
+    assert plan.egress_ports == ports
+
+
+def test_missing_wandb_key_is_a_warning() -> None:
+    warned = [
+        text for text in make("indexed_job", "tracking.wandb.enabled=true")[0].warnings if "WANDB_API_KEY" in text
+    ]
+    assert len(warned) == 1
+    plan, _ = make("indexed_job", "tracking.wandb.enabled=true", "launch.env_secrets=[wandb]")
+    assert [text for text in plan.warnings if "WANDB_API_KEY" in text] == []

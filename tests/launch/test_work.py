@@ -16,6 +16,7 @@ from llmtrain.launch.manifests import render
 from llmtrain.launch.plan import JobPlan, find_workload, plan_job
 from llmtrain.launch.record import list_records, read_record
 from llmtrain.launch.work import Work
+from llmtrain.tracking import train_job
 
 Cli = Callable[..., Any]
 Object = dict[str, Any]
@@ -336,7 +337,7 @@ class TestPrefetch:
             assert env(trainer)["HF_HUB_OFFLINE"] == "1"
         for cache in ("HF_HOME", "HOME", "TIKTOKEN_CACHE_DIR"):
             assert env(first)[cache] == env(trainer)[cache], "else it would not find what was fetched"
-        assert plan.egress_ports == [443]
+        assert plan.egress_ports == [443, *([train_job.PORT] if kind == "train_job" else [])]
 
     @pytest.mark.parametrize("name", NOTHING_TO_FETCH)
     def test_no_init_container_without_downloads(self, name: str) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from kube_server import KubeServer
 from llmtrain.commands import logs, status
 from llmtrain.errors import UsageError
+from llmtrain.operate.status.log_curves import log_curves
 
 pytestmark = pytest.mark.usefixtures("hurry")
 
@@ -136,3 +137,32 @@ def test_logs_command(kube: KubeServer, kubeconfig: Path) -> None:
     run.end(1)
     run.finish()
     assert sorted(call(logs.command, kubeconfig, "demo", "-f").stdout.split("\n")) == ["", "[0] a", "[0] b", "[1] c"]
+
+
+def test_plot_of_a_run(kube: KubeServer, kubeconfig: Path) -> None:
+    """From the log of rank 0; a step that was trained again after a restart counts once."""
+    run = launch(kube)
+    run.pod(0)
+    line = "[TRAIN] step {}/30 | loss {} | lr 3.00e-03 | 27,610 tok/s | 0:00:09 left"
+    run.say(0, *(line.format(step, 9 - step / 5) for step in range(1, 21)), "[EVAL] step 20/30 | val loss 5.5 | x")
+    run.say(0, *(line.format(step, 9 - step / 5) for step in range(11, 31)))
+    curves = log_curves(run.cluster, run.record)
+    assert curves["training"][0] == list(range(1, 31))
+    assert curves["validation"] == ([20], [5.5])
+    shown = call(status.command, kubeconfig, "demo", "--plot").stdout
+    assert "training" in shown
+    assert "validation" in shown
+    assert max(map(len, shown.splitlines())) <= 110
+
+
+def test_plot_without_losses(kube: KubeServer, kubeconfig: Path) -> None:
+    run = launch(kube)
+    run.pod(0)
+    assert call(status.command, kubeconfig, "demo", "--plot").exit_code == 0
+    assert log_curves(run.cluster, run.record) == {"training": ([], []), "validation": ([], [])}
+
+
+@pytest.mark.parametrize("words", [["--plot"], ["demo", "--plot", "--json"], ["demo", "--plot", "--watch"]])
+def test_plot_needs_one_run(kubeconfig: Path, words: list[str]) -> None:
+    with pytest.raises(UsageError, match="--plot"):
+        call(status.command, kubeconfig, *words)

@@ -156,3 +156,13 @@ def test_with_a_bar_log_lines_are_thinned(monkeypatch: pytest.MonkeyPatch) -> No
     tracker.finish("finished", None)
     assert not handler.filters
     close_logging()
+
+
+def test_bar_shows_the_course_of_the_loss() -> None:
+    one = bar(**METRICS)
+    one._is_utf = True
+    for step in range(5000):
+        one.add({"train/loss": 9.0 if step < 2500 else 1.0})
+    one.add({"train/loss": float("nan")})
+    assert "████▁▁▁▁" in one.render(80).plain
+    assert one.render(80).plain.index("loss") < one.render(80).plain.index("████") < one.render(80).plain.index("tok/s")

@@ -14,7 +14,7 @@ from fault_harness import RUN_ID
 from llmtrain.config.load import load_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
-from llmtrain.tracking import mlflow
+from llmtrain.tracking import background, mlflow
 from llmtrain.tracking.mlflow import local_directory, store_at, tracking_location
 
 MakeConfig = Callable[..., Config]
@@ -97,7 +97,9 @@ def test_local_store_is_complete(make_config: MakeConfig) -> None:
     assert run["name"] == "first try"
     assert run["status"] == "FINISHED"
     assert run["tags"]["llmtrain.run_id"] == RUN_ID
-    assert run["artifacts"] == ["config.yaml", "meta.json"]
+    assert run["artifacts"] == ["config.yaml", "meta.json", "report.html"]
+    assert not [name for name in run["params"] if name.startswith(("launch.", "distributed."))]
+    assert run["params"]["tracking.mlflow.experiment"] == "tries"
     expected = {"trainer.lr": "0.003", "model.d_model": "32", "data.name": "dummy_text", "run.seed": "7"}
     assert expected.items() <= run["params"].items()
     assert int(run["params"]["parameters"]) == ended.result["parameters"]
@@ -130,7 +132,7 @@ def test_resumed_run_continues_its_mlflow_run(tracked: MakeConfig, action: str) 
     assert run["status"] == "FINISHED"
     assert [step for step, _ in run["history"]["train/loss"]] == [*range(1, 9)]  # none is missing, none is twice
     assert [step for step, _ in run["history"]["val/loss"]] == [4, 8]
-    assert run["artifacts"] == ["config.yaml", "meta.json"]
+    assert run["artifacts"] == ["config.yaml", "meta.json", "report.html"]
     assert "trainer.lr" in run["params"]
 
 
@@ -203,7 +205,7 @@ def test_config_overrides_environment(make_config: MakeConfig, empty_store: Path
     assert ended.output.count(ended.result["tracking_uri"]) == 1
     [run] = read_store(ended.result["tracking_uri"])
     assert len(run["history"]["train/loss"]) == 8
-    assert run["artifacts"] == ["config.yaml", "meta.json"]
+    assert run["artifacts"] == ["config.yaml", "meta.json", "report.html"]
     assert list(directory.rglob("meta.json"))
     assert not elsewhere.exists()
     assert not (root_of(config) / "mlflow.db").exists()
@@ -241,7 +243,7 @@ def test_store_can_be_opened_by_plain_client(
     for runs in (read_store(uri), *([opened_runs] if opened_runs is not None else [])):
         [run] = runs
         assert (run["status"], len(run["history"]["train/loss"])) == ("FINISHED", 8)
-        assert run["artifacts"] == ["config.yaml", "meta.json"]
+        assert run["artifacts"] == ["config.yaml", "meta.json", "report.html"]
 
 
 def test_resumed_run_continues_in_directory_store(make_config: MakeConfig, tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def silent_server() -> Any:
 
 def test_silent_server_delays_the_end_by_bounded_time(make_config: MakeConfig, silent_server: str) -> None:
     def less_patience() -> None:
-        mlflow.FLUSH_SEC = 3.0
+        background.FLUSH_SEC = 3.0
 
     config = with_mlflow(make_config, tracking__mlflow__tracking_uri=silent_server)
     ended = harness.run(config, before=less_patience)
@@ -367,7 +369,7 @@ def test_best_checkpoint_is_uploaded(tracked: MakeConfig) -> None:
     best = ended.result["best_step"]
     assert best < 6, "the run was meant to get worse"
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
-    assert run["artifacts"] == ["best_checkpoint", "config.yaml", "meta.json"]
+    assert run["artifacts"] == ["best_checkpoint", "config.yaml", "meta.json", "report.html"]
     [uploaded] = root_of(config).glob("mlartifacts/**/best_checkpoint")
     assert harness.tree(uploaded) == harness.tree(root_of(config) / RUN_ID / "checkpoints" / f"step_{best}")
 

@@ -11,7 +11,7 @@ from llmtrain.errors import DataError, UsageError
 
 def command(
     more_text: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Further text files for --text.")
+        list[str] | None, typer.Argument(metavar="FILE", help="Further text files for --text.")
     ] = None,
     text: Annotated[
         list[str] | None, typer.Option("--text", metavar="FILE", help="Train a small GPT on text files.")

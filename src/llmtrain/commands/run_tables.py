@@ -159,9 +159,10 @@ def _plain(value: Any) -> str:
 
 
 def _local_time(value: Any) -> str | None:
-    if not isinstance(value, int | float):
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value)) if isinstance(value, int | float) else None
+    except (ValueError, OverflowError, OSError):  # damaged
         return None
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
 
 
 def _loss(value: float | None) -> str:

@@ -9,7 +9,9 @@ from llmtrain.errors import UsageError
 
 app = typer.Typer(help="List, show, compare and prune runs.", no_args_is_help=True)
 
-RunsArgument = Annotated[list[str], typer.Argument(help="Run ids or paths.", autocompletion=complete_run)]
+RunsArgument = Annotated[
+    list[str], typer.Argument(metavar="RUN", help="Run ids or paths.", autocompletion=complete_run)
+]
 
 
 @app.command("list")
@@ -44,16 +46,26 @@ def list_command(
 
 @app.command("show")
 def show_command(
-    run: Annotated[str, typer.Argument(help="Run id or path.", autocompletion=complete_run)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or path.", autocompletion=complete_run)],
+    plot: Annotated[bool, typer.Option("--plot", help="Show the loss curves instead.")] = False,
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:
-    """Show summary, checkpoints, starts, result, metadata and config of a run."""
-    from llmtrain.commands.run_tables import description_lines
+    """Show summary, checkpoints, starts, result, metadata and config of a run, or its loss curves."""
+    from llmtrain.commands.run_tables import description_lines, run_table
     from llmtrain.runs.directory import find_run
-    from llmtrain.runs.summary import describe
+    from llmtrain.runs.summary import describe, summarize
 
-    value = describe(find_run(root, run))
+    if plot and json_:
+        raise UsageError("--plot cannot be combined with --json.", remedy="Omit one of them.")
+    found = find_run(root, run)
+    if plot:
+        from llmtrain.commands.loss_plot import print_plot, run_curves
+
+        show(False, {}, run_table([summarize(found)]))
+        print_plot(run_curves(found), found.run_id)
+        return
+    value = describe(found)
     show(json_, value, "\n".join(description_lines(value)))
 
 
@@ -73,7 +85,7 @@ def compare_command(runs: RunsArgument, root: RootOption = DEFAULT_ROOT, json_: 
 @app.command("prune")
 def prune_command(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids.", autocompletion=complete_run)
+        list[str] | None, typer.Argument(metavar="RUN", help="Run ids.", autocompletion=complete_run)
     ] = None,
     older_than: Annotated[
         str | None, typer.Option(metavar="AGE", help="Runs that wrote nothing for this long, such as 12h or 30d.")

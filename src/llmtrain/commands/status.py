@@ -31,11 +31,12 @@ TAIL_LINES = 20  # log lines shown when watching starts
 
 def command(
     run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Run id. Default: all runs.", show_default=False)
+        str | None, typer.Argument(metavar="RUN", help="Run id. Default: all runs.", show_default=False)
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Watch one run until it ends, or all runs until Ctrl-C.")
     ] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Also show the loss curves of one run.")] = False,
     recover: RecoverOption = None,
     all_namespaces: AllNamespacesOption = False,
     namespace: NamespaceOption = None,
@@ -52,16 +53,18 @@ def command(
         raise UsageError(
             "--recover-lost-nodes only works with --watch and one run.", remedy="Pass a run id and --watch."
         )
+    if plot and (not run or watch or json_):
+        raise UsageError("--plot needs a run, and neither --watch nor --json.", remedy="Pass a run id only.")
     cluster = connect(kubeconfig, context, run)
     selected = None if all_namespaces else namespace or cluster.namespace
     if run is None:
         _show_all(cluster, selected, watch, json_)
     else:
-        _show_one(cluster, run, str(selected), watch, recover, json_)
+        _show_one(cluster, run, str(selected), watch, plot, recover, json_)
 
 
 def _show_one(
-    cluster: "Cluster", run: str, namespace: str, watch: bool, recover_after: float | None, json_: bool
+    cluster: "Cluster", run: str, namespace: str, watch: bool, plot: bool, recover_after: float | None, json_: bool
 ) -> None:
     from llmtrain.launch.record import find_record
     from llmtrain.operate.status.run_status import run_status
@@ -71,6 +74,11 @@ def _show_one(
     if not watch:
         status = run_status(cluster, record)
         show(json_, status.as_dict(), run_text(status))
+        if plot:
+            from llmtrain.commands.loss_plot import print_plot
+            from llmtrain.operate.status.log_curves import log_curves
+
+            print_plot(log_curves(cluster, record), run)
         return
 
     from llmtrain.operate.status.watch import follow

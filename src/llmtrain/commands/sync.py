@@ -9,8 +9,10 @@ from llmtrain.text import format_bytes, plural
 
 
 def command(
-    run: Annotated[str, typer.Argument(help="Run id or path.")],
-    uri: Annotated[str, typer.Argument(help="Target: s3://bucket or s3://bucket/prefix.", show_default=False)],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or path.")],
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help="Target: s3://bucket or s3://bucket/prefix.", show_default=False)
+    ],
     root: RootOption = DEFAULT_ROOT,
     json_: JsonOption = False,
 ) -> None:

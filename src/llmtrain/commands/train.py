@@ -31,7 +31,8 @@ from llmtrain.errors import TrainingFailed, UsageError
 from llmtrain.files import is_full
 from llmtrain.logs import is_debugging, log, setup_logging
 from llmtrain.progress import phases
-from llmtrain.runs.directory import new_run
+from llmtrain.runs.directory import RunDirectory, new_run
+from llmtrain.runs.exit_report import report_to_run
 from llmtrain.terminal import discard, printable
 from llmtrain.text import plural
 
@@ -79,7 +80,7 @@ def command(
     """Train a model. The default config is the preset gpt_stdlib."""
     _check_options(from_, resume, dry_run, processes, {"model": model_local_dir, "tokenizer": tokenizer_local_dir})
     overrides = shorthands(set_, model_local_dir, tokenizer_local_dir, local_files_only)
-    config, overrides, loaded = _load(config, overrides, resume, from_)
+    config, overrides, loaded = _load(config, overrides, resume, from_, processes or 1)
     setup_logging(loaded.logging)
     if processes:
         options = ["--from", from_] if from_ else []
@@ -150,14 +151,19 @@ def _train_in_processes(
 ) -> None:
     """Train in several processes. The run id is chosen here, so that restarted processes find their run."""
     from llmtrain.distributed.batch_split import micro_batches_in_step
+    from llmtrain.training.resume import find_resumed_run
 
     micro_batches_in_step(loaded, processes)
     arguments = ["train", *forwarded_options(config, overrides, json_), *options]
+    run: RunDirectory | None
     if resume is None:
         run = new_run(loaded.output.root_dir, loaded.output.run_id, loaded.run.name)
         arguments += ["--set", f"output.run_id={run.run_id}", "--resume", "auto"]
     else:
+        run = find_resumed_run(loaded, resume)
         arguments += ["--resume", resume]
+    if run:
+        report_to_run(run.absolute().exits)
     log("SETUP", f"starting {plural(processes, 'process')}")
     run_processes(local_node(processes), worker_command(*arguments), loaded.distributed, max_restarts)
 
@@ -171,9 +177,10 @@ def _diagnose(config: "Config") -> None:
 
 
 def _load(
-    config: str | None, overrides: list[str], resume: str | None, from_: str | None
+    config: str | None, overrides: list[str], resume: str | None, from_: str | None, processes: int
 ) -> tuple[str | None, list[str], "Config"]:
-    """The given config with overrides; without one, that of the run to resume or to start from."""
+    """The given config with overrides; without one, that of the run to resume or to start from. A default batch is
+    split for the processes, and overrides pass the numbers to them."""
     from llmtrain.config.load import load_config
     from llmtrain.runs.directory import find_run
     from llmtrain.runs.recorded_config import config_to_resume, config_to_start_from, is_checkpoint_path
@@ -182,7 +189,11 @@ def _load(
         config, overrides = config_to_start_from(from_, overrides)
     elif config is None and resume not in (None, "auto"):
         return config, overrides, config_to_resume(str(resume), overrides)
-    loaded = load_config(config, overrides)
+    loaded = load_config(config, overrides, processes=processes)
+    if processes > 1:
+        trainer = loaded.trainer
+        batch = {"micro_batch_size": trainer.micro_batch_size, "grad_accum_steps": trainer.grad_accum_steps}
+        overrides = [*overrides, *(f"trainer.{name}={value}" for name, value in batch.items())]
     if resume not in (None, "auto") and not is_checkpoint_path(str(resume)):
         find_run(loaded.output.root_dir, str(resume))  # a missing run is refused before torch is loaded
     return config, overrides, loaded
@@ -241,7 +252,8 @@ def _next_steps(result: dict[str, Any]) -> list[str]:
     elif (Path(result["run_dir"]) / "tensorboard").is_dir():
         curve = f"tensorboard --logdir {shlex.quote(result['run_dir'])}"
     else:
-        curve = str(Path(result["run_dir"]) / "metrics.jsonl")
+        names = [name for name in ("report.html", "metrics.jsonl") if (Path(result["run_dir"]) / name).is_file()]
+        curve = str(Path(result["run_dir"]) / (names or ["metrics.jsonl"])[0])
     return [
         "",
         f"use it      llmtrain generate --run {run}",

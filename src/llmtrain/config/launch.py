@@ -207,6 +207,9 @@ class LaunchSection(Section):
     `baseline`: the image's own user and a writable root file system. `none`: no security context."""
     network_policy: bool = True
     """Create a NetworkPolicy: pods reach only pods of the same run, DNS, and the Hub or tracking server if used."""
+    pod_monitor: bool = False
+    """Create a PodMonitor of the Prometheus Operator, for tracking.prometheus. `labels` adds those by which your
+    Prometheus selects PodMonitors."""
 
     @property
     def node_range(self) -> tuple[int, int]:

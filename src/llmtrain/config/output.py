@@ -26,6 +26,8 @@ class OutputSection(Section):
     sync_uri: Text | None = None
     """Copy the finished run directory to s3://bucket/prefix/<run id>, as `llmtrain sync` does (extra `s3`). Credentials
     come from boto3's usual sources, never from the URI."""
+    report: bool = True
+    """Write report.html when the run has finished: its curves and facts as one file for a browser."""
     save_config_copy: bool = True
     """Write the resolved config to config.yaml."""
     save_meta_json: bool = True

@@ -16,26 +16,26 @@ run:
 _TEXT = """\
 model:
   name: gpt
+  architecture: modern
   block_size: {block_size}  # context length in tokens
   d_model: 128  # width; a larger model learns more and trains slower
   n_layers: 4
-  n_heads: 4  # must divide d_model
-  dropout: 0.0  # 0.1 to 0.2 if the validation loss rises while the training loss falls
 data:
   name: text_files
   files: {files}
   val_fraction: 0.05  # held out for validation; or set val_files
   tokenizer: byte  # byte, char, gpt2, or a directory (see llmtrain tokenizer train)
 trainer:
-  max_steps: 800  # optimizer steps; or set max_epochs
+  max_steps: 400  # optimizer steps; or set max_epochs. Train for longer while the validation loss falls
   micro_batch_size: 16  # sequences per step; lower it if memory runs out
-  lr: 5.0e-3  # peak learning rate; lower it for a larger model
-  schedule: linear
-  warmup_steps: 50
-  betas: [0.9, 0.99]
-  log_every_steps: 20
-  eval_every_steps: 200
-  save_every_steps: 200
+  optimizer: muon  # learning rate and schedule follow from it and from the size (docs/recipes.md)
+  decay_fraction: 0.8
+  warmup_steps: 20
+  momentum_warmup_steps: 50
+  log_every_steps: 10
+  eval_every_steps: 100
+  eval_batches: 40  # of micro_batch_size sequences; without it the whole validation text
+  save_every_steps: 100
 """
 _EXAMPLES = """\
 model:

@@ -2,7 +2,9 @@
 
 # ruff: noqa: RUF012 (pydantic copies the default of a field; ruff sees that only beside the base class)
 
-from pydantic import JsonValue
+from typing import Annotated
+
+from pydantic import Field, JsonValue
 
 from llmtrain.config.section import ClassName, Section, Text
 
@@ -31,6 +33,32 @@ class TensorboardSection(Section):
     """Write TensorBoard event files to the run directory."""
 
 
+class WandbSection(Section):
+    """Weights & Biases (extra `wandb`)."""
+
+    enabled: bool = False
+    """Send metrics, config, samples and report to Weights & Biases. The API key comes from `wandb login` or
+    WANDB_API_KEY; pods get it from a Secret in launch.env_secrets."""
+    project: Text = "llmtrain"
+    """Project name."""
+    entity: Text | None = None
+    """User or team that owns the project. null uses the default of the account."""
+    run_name: Text | None = None
+    """Name of the W&B run. null uses the run id."""
+    offline: bool = False
+    """Write to the directory `wandb` of the run instead of a server. Upload it later with `wandb sync`."""
+
+
+class PrometheusSection(Section):
+    """Prometheus (extra `prometheus`)."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Port on which rank 0 serves /metrics for Prometheus. null serves none. On a cluster, pods get the annotations
+    `prometheus.io/scrape`, `port` and `path`, and the NetworkPolicy admits connections to the port."""
+    host: Text | None = None
+    """Address to listen on. null means all addresses in pods, else 127.0.0.1."""
+
+
 class CustomTrackerSection(Section):
     """A tracker class of your own (docs/extending.md)."""
 
@@ -47,5 +75,9 @@ class TrackingSection(Section):
     """MLflow (extra `mlflow`)."""
     tensorboard: TensorboardSection = TensorboardSection()
     """TensorBoard (extra `tensorboard`)."""
+    wandb: WandbSection = WandbSection()
+    """Weights & Biases (extra `wandb`)."""
+    prometheus: PrometheusSection = PrometheusSection()
+    """Prometheus (extra `prometheus`)."""
     custom: list[CustomTrackerSection] = []
     """Trackers of your own, a `name` and `options` each."""

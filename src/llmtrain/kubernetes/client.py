@@ -41,6 +41,7 @@ PLURALS = {
     "Pod": "pods",
     "PodDisruptionBudget": "poddisruptionbudgets",
     "PodMetrics": "pods",
+    "PodMonitor": "podmonitors",
     "PyTorchJob": "pytorchjobs",
     "Role": "roles",
     "RoleBinding": "rolebindings",

@@ -38,6 +38,7 @@ def check_config(config: Config, work: Work, master_addr: str, has_code: bool = 
         raise UsageError(
             f"distributed.master_port must be at least {MIN_PORT} on a cluster, got {master_port(config)}."
         )
+    _check_prometheus(config)
     longest_name = f"{master_addr.partition('.')[0].removesuffix('0')}{launch.node_range[1] - 1}"
     if len(longest_name) > NAME_LIMIT:
         raise UsageError(
@@ -111,6 +112,23 @@ def _check_training(config: Config, work: Work) -> None:
         raise UsageError(
             f"distributed.strategy is none, but launch.nodes is {launch.nodes}.",
             remedy="Use ddp or fsdp, or launch.nodes: 1.",
+        )
+
+
+def _check_prometheus(config: Config) -> None:
+    port = config.tracking.prometheus.port
+    if port is None:
+        if config.launch.pod_monitor:
+            raise UsageError(
+                "launch.pod_monitor is true, but tracking.prometheus.port is null: there is nothing to scrape.",
+                remedy="Set tracking.prometheus.port, such as 9400, or leave launch.pod_monitor out.",
+            )
+        return
+    if port < MIN_PORT or port == master_port(config):
+        raise UsageError(
+            f"tracking.prometheus.port must be at least {MIN_PORT} on a cluster and differ from "
+            f"distributed.master_port {master_port(config)}, got {port}.",
+            remedy="Choose another port, such as 9400.",
         )
 
 

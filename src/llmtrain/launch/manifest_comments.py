@@ -7,6 +7,7 @@ OBJECTS = {
     "code": "The code of `launch --with-code`, mounted at /code in every pod, on PYTHONPATH.",
     "PersistentVolumeClaim": "A volume of the run (RUN-runs: checkpoints and logs). It stays when the run is deleted.",
     "NetworkPolicy": "The connections that pods of the run may make: to each other, to DNS, to the ports listed here.",
+    "PodMonitor": "For the Prometheus Operator: pod 0 serves the metrics of the run.",
     "PodDisruptionBudget": "Keeps `kubectl drain` from evicting pods that the run needs.",
     "Service": "A headless Service: it gives each pod a DNS name, so that the others find pod 0.",
     "Job": "The run: an Indexed Job, one pod per node. The index of a pod (JOB_COMPLETION_INDEX) is its node rank.",

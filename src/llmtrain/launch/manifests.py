@@ -10,18 +10,21 @@ import yaml
 from llmtrain.kubernetes.labels import CODE_LABEL, IMAGE_ANNOTATION, LAUNCH_ANNOTATION, has_labels
 from llmtrain.launch.code_map import code_map_data
 from llmtrain.launch.manifest_comments import with_comments
-from llmtrain.launch.plan import JOB_FILE, JobPlan, Manifest, find_workload
+from llmtrain.launch.plan import JOB_FILE, METRICS_PORT, JobPlan, Manifest, find_workload
 from llmtrain.launch.pod import without_empty
 from llmtrain.launch.work import CONFIG_FILE
+from llmtrain.tracking.prometheus import PATH as METRICS_PATH
 
 # Condition types of a Job; a TrainJob has the same.
 JOB_STATES = {"Complete": "finished", "Failed": "failed", "Suspended": "suspended"}
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"  # of the pods of an Indexed Job, Kubernetes >= 1.28
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 
 
 def render(plan: JobPlan) -> list[Manifest]:
     """All manifests of a run, in the order of creation: the ConfigMap first, the job last."""
-    shared = [config_map(plan), *_code_map(plan), *_claims(plan), *_network_policy(plan), *_disruption_budget(plan)]
+    policies = [*_network_policy(plan), *_disruption_budget(plan), *_pod_monitor(plan)]
+    shared = [config_map(plan), *_code_map(plan), *_claims(plan), *policies]
     return [*shared, *find_workload(plan.launch).render(plan)]
 
 
@@ -136,6 +139,9 @@ def _network_policy(plan: JobPlan) -> list[Manifest]:
     egress: list[Manifest] = [{"to": peers}, {"ports": dns}]
     if plan.egress_ports:
         egress.append({"ports": [{"protocol": "TCP", "port": port} for port in plan.egress_ports]})
+    ingress: list[Manifest] = [{"from": peers}]
+    if plan.metrics_port:  # Prometheus may run in any namespace
+        ingress.append({"ports": [{"protocol": "TCP", "port": plan.metrics_port}]})
     return [
         {
             "apiVersion": "networking.k8s.io/v1",
@@ -144,7 +150,7 @@ def _network_policy(plan: JobPlan) -> list[Manifest]:
             "spec": {
                 "podSelector": {"matchLabels": plan.selector},
                 "policyTypes": ["Ingress", "Egress"],
-                "ingress": [{"from": peers}],
+                "ingress": ingress,
                 "egress": egress,
             },
         }
@@ -161,6 +167,23 @@ def _disruption_budget(plan: JobPlan) -> list[Manifest]:
             "kind": "PodDisruptionBudget",
             "metadata": metadata(plan),
             "spec": {"minAvailable": plan.min_nodes, "selector": {"matchLabels": plan.selector}},
+        }
+    ]
+
+
+def _pod_monitor(plan: JobPlan) -> list[Manifest]:
+    """For the Prometheus Operator. Selects pod 0, the only one that serves metrics."""
+    if not plan.launch.pod_monitor or not plan.metrics_port:
+        return []
+    return [
+        {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PodMonitor",
+            "metadata": metadata(plan),
+            "spec": {
+                "selector": {"matchLabels": plan.selector | find_workload(plan.launch).pod_0_labels(plan.launch)},
+                "podMetricsEndpoints": [{"port": METRICS_PORT, "path": METRICS_PATH}],
+            },
         }
     ]
 

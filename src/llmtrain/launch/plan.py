@@ -25,6 +25,7 @@ from llmtrain.runs.directory import new_run_id
 Manifest = dict[str, Any]
 
 JOB_FILE = "job.json"
+METRICS_PORT = "metrics"  # name of the port on which pod 0 serves Prometheus metrics
 # Fields of the config that describe one process; in a cluster each pod reads them from its environment.
 PROCESS_FIELDS = ("rank", "world_size", "local_rank", "master_addr", "init_method")
 
@@ -75,6 +76,11 @@ class JobPlan:
         if self.launch.image_schema == SCHEMA_VERSION:
             return dump_config(self.config)
         return dump_document(downgrade(self.config.as_dict()))
+
+    @property
+    def metrics_port(self) -> int | None:
+        """Port on which pod 0 serves Prometheus metrics."""
+        return self.config.tracking.prometheus.port if self.work.mode == "train" else None
 
     @property
     def launch_id(self) -> str:
@@ -139,6 +145,10 @@ class Workload(Protocol):
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:
         """The DNS name of pod 0; never that of the Service, which resolves to every pod."""
+
+    @staticmethod
+    def pod_0_labels(launch: LaunchSection) -> dict[str, str]:
+        """Labels that of all pods of the run only pod 0 has."""
 
     @staticmethod
     def render(plan: JobPlan) -> list[Manifest]:

@@ -19,6 +19,7 @@ def plan_warnings(config: Config, work: Work) -> list[str]:
     return [
         *warnings,
         *_lost_tracking(config, work),
+        *_missing_api_key(config, work),
         *_unbindable_claims(config),
         *_pod_security(config),
         *unused_capabilities(config.launch),
@@ -140,6 +141,16 @@ def _lost_tracking(config: Config, work: Work) -> list[str]:
     return [
         f"{field} {uri} is not on a writable volume of the pods ({_mount_list(writable)}): metrics tracked there are "
         "lost when the pod ends."
+    ]
+
+
+def _missing_api_key(config: Config, work: Work) -> list[str]:
+    wandb, launch = config.tracking.wandb, config.launch
+    if work.mode != "train" or not wandb.enabled or wandb.offline or launch.env_secrets or launch.pod_patch:
+        return []
+    return [
+        "tracking.wandb.enabled is true, but launch.env_secrets is empty: without WANDB_API_KEY the pods cannot log in."
+        " Store it in a Secret and name that in launch.env_secrets, or set tracking.wandb.offline."
     ]
 
 

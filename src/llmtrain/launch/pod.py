@@ -16,10 +16,11 @@ from llmtrain.env import (
     TOKEN_CACHE,
 )
 from llmtrain.launch.code_map import code_volume
-from llmtrain.launch.plan import JobPlan, Manifest
+from llmtrain.launch.plan import METRICS_PORT, JobPlan, Manifest
 from llmtrain.launch.pod_patch import patched
 from llmtrain.launch.pod_scripts import script_text
 from llmtrain.launch.work import CODE_PATH, CONFIG_DIR, CONFIG_FILE, WORK_DIR
+from llmtrain.tracking.prometheus import PATH as METRICS_PATH
 
 USER_ID = 1000  # the user of docker/Dockerfile; other images need not have it
 GRACE_MARGIN_SEC = 60  # after the processes have ended: to collect exit codes and write the report
@@ -109,7 +110,7 @@ def pod_template(
     }
     meta = {
         "labels": {**plan.labels, **NO_SIDECAR, **launch.labels},
-        "annotations": {**NO_SIDECAR, **launch.annotations},
+        "annotations": {**NO_SIDECAR, **_scrape_annotations(plan), **launch.annotations},
     }
     return patched({"metadata": meta, "spec": without_empty(spec)}, plan)
 
@@ -138,11 +139,23 @@ def _container(plan: JobPlan, env: list[Manifest], port_name: str) -> Manifest:
         "command": plan.command,  # exec form: the trainer is PID 1 and receives signals
         "env": [*_env(plan), *env],
         **_env_from(plan),
-        "ports": [{"name": port_name, "containerPort": plan.master_port}],
+        "ports": [{"name": port_name, "containerPort": plan.master_port}, *_metrics_port(plan)],
         "resources": _resources(plan),
         **container_security(launch, launch.capabilities),
         "volumeMounts": _mounts(plan),
     }
+
+
+def _metrics_port(plan: JobPlan) -> list[Manifest]:
+    return [{"name": METRICS_PORT, "containerPort": plan.metrics_port}] if plan.metrics_port else []
+
+
+def _scrape_annotations(plan: JobPlan) -> dict[str, str]:
+    """For a Prometheus that finds pods by annotations. Of a run with several pods only pod 0 serves metrics."""
+    if not plan.metrics_port:
+        return {}
+    values = {"scrape": "true", "port": str(plan.metrics_port), "path": METRICS_PATH}
+    return {f"prometheus.io/{name}": value for name, value in values.items()}
 
 
 def _prefetch(plan: JobPlan) -> Manifest:

@@ -1,6 +1,7 @@
 """Training progress on standard error: a bar in a terminal or notebook, tagged log lines elsewhere."""
 
 import logging
+import math
 import sys
 import time
 from datetime import timedelta
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrain.logs import console_handler, log
 from llmtrain.progress import LiveLine, end_phases, is_live
-from llmtrain.text import format_bytes
+from llmtrain.text import format_bytes, sparkline
 from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
 
 if TYPE_CHECKING:
@@ -19,11 +20,13 @@ KEPT_FIRST = (
     "train/loss",
     "state",
     "train/tokens_per_second",
+    "course",
     "val/loss",
     "train/lr",
     "train/peak_memory_bytes",
 )
 """What a narrow terminal shows, most important first: the first three down to MIN_BAR, others while there is room."""
+COURSE_WIDTH, COURSE_POINTS = 8, 512
 LINES_PER_RUN = 10
 """With a bar, about so many [TRAIN] lines are shown above it: the course of the loss stays in the scrollback."""
 
@@ -52,7 +55,7 @@ class ConsoleTracker(Tracker):
     def log(self, step: int, metrics: Metrics) -> None:
         position = f"step {step}/{self._max_steps}"
         self._bar.step = step
-        self._bar.metrics.update(metrics)
+        self._bar.add(metrics)
         if "train/loss" in metrics:
             self._bar.set_time_left(metrics.get("train/seconds_left"))
             self._log_step(step, position, metrics)
@@ -97,6 +100,25 @@ class ConsoleTracker(Tracker):
         return step * LINES_PER_RUN // max(1, self._max_steps)
 
 
+class Course:
+    """All values so far as few means, each of the same number of values."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._pending: list[float] = []
+        self._stride = 1
+
+    def add(self, value: float) -> None:
+        self._pending.append(value)
+        if len(self._pending) < self._stride:
+            return
+        self.values.append(sum(self._pending) / self._stride)
+        self._pending.clear()
+        if len(self.values) == COURSE_POINTS:
+            self.values = [sum(self.values[i : i + 2]) / 2 for i in range(0, COURSE_POINTS, 2)]
+            self._stride *= 2
+
+
 class Bar:
     """The progress bar: what it shows, and how that fits into a line."""
 
@@ -107,7 +129,16 @@ class Bar:
         """What takes longer than a step, such as `evaluating`."""
         self.active_since = time.monotonic()
         self._ends_at: float | None = None
-        self._characters = "━─" if "utf" in (sys.stderr.encoding or "").lower() else "=-"
+        self._course = Course()
+        self._is_utf = "utf" in (sys.stderr.encoding or "").lower()
+        self._characters = "━─" if self._is_utf else "=-"
+
+    def add(self, metrics: Metrics) -> None:
+        """New values, which stay until there are newer ones."""
+        self.metrics.update(metrics)
+        loss = metrics.get("train/loss")
+        if loss is not None and math.isfinite(loss):
+            self._course.add(loss)
 
     def set_time_left(self, seconds: float | None) -> None:
         self._ends_at = None if seconds is None else time.monotonic() + seconds
@@ -142,7 +173,10 @@ class Bar:
             "train/peak_memory_bytes": format_bytes,
         }
         parts = {name: show(self.metrics[name]) for name, show in formats.items() if name in self.metrics}
-        return {**parts, "state": self._state()}
+        values = self._course.values
+        course = {"course": sparkline(values, COURSE_WIDTH)} if self._is_utf and len(values) > 1 else {}
+        order = dict.fromkeys(("train/loss", "course", *parts))
+        return {**{name: (parts | course)[name] for name in order if name in parts | course}, "state": self._state()}
 
     def _state(self) -> str:
         """The time left, or what keeps the next step waiting."""

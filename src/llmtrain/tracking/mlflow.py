@@ -8,13 +8,10 @@ training but before everything was sent, the next start completes it.
 
 import importlib.util
 import logging
-import math
 import os
-import queue
 import re
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,10 +23,12 @@ from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
 from llmtrain.files import read_json, write_json
 from llmtrain.logs import log, warn
-from llmtrain.redact import HIDDEN_LOGIN, redact, redact_values, redacted_line
+from llmtrain.redact import HIDDEN_LOGIN, redact
 from llmtrain.runs.directory import RunDirectory
-from llmtrain.runs.metrics import Row, read_metrics
-from llmtrain.tracking.base import Metrics, Status, TrackedRun, Tracker
+from llmtrain.tracking.background import BackgroundTracker
+from llmtrain.tracking.base import Metrics, Status, TrackedRun
+from llmtrain.tracking.parameters import flat_parameters
+from llmtrain.tracking.rows import TrackedRow, read_rows
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -37,10 +36,7 @@ if TYPE_CHECKING:
 ALLOW = "MLFLOW_ALLOW_FILE_STORE"  # of MLflow: allows a directory as a store
 RUN_ID_TAG = "llmtrain.run_id"
 _LOSSES = ("train/loss", "val/loss")
-_NO_METRIC = ("step", "time")
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100  # limits of one request
-FLUSH_SEC = 30.0
-FLUSH_WHEN_STOPPED_SEC = 5.0  # a pod has little time after SIGTERM
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 # By default MLflow retries an unreachable server for minutes, and sends telemetry.
 SETTINGS = {
@@ -52,7 +48,9 @@ SETTINGS = {
 }
 
 
-class MlflowTracker(Tracker):
+class MlflowTracker(BackgroundTracker):
+    title = "MLflow"
+
     def __init__(self, run: TrackedRun) -> None:
         check_installed()
         self._run = run
@@ -61,41 +59,19 @@ class MlflowTracker(Tracker):
         self._mlflow_run: MlflowRun
         # Read here, before training appends to it; the JSONL tracker has dropped rows that will be repeated.
         self._earlier = read_rows(run.directory) if run.resumed_from else []
-        self._has_failed = False
-        self._jobs: queue.Queue[Callable[[], object] | None] = queue.Queue()
-        self._thread = threading.Thread(target=self._work, name="mlflow", daemon=True)
-        self._jobs.put(self._open)
-        self._thread.start()
+        super().__init__(self._open)
 
     def log(self, step: int, metrics: Metrics) -> None:
         now = int(time.time() * 1000)
-        self._jobs.put(lambda: self._mlflow_run.add([(step, metrics, now)]))
+        self._later(lambda: self._mlflow_run.add([(step, metrics, now)]))
 
     def samples(self, step: int, path: Path) -> None:  # noqa: ARG002
-        self._jobs.put(
+        self._later(
             lambda: self._mlflow_run.client.log_artifact(self._mlflow_run.id, str(path), artifact_path="samples")
         )
 
     def finish(self, status: Status, result: dict[str, Any] | None) -> None:
-        self._jobs.put(lambda: self._close(status, result))
-        self._jobs.put(None)
-        timeout = FLUSH_SEC if status == "finished" else FLUSH_WHEN_STOPPED_SEC
-        self._thread.join(timeout)
-        if self._thread.is_alive() and not self._has_failed:
-            warn("TRAIN", f"MLflow did not accept all metrics within {timeout:.0f} s; metrics.jsonl is complete")
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if self._has_failed:
-                continue
-            try:
-                job()
-            except Exception as problem:
-                self._has_failed = True
-                message = redacted_line(problem, 200)
-                warn(
-                    "TRAIN", f"MLflow failed and is disabled; training continues, metrics.jsonl is complete: {message}"
-                )
+        self._finish(status, lambda: self._close(status, result))
 
     def _open(self) -> None:
         run = self._run
@@ -110,6 +86,8 @@ class MlflowTracker(Tracker):
         best = (result or {}).get("best_checkpoint")
         if best and self._run.config.tracking.mlflow.log_models:
             self._mlflow_run.client.log_artifacts(self._mlflow_run.id, best, artifact_path="best_checkpoint")
+        if status == "finished":
+            self._mlflow_run.log_report()
         if status != "superseded":  # else the run continues in another process
             self._mlflow_run.end(status)
 
@@ -194,7 +172,7 @@ class MlflowRun:
             for metric in self.client.get_metric_history(self.id, name):
                 self._stored.setdefault((metric.key, metric.step), set()).add(repr(float(metric.value)))
 
-    def add(self, rows: Sequence["TrackedRow"]) -> int:
+    def add(self, rows: Sequence[TrackedRow]) -> int:
         """Log the values that the store does not have, and return their number."""
         metrics = [metric for step, values, at in rows for metric in as_metrics(step, self._missing(step, values), at)]
         for start in range(0, len(metrics), METRICS_AT_ONCE):
@@ -221,16 +199,16 @@ class MlflowRun:
         settings. The uploaded config file is the newest."""
         from mlflow.entities import Param
 
-        values = {
-            f"{s}.{f}": v
-            for s, fields in redact_values(self._config.as_dict()).items()
-            if isinstance(fields, dict)
-            for f, v in fields.items()
-        }
+        values = {**flat_parameters(self._config, self._directory), **self._facts}
         stored = self.client.get_run(self.id).data.params
-        params = [Param(k, redact(str(v))) for k, v in {**values, **self._facts}.items() if k not in stored]
+        params = [Param(name, redact(str(value))) for name, value in values.items() if name not in stored]
         for start in range(0, len(params), PARAMS_AT_ONCE):
             self.client.log_batch(self.id, params=params[start : start + PARAMS_AT_ONCE])
+
+    def log_report(self) -> None:
+        """Upload the report, if the run has one."""
+        if self._directory.report.is_file():
+            self.client.log_artifact(self.id, str(self._directory.report))
 
     def _read_record(self) -> dict[str, Any]:
         record = read_json(self._directory.mlflow)
@@ -275,25 +253,6 @@ def _client(uri: str) -> Any:
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)  # at INFO they log every table they create
     return MlflowClient(tracking_uri=uri)
-
-
-TrackedRow = tuple[int, Metrics, int]
-"""Step, metrics, and time in milliseconds since 1970."""
-
-
-def read_rows(run: RunDirectory) -> list[TrackedRow]:
-    """The rows of metrics.jsonl as trackers receive them; null stands for a number that is not finite."""
-    return [(row["step"], _metrics(row), _time_ms(row, run)) for row in read_metrics(run.metrics)]
-
-
-def _metrics(row: Row) -> Metrics:
-    values = {name: math.nan if value is None else value for name, value in row.items() if name not in _NO_METRIC}
-    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
-
-
-def _time_ms(row: Row, run: RunDirectory) -> int:
-    seconds = row.get("time")
-    return round((seconds if isinstance(seconds, int | float) else run.metrics.stat().st_mtime) * 1000)
 
 
 def as_metrics(step: int, metrics: Metrics, time_ms: int) -> list["Metric"]:

@@ -18,12 +18,12 @@ from llmtrain.tracking.mlflow import (
     MlflowRun,
     is_login_missing,
     local_directory,
-    read_rows,
     require_mlflow,
     sqlite_in,
     store_at,
     without_login,
 )
+from llmtrain.tracking.rows import read_rows
 
 _FACTS = ("parameters", "trainable_parameters", "device", "world_size")
 
@@ -113,13 +113,14 @@ def _facts(run: RunDirectory) -> dict[str, Any]:
 
 
 def _upload(mlflow_run: MlflowRun, run: RunDirectory) -> list[str]:
-    """Upload samples, logs, adapter and result; config and metadata were uploaded by `describe`. No checkpoints."""
+    """Upload samples, logs, adapter, result and report, no checkpoints; `describe` has uploaded config and metadata."""
     client = mlflow_run.client
     for directory in (run.samples, run.logs, run.adapter):
         if directory.is_dir():
             client.log_artifacts(mlflow_run.id, str(directory), artifact_path=directory.name)
     if run.finished.is_file():
         client.log_artifact(mlflow_run.id, str(run.finished))
+    mlflow_run.log_report()
     return sorted(Path(item.path).name for item in client.list_artifacts(mlflow_run.id))
 
 

@@ -29,7 +29,8 @@ class GPT2Tokenizer(Tokenizer):
                 f"The gpt2 tokenizer files are not cached and cannot be downloaded: {type(problem).__name__}.",
                 remedy='On a machine with network access, run `python -c "import tiktoken; '
                 "tiktoken.get_encoding('gpt2')\"` with TIKTOKEN_CACHE_DIR set to a directory. Copy that "
-                "directory to this machine and set TIKTOKEN_CACHE_DIR to it.",
+                "directory to this machine and set TIKTOKEN_CACHE_DIR to it. Or set data.tokenizer to byte, or to a "
+                "directory of `llmtrain tokenizer train`: both work offline.",
             ) from None
 
     def encode(self, text: str) -> Ids:

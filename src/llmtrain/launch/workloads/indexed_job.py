@@ -1,7 +1,7 @@
 """indexed_job: an Indexed Job of Kubernetes. Needs no operator."""
 
 from llmtrain.config.launch import LaunchSection
-from llmtrain.launch.manifests import JOB_STATES, headless_service, job_metadata, job_spec
+from llmtrain.launch.manifests import INDEX_LABEL, JOB_STATES, headless_service, job_metadata, job_spec
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod import pod_template, without_empty
 
@@ -18,6 +18,10 @@ class IndexedJob:
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
         return f"{run_id}-0.{run_id}"
+
+    @staticmethod
+    def pod_0_labels(launch: LaunchSection) -> dict[str, str]:  # noqa: ARG004
+        return {INDEX_LABEL: "0"}
 
     @staticmethod
     def render(plan: JobPlan) -> list[Manifest]:

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from llmtrain.config.launch import LaunchSection
-from llmtrain.launch.manifests import job_metadata, job_spec
+from llmtrain.launch.manifests import INDEX_LABEL, job_metadata, job_spec
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod import pod_template, without_empty
 
@@ -22,6 +22,10 @@ class JobSet:
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
         return f"{run_id}-{JOB_NAME}-0-0.{run_id}"
+
+    @staticmethod
+    def pod_0_labels(launch: LaunchSection) -> dict[str, str]:  # noqa: ARG004
+        return {INDEX_LABEL: "0"}
 
     @staticmethod
     def render(plan: JobPlan) -> list[Manifest]:

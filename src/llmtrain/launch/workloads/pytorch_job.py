@@ -14,6 +14,7 @@ from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.pod import env_from_label, exit_codes, pod_template, without_empty
 
 INDEX_LABEL = "training.kubeflow.org/replica-index"
+TYPE_LABEL = "training.kubeflow.org/replica-type"
 PORT_NAME = "pytorchjob-port"
 
 
@@ -29,6 +30,10 @@ class PyTorchJob:
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:
         return f"{run_id}-{'master' if launch.pytorch_master else 'worker'}-0"
+
+    @staticmethod
+    def pod_0_labels(launch: LaunchSection) -> dict[str, str]:
+        return {INDEX_LABEL: "0", TYPE_LABEL: "master" if launch.pytorch_master else "worker"}
 
     @staticmethod
     def render(plan: JobPlan) -> list[Manifest]:

@@ -28,6 +28,10 @@ class StatefulSet:
         return f"{run_id}-0.{run_id}"
 
     @staticmethod
+    def pod_0_labels(launch: LaunchSection) -> dict[str, str]:  # noqa: ARG004
+        return {INDEX_LABEL: "0"}
+
+    @staticmethod
     def render(plan: JobPlan) -> list[Manifest]:
         env = [env_from_label("POD_INDEX", INDEX_LABEL), exit_codes("statefulset")]
         job = {

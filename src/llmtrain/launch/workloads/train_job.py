@@ -5,7 +5,7 @@ its own runtime, with its name and in its namespace. It is created first: the we
 """
 
 from llmtrain.config.launch import LaunchSection
-from llmtrain.launch.manifests import JOB_STATES, job_metadata, metadata
+from llmtrain.launch.manifests import INDEX_LABEL, JOB_STATES, job_metadata, metadata
 from llmtrain.launch.plan import JobPlan, Manifest
 from llmtrain.launch.workloads.job_set import JOB_NAME, set_spec
 
@@ -26,6 +26,10 @@ class TrainJob:
     @staticmethod
     def master_addr(run_id: str, launch: LaunchSection) -> str:  # noqa: ARG004
         return f"{run_id}-{JOB_NAME}-0-0.{run_id}"
+
+    @staticmethod
+    def pod_0_labels(launch: LaunchSection) -> dict[str, str]:  # noqa: ARG004
+        return {INDEX_LABEL: "0"}
 
     @staticmethod
     def render(plan: JobPlan) -> list[Manifest]:

@@ -12,6 +12,7 @@ _NAMES = RunDirectory(Path())
 META = _NAMES.meta.name
 GENERATIONS = _NAMES.generations.name
 FINISHED = _NAMES.finished.name
+REPORT = _NAMES.report.name
 CHECKPOINTS = _NAMES.checkpoints.name
 POINTERS = {pointer: f"{CHECKPOINTS}/{pointer}" for pointer in manifest.POINTERS}
 IDENTITY = (META, GENERATIONS, _NAMES.config.name)  # fetched first: they identify the run
@@ -20,8 +21,8 @@ _NEVER = {_NAMES.lock.name, _NAMES.heartbeats.name}  # only meaningful to the pr
 _APPENDED = {_NAMES.metrics.name, _NAMES.logs.name}
 _MODEL_FILES = {_NAMES.tokenizer.name, _NAMES.model_config.name, _NAMES.adapter.name}
 _SELECTED: dict[str, set[str]] = {
-    "best": {*IDENTITY, *_MODEL_FILES, _NAMES.metrics.name, _NAMES.artifacts.name, FINISHED, CHECKPOINTS},
-    "metrics": {*IDENTITY, _NAMES.metrics.name, FINISHED},
+    "best": {*IDENTITY, *_MODEL_FILES, _NAMES.metrics.name, _NAMES.artifacts.name, FINISHED, CHECKPOINTS, REPORT},
+    "metrics": {*IDENTITY, _NAMES.metrics.name, FINISHED, REPORT},
     "logs": {*IDENTITY, _NAMES.logs.name},
 }
 

@@ -1,5 +1,6 @@
 """Output while a run is watched: a live view in a terminal, plain lines elsewhere."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 from llmtrain.errors import ClusterError
 from llmtrain.operate.status.pods import PodStatus
+from llmtrain.operate.status.progress import RunProgress
 from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.status.view import LOG_LINES, pod_text, run_view
 from llmtrain.terminal import say
@@ -112,6 +114,7 @@ class LiveView:
         self._status: RunStatus | None = None
         self._connection_problem: str | None = None
         self._drawn_at = 0.0
+        self._losses: list[float] = []
 
     def __enter__(self) -> "LiveView":
         from rich.live import Live
@@ -126,6 +129,9 @@ class LiveView:
 
     def line(self, text: str) -> None:
         self._log.append(text)
+        loss = RunProgress().after(text).loss
+        if loss is not None and math.isfinite(loss):
+            self._losses.append(loss)
         if time.monotonic() - self._drawn_at > MIN_REDRAW_SEC:  # there may be thousands of lines per second
             self._draw()
 
@@ -150,5 +156,6 @@ class LiveView:
             height=size.height,
             width=size.width,
             connection_problem=self._connection_problem,
+            losses=self._losses,
         )
         self._live.update(view, refresh=True)

@@ -7,12 +7,13 @@ from llmtrain.operate.status.pods import PodStatus
 from llmtrain.operate.status.run_status import RunStatus
 from llmtrain.operate.status.state import reason_text
 from llmtrain.terminal import printable_line
-from llmtrain.text import plural
+from llmtrain.text import plural, sparkline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 LOG_LINES = 8
+COURSE_WIDTH = 12
 _OTHER_LINES = 9  # lines of the view that are neither pods nor log
 _COLORS = {
     "running": "green",
@@ -27,8 +28,15 @@ _PHASES = {"Running": "green", "Succeeded": "green", "Failed": "red", "Pending":
 
 
 def run_view(
-    status: RunStatus, log: Sequence[str], *, height: int, width: int, connection_problem: str | None = None
+    status: RunStatus,
+    log: Sequence[str],
+    *,
+    height: int,
+    width: int,
+    connection_problem: str | None = None,
+    losses: Sequence[float] = (),
 ) -> "RenderableType":
+    """`losses`: those logged so far, for a small curve."""
     from rich.console import Group
     from rich.text import Text
 
@@ -39,7 +47,7 @@ def run_view(
     if status.why_short:
         parts.append(Text(printable_line(status.why_short), style=_COLORS.get(status.state, ""), overflow="fold"))
     if status.step is not None or status.max_steps is not None:
-        parts.append(_progress(status, width))
+        parts.append(_progress(status, width, losses))
     if status.pods:
         parts += [Text(), _pods(status.pods, max_pods, width)]
     if log:
@@ -67,7 +75,7 @@ def shape_text(status: RunStatus) -> str:
     return f"{pods} x {status.processes_per_node} processes" if status.processes_per_node > 1 else pods
 
 
-def _progress(status: RunStatus, width: int) -> "RenderableType":
+def _progress(status: RunStatus, width: int, losses: Sequence[float]) -> "RenderableType":
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -76,8 +84,9 @@ def _progress(status: RunStatus, width: int) -> "RenderableType":
     total, step = status.max_steps, status.step
     cells: list[Any] = [f"step {step if step is not None else '-'}/{total if total is not None else '-'}"]
     if total:
-        cells.append(ProgressBar(total=total, completed=step or 0, width=max(10, min(40, width - 72))))
+        cells.append(ProgressBar(total=total, completed=step or 0, width=max(10, min(40, width - 82))))
     cells += [Text(printable_line(text)) for text in progress_texts(status)]
+    cells += [Text(sparkline(losses, COURSE_WIDTH), style="cyan")] if len(losses) > 1 else []
     line.add_row(*cells)
     return line
 

@@ -1,0 +1,65 @@
+"""llmtrain report: runs as one file to mail, attach or commit."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from llmtrain.commands.options import DEFAULT_ROOT, JsonOption, RootOption, complete_run, show
+from llmtrain.errors import LlmtrainError, UsageError
+from llmtrain.files import disk_full, is_full
+from llmtrain.text import format_bytes
+
+COLUMNS_OF_IMAGES = 400
+
+
+def command(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run ids or paths.", autocompletion=complete_run)],
+    to: Annotated[Path, typer.Option(help="File to write.")] = Path("report.html"),
+    format_: Annotated[
+        Literal["html", "md"] | None,
+        typer.Option(
+            "--format",
+            help="html: one file with interactive curves. md: Markdown, with an SVG per chart beside it. Default: by "
+            "the name of the file.",
+            show_default=False,
+        ),
+    ] = None,
+    root: RootOption = DEFAULT_ROOT,
+    json_: JsonOption = False,
+) -> None:
+    """Write a report: curves, facts, config, ranks and causes of one run or several, in a file that needs neither a
+    network nor llmtrain to be read. Runs on a cluster are fetched first (`llmtrain fetch RUN --only metrics`)."""
+    from llmtrain.page.report import report_html, run_data
+    from llmtrain.page.report_markdown import report_markdown
+    from llmtrain.runs.directory import find_run
+
+    if not to.name or os.path.isdir(to):  # noqa: PTH112 (Path.is_dir raises where a directory may not be read)
+        raise UsageError(f"--to {to} is a directory.", remedy="Pass the name of a file, such as report.html.")
+    found = [find_run(root, run) for run in dict.fromkeys(runs)]
+    is_markdown = format_ == "md" or (format_ is None and to.suffix.lower() in (".md", ".markdown"))
+    if is_markdown:
+        to = to.with_suffix(".md") if to == Path("report.html") else to
+        files = report_markdown([run_data(run, COLUMNS_OF_IMAGES) for run in found], to.stem)
+        contents = {to.with_name(name) if name.endswith(".svg") else to: text for name, text in files.items()}
+    else:
+        contents = {to: report_html(found)}
+    for path, text in reversed(contents.items()):  # images before the file that shows them
+        _write(path, text)
+    value = {"runs": [run.run_id for run in found], "files": [str(path) for path in contents]}
+    size = sum(len(text.encode()) for text in contents.values())
+    show(json_, {**value, "bytes": size}, f"{', '.join(value['files'])} written ({format_bytes(size)}).")
+
+
+def _write(path: Path, text: str) -> None:
+    from llmtrain.files import write_atomic
+
+    try:
+        write_atomic(path, text)
+    except OSError as problem:
+        error: LlmtrainError = UsageError(
+            f"Cannot write {path}: {problem.strerror or problem}.",
+            remedy="Pass --to with a file in a directory that exists and that you may write to.",
+        )
+        raise (disk_full(path.parent, problem.strerror or str(problem)) if is_full(problem) else error) from None

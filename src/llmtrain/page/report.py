@@ -1,0 +1,168 @@
+"""A report: runs as one HTML file that needs neither a network nor a server, nor the extra `page`.
+
+It has the page's own scripts and style, and the curves with the minimum and maximum per pixel column.
+"""
+
+import base64
+import hashlib
+import html
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from llmtrain.config.schema import Config
+from llmtrain.errors import UsageError
+from llmtrain.files import read_json, write_atomic
+from llmtrain.page import collect
+from llmtrain.page.bundle import STATIC, bundle
+from llmtrain.page.downsample import SMOOTHING, min_max, shortened
+from llmtrain.page.report_markdown import fact_table, loss_svg
+from llmtrain.page.series import EVAL, TRAIN, MetricsSeries, rising, rounded
+from llmtrain.page.values import finite, flat, json_text, plain
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.version import __version__
+
+Values = dict[str, Any]
+MAX_BYTES = 2_000_000
+COLUMNS, FEWEST_COLUMNS = 700, 20
+AXIS_COLUMNS = 200
+MAX_SAMPLES, MAX_SAMPLE_TEXT = 5, 2000
+
+
+def write_report(run: RunDirectory) -> None:
+    """Write report.html of a run that has just finished, whose lock this process still holds."""
+    write_atomic(run.report, report_html([run], state="finished"))
+
+
+def report_html(runs: Sequence[RunDirectory], state: str | None = None) -> str:
+    """The report as text, below MAX_BYTES. `state`: that of the runs, if it is known."""
+    columns = COLUMNS
+    while True:
+        text = _render([run_data(run, columns, state) for run in runs]).encode("utf-8", "replace")
+        if len(text) < MAX_BYTES or columns <= FEWEST_COLUMNS:
+            break
+        columns = max(FEWEST_COLUMNS, columns // 2)
+    if len(text) >= MAX_BYTES:
+        raise UsageError(f"A report of {len(runs)} runs would exceed {MAX_BYTES:,} bytes.", remedy="Pass fewer runs.")
+    return text.decode()
+
+
+def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Values:
+    """Everything that the report shows of a run."""
+    series = _series(run)
+    row = collect.run_row(run)
+    row["state"] = state or row["state"]
+    details = collect.run_details(run)
+    config = {name: plain(value) for name, value in collect.flat_config(run).items()}
+    defaults = {name: plain(value) for name, value in flat(Config().as_dict()).items()}
+    steps = details["samples"]
+    return {
+        "key": f"run-{run.run_id}",
+        "row": row,
+        "details": details,
+        "why": collect.why(run) if row["state"] != "finished" else None,
+        "ranks": collect.compact_ranks(collect.ranks(run)),
+        "curves": _curves(series, columns),
+        "axes": _axes(series),
+        "best": _best(series),
+        "tokens": max((value for value in series.train.columns["tokens"] if math.isfinite(value)), default=None),
+        "seconds": _seconds(run, series),
+        "config": config,
+        "changed": {name: value for name, value in config.items() if name not in defaults or defaults[name] != value},
+        "sample_step": steps[-1] if steps else None,
+        "samples": _samples(run, steps),
+    }
+
+
+def _series(run: RunDirectory) -> MetricsSeries:
+    series = MetricsSeries(run.metrics)
+    try:
+        series.refresh()
+    except OSError:
+        series.reset()  # no metrics, or not readable
+    return series
+
+
+def _curves(series: MetricsSeries, columns: int) -> Values:
+    curves = {}
+    for name in (*TRAIN, *EVAL):
+        curve = series.curve(name, "step", columns, weight=SMOOTHING if name == "train/loss" else 0.0)
+        if curve["x"]:
+            curves[name] = curve
+    return curves
+
+
+def _axes(series: MetricsSeries) -> Values:
+    """Steps, and the tokens and seconds at each of them, to interpolate between."""
+    columns = series.train.columns
+    steps, seconds = min_max(columns["step"], rising(columns["time"], series.time_base), AXIS_COLUMNS)
+    by_step = dict(zip(columns["step"], columns["tokens"], strict=True))
+    tokens = [by_step[step] if math.isfinite(by_step[step]) else 0.0 for step in steps]
+    return {"step": shortened(steps), "time": rounded("time", seconds), "tokens": shortened(tokens)}
+
+
+def _best(series: MetricsSeries) -> Values | None:
+    columns = series.eval.columns
+    rows = [row for row in zip(columns["val/loss"], columns["step"], strict=True) if math.isfinite(row[0])]
+    return {"loss": min(rows)[0], "step": int(min(rows)[1])} if rows else None
+
+
+def _seconds(run: RunDirectory, series: MetricsSeries) -> float | None:
+    """From the first row to the last; of a short run with one row, what its result says."""
+    times = [value for value in series.train.columns["time"] if math.isfinite(value)]
+    if len(times) > 1:
+        return finite(round(times[-1] - times[0], 1))
+    result = read_json(run.finished)
+    return finite(result.get("seconds")) if isinstance(result, dict) else None
+
+
+def _samples(run: RunDirectory, steps: list[int]) -> list[Values]:
+    """The last answers to trainer.eval_prompts, else the sample of the result."""
+    rows = collect.samples(run, steps[-1]) if steps else []
+    result = read_json(run.finished)
+    if not rows and isinstance(result, dict) and isinstance(result.get("sample"), str) and result["sample"].strip():
+        rows = [{"prompt": str(result.get("sample_prompt") or ""), "answer": result["sample"]}]
+    return [{name: text[:MAX_SAMPLE_TEXT] for name, text in row.items()} for row in rows[:MAX_SAMPLES]]
+
+
+def _render(runs: list[Values]) -> str:
+    written = time.time()
+    data = {"written": round(written), "version": __version__, "runs": runs}
+    plot = (STATIC / "vendor" / "uplot.min.js").read_text(encoding="utf-8")
+    script = bundle("report.js")
+    style = "".join((STATIC / name).read_text(encoding="utf-8") for name in ("vendor/uplot.min.css", "page.css"))
+    names = ", ".join(run["row"]["run_id"] for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
+    return (
+        (STATIC / "report.html")
+        .read_text(encoding="utf-8")
+        .format(
+            version=__version__,
+            title=html.escape(f"{names} · llmtrain"),
+            hashes=" ".join(_hash(text) for text in (plot, script)),
+            style=style,
+            written=time.strftime("%Y-%m-%d %H:%M", time.localtime(written)),
+            still="\n".join(_still(run) for run in runs),
+            data=_inlined(data),
+            plot=plot,
+            script=script,
+        )
+    )
+
+
+def _inlined(data: Values) -> str:
+    """JSON that cannot end the element it is in, nor begin a comment."""
+    return json_text(data).replace("<", "\\u003c")
+
+
+def _hash(script: str) -> str:
+    """The script may run by its hash only: nothing in the data can run, whatever it contains."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _still(run: Values) -> str:
+    """What a viewer without scripts shows, such as the preview of a mail."""
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>" for name, text in fact_table(run)
+    )
+    return f'<h1>{html.escape(run["row"]["run_id"])}</h1>\n<table class="plain">{rows}</table>\n{loss_svg([run])}'

@@ -1,0 +1,171 @@
+"""Starting and ending the server of the page."""
+
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from llmtrain.errors import ClusterError, UsageError
+from llmtrain.page.hub import Hub
+from llmtrain.page.security import Access, is_loopback, key_path, session_key
+from llmtrain.page.server import make_app
+from llmtrain.terminal import say
+
+if TYPE_CHECKING:
+    from llmtrain.page.cluster_runs import ClusterRuns
+
+SHUTDOWN_SEC = 1
+KEEP_ALIVE_SEC = 30
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    root: str
+    host: str
+    port: int
+    certfile: str | None
+    keyfile: str | None
+    open_browser: bool
+    allow_actions: bool
+
+
+def serve(options: ServeOptions, cluster: "ClusterRuns | None") -> None:
+    """Serve the page until Ctrl-C or SIGTERM."""
+    _check_tls(options)
+    listener = listen(options.host, options.port)
+    access = Access(
+        port=listener.getsockname()[1],
+        host=options.host,
+        is_tls=options.certfile is not None,
+        allow_actions=options.allow_actions,
+        key=session_key(key_path()),
+    )
+    hub = Hub(options.root, cluster)
+    threading.Thread(target=hub.local.refresh, daemon=True).start()  # before the first viewer waits for it
+    config = uvicorn.Config(
+        make_app(hub, access),
+        log_level="error",
+        access_log=False,  # its lines would contain the token
+        server_header=False,
+        proxy_headers=False,
+        ssl_certfile=options.certfile,
+        ssl_keyfile=options.keyfile,
+        timeout_graceful_shutdown=SHUTDOWN_SEC,
+        timeout_keep_alive=KEEP_ALIVE_SEC,
+    )
+    say(f"Page: {access.url}")
+    say("Stop it with Ctrl-C." + ("" if options.allow_actions else " It is read-only."), sys.stderr)
+    try:
+        with _ended_by_signals(), listener, _opened(access.url if options.open_browser else None):
+            _server(config, hub).run(sockets=[listener])
+    finally:
+        if cluster:
+            cluster.close()
+
+
+def _server(config: uvicorn.Config, hub: Hub) -> uvicorn.Server:
+    """A server whose streams end by themselves. What does not end in time is cut off, which is not an error."""
+    server = uvicorn.Server(config)
+    handle_exit = server.handle_exit
+
+    def end(number: int, frame: FrameType | None) -> None:
+        hub.is_closing = True
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        handle_exit(number, frame)
+
+    server.handle_exit = end
+    return server
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal end the block, after its files are removed. The server handles the first
+    two itself while it runs, and raises them again at its end."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_tls(options: ServeOptions) -> None:
+    if (options.certfile is None) is not (options.keyfile is None):
+        raise UsageError("--certfile and --keyfile must be passed together.")
+    if options.certfile is None and not is_loopback(options.host):
+        raise UsageError(
+            f"--host {options.host} lets other machines connect, which requires TLS.",
+            remedy="Pass --certfile and --keyfile, or use an SSH tunnel: ssh -L 8642:127.0.0.1:8642 THIS-MACHINE",
+        )
+    if options.certfile and options.keyfile:
+        try:
+            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(options.certfile, options.keyfile)
+        except (OSError, ssl.SSLError) as problem:
+            raise UsageError(f"Cannot use {options.certfile} with {options.keyfile}: {problem}.") from None
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except socket.gaierror as problem:
+        raise UsageError(f"--host {host}: {problem.strerror}.") from None
+    except OSError as problem:
+        raise ClusterError(
+            f"Cannot listen on {host} port {port}: {problem.strerror or problem}.",
+            remedy="If the page is already running, use its URL; else pass another --port, or 0 for any free port.",
+        ) from None
+    return listener
+
+
+@contextmanager
+def _opened(url: str | None) -> Iterator[None]:
+    """Open the browser with a private file that leads to the URL: arguments of processes can be read by all users."""
+    path = None
+    if url is not None:
+        with suppress(OSError):
+            descriptor, name = tempfile.mkstemp(prefix="llmtrain-page-", suffix=".html")
+            path = Path(name)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={url}">')
+        threading.Thread(target=_open_browser, args=(path,), daemon=True).start()  # some wait until the browser ends
+    try:
+        yield
+    finally:
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def _open_browser(path: Path | None) -> None:
+    has_opened = False
+    with suppress(webbrowser.Error, OSError):
+        if path is not None and not _is_for_terminal(webbrowser.get()):
+            has_opened = webbrowser.open(path.as_uri())
+    if not has_opened:
+        say("No browser was found. Open the URL yourself.", sys.stderr)
+
+
+def _is_for_terminal(browser: webbrowser.BaseBrowser) -> bool:
+    """Such as w3m: it runs no scripts, and would take over the terminal. A command in $BROWSER may be anything."""
+    return type(browser) is webbrowser.GenericBrowser and not os.environ.get("BROWSER")

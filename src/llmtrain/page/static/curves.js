@@ -1,0 +1,253 @@
+// The charts of one run, or of several over each other. Curves come with one minimum and maximum per pixel column; rows
+// that are written later are appended, and a zoom reads its part in detail.
+
+import { get, notice } from "./api.js";
+import { Chart, COLORS } from "./charts.js";
+import { h } from "./dom.js";
+import { bytes, compact, count, loss, percent, precise } from "./format.js";
+
+const CHARTS = [
+  { id: "loss", title: "Loss", metrics: ["train/loss", "val/loss"], format: loss, ticks: precise, isWide: true },
+  { id: "lr", title: "Learning rate", metrics: ["train/lr"], format: precise },
+  { id: "grad", title: "Gradient norm", metrics: ["train/grad_norm"], format: precise },
+  { id: "rate", title: "Tokens per second", metrics: ["train/tokens_per_second"], format: compact },
+  { id: "mfu", title: "MFU", metrics: ["train/mfu"], format: percent, isOptional: true },
+  { id: "memory", title: "Peak memory", metrics: ["train/peak_memory_bytes"], format: bytes, isOptional: true },
+];
+const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
+const AXIS_PIXELS = 70;
+const RETRY_MS = 500;
+const RELOAD_GROWTH = 1.5;  // curves are read again when they have this many times the points
+const settings = { axis: "step", log: false, smooth: 0.9 };  // kept from run to run
+
+export class CurvesPanel {
+  constructor(parent, keys, labels) {
+    this.keys = keys;
+    this.labels = labels;
+    this.data = new Map();
+    this.ends = new Map();
+    this.range = null;
+    this.element = h("div");
+    this.grid = h("div", { class: "charts" });
+    this.element.append(this.toolbar(), this.grid, this.markKeys());
+    parent.append(this.element);
+    this.charts = CHARTS.map((each) => {
+      const chart = new Chart(this.grid, { title: each.title, format: each.format, ticks: each.ticks ?? each.format, height: each.isWide ? 320 : 190, onZoom: (range) => this.zoom(range) });
+      chart.element.classList.toggle("wide", Boolean(each.isWide));
+      chart.element.dataset.chart = each.id;
+      chart.element.hidden = Boolean(each.isOptional);
+      return { ...each, chart };
+    });
+  }
+
+  toolbar() {
+    const axis = h("span", { class: "group", role: "group", "aria-label": "Horizontal axis" });
+    for (const [name, label] of Object.entries(AXES)) {
+      const button = h("button", { type: "button", "data-axis": name, "aria-pressed": String(settings.axis === name) }, label);
+      button.addEventListener("click", () => this.set({ axis: name }));
+      axis.append(button);
+    }
+    this.axisButtons = axis;
+    this.logButton = h("button", { type: "button", "aria-pressed": String(settings.log) }, "Log scale");
+    this.logButton.addEventListener("click", () => this.set({ log: !settings.log }));
+    const slider = h("input", { type: "range", min: "0", max: "0.99", step: "0.01", value: String(settings.smooth), "aria-label": "Smoothing" });
+    slider.addEventListener("change", () => this.set({ smooth: Number(slider.value) }));
+    const shift = (by) => () => this.move(by);
+    this.zoomButtons = h(
+      "span", { class: "group", role: "group", "aria-label": "Zoom" },
+      h("button", { type: "button", title: "Earlier", onclick: shift(-0.5) }, "◀"),
+      h("button", { type: "button", title: "Later", onclick: shift(0.5) }, "▶"),
+      h("button", { type: "button", title: "Zoom in", onclick: () => this.scale(0.5) }, "+"),
+      h("button", { type: "button", title: "Zoom out", onclick: () => this.scale(2) }, "−"),
+      h("button", { type: "button", title: "Show everything", "data-zoom": "reset", onclick: () => this.zoom(null) }, "All"),
+    );
+    return h(
+      "div", { class: "toolbar" }, axis, this.logButton, h("label", null, "Smoothing", slider), this.zoomButtons,
+      h("span", { class: "muted" }, "Drag across a chart to zoom, double-click to show everything."),
+    );
+  }
+
+  markKeys() {
+    const line = (kind, text) => h("span", null, h("i", { class: `line ${kind}` }), text);
+    return h("div", { class: "marks" }, line("", "restart or interruption"), line("bad", "failure"), h("span", null, h("i", { class: "triangle" }), "checkpoint"));
+  }
+
+  set(change) {
+    const isNewAxis = change.axis && change.axis !== settings.axis;
+    Object.assign(settings, change);
+    for (const button of this.axisButtons.children) button.setAttribute("aria-pressed", String(button.dataset.axis === settings.axis));
+    this.logButton.setAttribute("aria-pressed", String(settings.log));
+    if (isNewAxis) this.range = null;
+    if ("log" in change) this.draw();
+    else this.load();
+  }
+
+  zoom(range) {
+    this.range = range;
+    this.draw();
+    this.load();
+  }
+
+  extent() {
+    const ends = [...this.data.values()].map((each) => each.curves["train/loss"]?.x ?? []).filter((x) => x.length);
+    if (!ends.length) return null;
+    return this.range ?? [Math.min(...ends.map((x) => x[0])), Math.max(...ends.map((x) => x[x.length - 1]))];
+  }
+
+  move(by) {
+    const range = this.extent();
+    if (range) this.zoom(range.map((value) => value + by * (range[1] - range[0])));
+  }
+
+  scale(by) {
+    const range = this.extent();
+    if (!range) return;
+    const middle = (range[0] + range[1]) / 2, half = ((range[1] - range[0]) / 2) * by;
+    this.zoom([middle - half, middle + half]);
+  }
+
+  // Positions of all runs in their metrics, for the stream.
+  get position() {
+    return this.keys.map((key) => this.data.get(key)?.position ?? "0-0").join(",");
+  }
+
+  async load() {
+    const request = (this.request = {});
+    const metric = this.charts.flatMap(({ chart, metrics, isWide }) => {
+      const width = chart.canvas.clientWidth || this.grid.clientWidth / (isWide ? 1 : 2);
+      return metrics.map((name) => `${name}:${Math.max(50, Math.round(width - AXIS_PIXELS))}`);
+    });
+    const query = { axis: settings.axis, smooth: settings.smooth, metric };
+    if (this.range) Object.assign(query, { from: this.range[0], to: this.range[1] });
+    const answers = await Promise.all(this.keys.map((key) => get("/api/curves", { key, ...query }).catch((problem) => ({ problem }))));
+    if (request !== this.request) return;
+    answers.forEach((answer, index) => {
+      const key = this.keys[index];
+      if (answer.problem) return notice("view", answer.problem);
+      const end = parseInt(answer.position, 10), loaded = answer.curves["train/loss"]?.total ?? 0;
+      this.data.set(key, { ...answer, end, loaded });
+      if (this.ends.get(key) > end) this.again = setTimeout(() => this.load(), RETRY_MS);  // rows came meanwhile
+    });
+    this.draw();
+  }
+
+  // The metrics of a run were replaced.
+  reset(key) {
+    this.ends.delete(key);
+    this.load();
+  }
+
+  // New rows, as columns, with the bytes in the metrics between which they are.
+  append(key, rows) {
+    const data = this.data.get(key);
+    this.ends.set(key, rows.end);
+    if (!data || rows.end <= data.end) return;
+    if (rows.begin !== data.end) return this.load();  // what was loaded ends elsewhere
+    data.end = rows.end;
+    const x = (table) => {
+      if (settings.axis === "time") return table.time.map((value) => value - data.time_base);
+      return settings.axis === "tokens" ? table.tokens.map((value) => value ?? lastOf(data.curves["train/loss"].x)) : table.step;
+    };
+    let isLong = false;
+    for (const { metrics, chart } of this.charts) {
+      for (const name of metrics) {
+        const table = name.startsWith("val/") ? rows.eval : rows.train;
+        const curve = data.curves[name];
+        if (!curve || !table.step.length) continue;
+        this.extend(curve, x(table), table[name]);
+        isLong = isLong || curve.x.length > 4 * (chart.canvas.clientWidth || 600);
+      }
+    }
+    this.draw();
+    const total = data.curves["train/loss"]?.total ?? 0;  // the weight of the moving average depends on it
+    if (isLong || (settings.smooth > 0 && total > RELOAD_GROWTH * data.loaded)) this.load();
+  }
+
+  extend(curve, xs, ys) {
+    xs.forEach((at, index) => {
+      const value = ys[index];
+      if (this.range && at > this.range[1]) return;
+      curve.total += 1;
+      if (value === null || at === null) return;
+      curve.x.push(at);
+      curve.y.push(value);
+      if (curve.smooth) {
+        const before = lastOf(curve.smooth.y) ?? value;
+        curve.smooth.x.push(at);
+        curve.smooth.y.push(curve.smooth.weight * before + (1 - curve.smooth.weight) * value);
+      }
+    });
+  }
+
+  draw() {
+    const view = { axis: settings.axis, log: settings.log, range: this.range };
+    const marks = this.keys.length === 1 ? this.data.get(this.keys[0])?.marks ?? [] : [];
+    const set = ({ chart, metrics, isOptional }) => {
+      const series = this.keys.flatMap((key, index) => this.seriesOf(key, index, metrics));
+      chart.element.hidden = Boolean(isOptional) && !series.some((each) => each.x.length);
+      if (!chart.element.hidden) chart.set(series, marks, view, this.pointsText(metrics[0]));
+    };
+    const [loss, ...others] = this.charts;
+    set(loss);
+    if (this.isDrawn) return others.forEach(set);
+    // The first time, the loss is on screen before the others are drawn.
+    requestAnimationFrame(() => setTimeout(() => {
+      if (!this.request || this.isDrawn) return;  // closed, or drawn meanwhile
+      this.isDrawn = true;
+      this.draw();
+    }));
+  }
+
+  seriesOf(key, index, metrics) {
+    const data = this.data.get(key);
+    if (!data) return [];
+    const isOnly = this.keys.length === 1;
+    const own = COLORS[index % COLORS.length];
+    const found = [];
+    for (const name of metrics) {
+      const curve = data.curves[name] ?? { x: [], y: [] };
+      const isVal = name.startsWith("val/");
+      const label = isOnly ? (isVal ? "validation" : metrics.length > 1 ? "training" : "") : `${this.labels[index]}${isVal ? " (val)" : ""}`;
+      const paint = isOnly && isVal ? COLORS[1] : own;
+      if (curve.smooth && settings.smooth > 0) {
+        if (isOnly) found.push({ label: "raw", x: curve.x, y: curve.y, color: paint, kind: "raw" });
+        found.push({ label, x: curve.smooth.x, y: curve.smooth.y, color: paint, kind: "line", smoothOf: "raw" });
+      } else if (curve.x.length || !isVal) {
+        found.push({ label, x: curve.x, y: curve.y, color: paint, kind: isVal ? (isOnly ? "points" : "dashed") : "line" });
+      }
+    }
+    return found;
+  }
+
+  pointsText(name) {
+    const curves = this.keys.map((key) => this.data.get(key)?.curves[name]).filter(Boolean);
+    const shown = sum(curves.map((curve) => curve.x.length)), total = sum(curves.map((curve) => curve.total));
+    return total ? `${count(Math.min(shown, total))} of ${count(total)} points` : "";
+  }
+
+  setMarks(key, details) {
+    const data = this.data.get(key);
+    if (!data || JSON.stringify(details.marks) === data.marksText) return;
+    const isFirst = data.marksText === undefined;
+    data.marksText = JSON.stringify(details.marks);
+    if (!isFirst || details.marks.length !== data.marks.length) this.load();
+  }
+
+  redraw() {
+    for (const { chart } of this.charts) chart.redraw();
+  }
+
+  close() {
+    this.request = null;
+    clearTimeout(this.again);
+    for (const { chart } of this.charts) chart.destroy();
+  }
+}
+
+function lastOf(values) {
+  return values[values.length - 1];
+}
+
+function sum(values) {
+  return values.reduce((total, value) => total + value, 0);
+}

@@ -1,0 +1,93 @@
+// Numbers and times as text.
+
+let clockOffset = 0;  // seconds by which the server's clock is ahead
+
+export function setServerTime(now) {
+  clockOffset = now - Date.now() / 1000;
+}
+
+export function serverNow() {
+  return Date.now() / 1000 + clockOffset;
+}
+
+const NONE = "–";
+
+export function count(value) {
+  return value === null || value === undefined ? NONE : Math.round(value).toLocaleString("en-US");
+}
+
+export function plural(number, noun) {
+  return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+}
+
+export function compact(value) {
+  if (value === null || value === undefined) return NONE;
+  for (const [unit, size] of [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3]]) {
+    if (Math.abs(value) >= size) return `${trim(value / size)}${unit}`;
+  }
+  return trim(value);
+}
+
+function trim(value) {
+  return String(Number(value.toPrecision(3)));
+}
+
+export function loss(value) {
+  return value === null || value === undefined ? NONE : value.toFixed(value >= 100 ? 1 : 4);
+}
+
+export function precise(value) {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(5)));
+}
+
+export function percent(value) {
+  return value === null || value === undefined ? NONE : `${(value * 100).toFixed(1)} %`;
+}
+
+export function bytes(value) {
+  if (value === null || value === undefined) return NONE;
+  for (const [unit, size] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
+    if (value >= size) return `${trim(value / size)} ${unit}`;
+  }
+  return `${value} B`;
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  const minutes = Math.floor(whole / 60);
+  if (minutes < 60) return minutes < 10 ? `${minutes} min ${whole % 60} s` : `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  if (hours < 48) return `${hours} h ${minutes % 60} min`;
+  return `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export function shortDuration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return NONE;
+  const whole = Math.max(0, Math.round(seconds));
+  for (const [unit, size] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (whole >= 2 * size) return `${Math.round(whole / size)} ${unit}`;
+  }
+  return `${whole} s`;
+}
+
+export function ago(epoch) {
+  return epoch ? shortDuration(serverNow() - epoch) : NONE;
+}
+
+// Time until the end of a run: from its metrics, or as the log of a run on a cluster has it.
+export function left(row) {
+  if (row.max_steps && row.step >= row.max_steps) return NONE;  // evaluates or saves
+  return row.eta ? shortDuration(row.eta - serverNow()) : row.time_left ?? NONE;
+}
+
+// Date and time, with the year if it is another one.
+export function clock(epoch) {
+  if (!epoch) return NONE;
+  const at = new Date(epoch * 1000), isThisYear = at.getFullYear() === new Date(serverNow() * 1000).getFullYear();
+  const options = { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+  return at.toLocaleString(undefined, { ...options, ...(isThisYear ? {} : { year: "numeric" }) }).replaceAll(" ", "\u00a0");
+}

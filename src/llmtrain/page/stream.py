@@ -1,0 +1,154 @@
+"""Server-sent events: only what has changed travels.
+
+An event carries the position of the client (its `id`): the version of the list, or the byte offset in the metrics of
+each run and in the log. A browser that reconnects sends it back, also after a restart of the server, and receives what
+it has missed; if that is too much, or a run has replaced its metrics, it receives `reset` and reads the curves again.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+from starlette.concurrency import run_in_threadpool
+
+from llmtrain.errors import LlmtrainError
+from llmtrain.page.collect import compact_ranks
+from llmtrain.page.hub import Hub
+from llmtrain.page.log_file import read_chunk
+from llmtrain.page.series import end_position, parse_position, position_text, read_rows, table_of_rows
+from llmtrain.page.values import json_text, message
+
+TICK_SEC = 1.0
+LIST_TICK_SEC = 2.0
+END_SEC = 0.25
+"""How long a stream takes to notice that the server ends."""
+KEEP_ALIVE_TICKS = 15
+MAX_NEW_BYTES = 1 << 19
+"""Of metrics that are sent as rows; beyond that curves are read again, with fewer points."""
+Event = tuple[str, Any, str]
+"""Name, value, and the position of the client once it has the event."""
+
+
+async def list_events(hub: Hub, version: str) -> AsyncIterator[str]:
+    """Rows of the list that changed since a version."""
+    idle, problems = 0, None
+    while not hub.is_closing:
+        changes = await run_in_threadpool(hub.list_since, version)
+        has_news = changes["rows"] or changes["removed"] or changes["is_all"] or changes["problems"] != problems
+        version, problems = changes["version"], changes["problems"]
+        if has_news:
+            yield encode("runs", changes, version)
+        idle = 0 if has_news else idle + 1
+        if idle >= KEEP_ALIVE_TICKS:
+            idle = 0
+            yield ": still here\n\n"
+        await _pause(hub, LIST_TICK_SEC)
+
+
+class RunEvents:
+    """The events of one viewer of one run or several."""
+
+    def __init__(self, hub: Hub, keys: list[str], position: str, with_ranks: bool, log_rank: int | None) -> None:
+        self._hub, self._keys = hub, keys
+        self._with_ranks, self._log_rank = with_ranks, log_rank
+        metrics, _, log = position.partition(";")
+        found = metrics.split(",") if metrics else []
+        self._metrics: list[str | None] = [None] * len(keys)  # None: the end
+        if len(found) == len(keys):
+            self._metrics = [position_text(*parse_position(each)) for each in found]  # it is sent back: nothing else
+        self._log_end = int(log) if log.isdecimal() and len(log) < 16 else None
+        self._sent: dict[str, Any] = {}
+        self._tick = 0
+
+    @property
+    def position(self) -> str:
+        return ",".join(each or "0-0" for each in self._metrics) + (
+            f";{self._log_end}" if self._log_end is not None else ""
+        )
+
+    async def stream(self) -> AsyncIterator[str]:
+        idle = 0
+        while not self._hub.is_closing:
+            events = await run_in_threadpool(self._next)
+            for event in events:
+                yield encode(*event)
+            idle = 0 if events else idle + 1
+            if idle >= KEEP_ALIVE_TICKS:
+                idle = 0
+                yield ": still here\n\n"
+            self._tick += 1
+            await _pause(self._hub, TICK_SEC)
+
+    def _next(self) -> list[Event]:
+        events: list[Event] = []
+        for index, key in enumerate(self._keys):
+            try:
+                events += self._run_events(index, key)
+            except LlmtrainError as problem:
+                events += self._changed(f"problem {key}", "problem", {"key": key, **message(problem)})
+            except OSError as problem:
+                value = {"key": key, "what": f"Cannot read the run: {problem.strerror or problem}.", "remedy": None}
+                events += self._changed(f"problem {key}", "problem", value)
+        return events
+
+    def _run_events(self, index: int, key: str) -> list[Event]:
+        events = self._changed(f"row {key}", "row", self._hub.row(key))
+        self._sent.pop(f"problem {key}", None)
+        events += self._new_rows(index, key)
+        if index:
+            return events
+        if self._tick % 2 == 0:
+            events += self._changed("details", "details", {"key": key, **self._hub.details(key)})
+            if self._with_ranks:
+                events += self._changed("ranks", "ranks", compact_ranks(self._hub.ranks(key)))
+        if self._log_rank is not None:
+            events += self._new_log(key, self._log_rank)
+        return events
+
+    def _new_rows(self, index: int, key: str) -> list[Event]:
+        path = self._hub.directory(key).metrics
+        position = self._metrics[index] or end_position(path)
+        try:
+            found = read_rows(path, position, MAX_NEW_BYTES)
+        except FileNotFoundError:
+            return []
+        if found is None:
+            self._metrics[index] = self._hub.metrics(key).position
+            return [("reset", {"key": key}, self.position)]
+        rows, self._metrics[index] = found
+        begin, end = (parse_position(each)[0] for each in (position, found[1]))
+        value = {"key": key, "begin": begin, "end": end, **table_of_rows(rows)}
+        return [("rows", value, self.position)] if rows else []
+
+    def _new_log(self, key: str, rank: int) -> list[Event]:
+        try:
+            path = self._hub.log_path(key, rank)
+            size = path.stat().st_size
+            if self._log_end is None or self._log_end > size:  # followed from now on, or a new file
+                self._log_end = read_chunk(path)["end"] if self._log_end is None else 0
+            chunk = read_chunk(path, after=self._log_end) if size > self._log_end else None
+        except (LlmtrainError, OSError) as problem:
+            what = problem.what if isinstance(problem, LlmtrainError) else str(problem.strerror)
+            return self._changed("log problem", "log-problem", {"what": what})
+        if chunk is None or not chunk["text"]:
+            return []
+        self._log_end = chunk["end"]
+        return [("log", chunk, self.position)]
+
+    def _changed(self, name: str, event: str, value: Any) -> list[Event]:
+        """The event, unless the same was sent before."""
+        if self._sent.get(name) == value:
+            return []
+        self._sent[name] = value
+        return [(event, value, self.position)]
+
+
+async def _pause(hub: Hub, seconds: float) -> None:
+    """Shorter if the server ends."""
+    for _ in range(round(seconds / END_SEC)):
+        if not hub.is_closing:
+            await anyio.sleep(END_SEC)
+
+
+def encode(event: str, value: Any, position: str) -> str:
+    return f"id: {position}\nevent: {event}\ndata: {json_text(value)}\n\n"

@@ -1,0 +1,71 @@
+"""Values that were read from files, for JSON: whatever the files contain, the text is valid JSON, and ASCII."""
+
+import json
+import math
+from datetime import datetime
+from typing import Any
+
+from llmtrain.errors import LlmtrainError
+
+_MAX_BITS = 1024
+"""Of an integer; beyond that a browser reads it as infinite, and Python may refuse to write it."""
+
+
+def json_text(value: Any) -> str:
+    """Numbers that JSON does not have become null."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_special_numbers(value), separators=(",", ":"), allow_nan=False)
+
+
+def finite(value: Any) -> float | None:
+    """The number; None for what is not one."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def epoch(text: Any) -> float | None:
+    """Seconds since the epoch of an ISO time; None for what is not one."""
+    try:
+        return datetime.fromisoformat(str(text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def message(problem: LlmtrainError) -> dict[str, Any]:
+    return {"what": problem.what, "remedy": problem.remedy}
+
+
+def flat(values: dict[str, Any]) -> dict[str, Any]:
+    """`section.field` -> value. An empty section is a value."""
+    found: dict[str, Any] = {}
+
+    def add(path: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                add(f"{path}.{name}" if path else str(name), inner)
+        elif path:
+            found[path] = value
+
+    add("", values)
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A value of a config: numbers, text and null as they are; lists and empty sections as JSON, which is YAML too."""
+    is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+    return value if is_plain else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _without_special_numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_special_numbers(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_special_numbers(each) for each in value]
+    if isinstance(value, int):
+        return value if value.bit_length() <= _MAX_BITS else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,32 @@
+"""The config of a run as flat parameters, such as `model.lora.rank`, for trackers that compare runs by them."""
+
+import re
+from typing import Any
+
+from llmtrain.config.schema import Config
+from llmtrain.redact import redact_values
+from llmtrain.runs.directory import RunDirectory
+from llmtrain.runs.generations import read_generations
+
+
+def flat_parameters(config: Config, run: RunDirectory) -> dict[str, Any]:
+    """Without the sections that the run does not use: `launch` outside of a cluster, `distributed` in a single
+    process."""
+    starts = read_generations(run)
+    is_launched = any(row.get("launch") for row in starts)
+    is_parallel = any(row.get("world_size") != 1 for row in starts)
+    values = redact_values(config.as_dict())
+    values.pop("schema_version")
+    if not is_launched:
+        values.pop("launch")
+    if not is_parallel:
+        values.pop("distributed")
+    # The characters that MLflow accepts; names of the user's own may have others.
+    return {re.sub(r"[^\w./ :-]", "_", name): value for name, value in _flat(values)}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        rows += _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
+    return rows
