@@ -26,6 +26,7 @@ Reason = Literal[
     "disk_full",
     "gave_up",
     "gpu_memory",
+    "lost_while_joining",
     "master_unreachable",
     "no_progress",
     "not_finite",

@@ -129,6 +129,27 @@ def test_killed_node_ends_peer_with_75(tmp_path: Path, cache: Path, golden: str)
     assert json.loads(nodes[0].out)["state_sha256"] == golden
 
 
+@pytest.mark.parametrize("per_node", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_replaced_node_joins_the_next_start(tmp_path: Path, cache: Path, golden: str, per_node: int) -> None:
+    """A new node 1 starts while node 0 has not noticed yet that the old one is gone."""
+    flag = tmp_path / "flag"
+    flag.touch()
+    words = ["--nodes", 2, "--processes-per-node", per_node, "--master-addr", "127.0.0.1", "--master-port", free_port()]
+    words += ["--config", config_file(tmp_path, cache, trainer__grad_accum_steps=4), "--json"]
+    waiting = {"LLMTRAIN_FAULT": "forward:5:0:wait", "LLMTRAIN_FAULT_FILE": str(flag)}
+    old = [start_cli("node", "--node-rank", rank, *words, env=waiting, cwd=tmp_path) for rank in (0, 1)]
+    old[0].wait_for(lambda: any(tmp_path.glob("runs/*/checkpoints/step_4")))
+    time.sleep(0.5)  # node 0 waits, node 1 waits for it in a collective
+    old[1].end()
+    new = start_cli("node", "--node-rank", 1, *words, cwd=tmp_path)
+    new.wait_for(lambda: "waiting for the earlier start of this run to end" in new.err)
+    flag.unlink()
+    assert old[0].wait() == 75, outputs(old)
+    nodes = [start_cli("node", "--node-rank", 0, *words, cwd=tmp_path), new]
+    assert ended(nodes) == [0, 0], outputs(nodes)
+    assert json.loads(nodes[0].out)["state_sha256"] == golden
+
+
 def test_error_on_one_node_ends_both(tmp_path: Path, cache: Path) -> None:
     """The file exists on one machine only (each has its own home directory)."""
     path = config_file(tmp_path, cache, data__name="text_files", data__files=["~/text.txt"], data__cache_dir="~/cache")

@@ -10,6 +10,7 @@ import signal
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.distributed.env import parse_endpoint
 from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
 from llmtrain.distributed.process_info import NodeInfo
-from llmtrain.distributed.rendezvous import wait_for_master
-from llmtrain.distributed.worker_exit import JoinState, merge_exits
+from llmtrain.distributed.rendezvous import REJOIN_SEC, REJOINING, wait_for_master
+from llmtrain.distributed.worker_exit import JoinState, lost_while_joining, merge_exits
 from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
 from llmtrain.runs.exit_report import ExitReport
@@ -44,18 +45,32 @@ class NodeJob:
 
 def run_node(job: NodeJob) -> None:
     """Run the processes of the node until they end. Raises one error for all of them if any did not finish."""
-    node = job.node
-    backend = pick_rendezvous(node, job.max_restarts)
+    backend = pick_rendezvous(job.node, job.max_restarts)
+    deadline = time.monotonic() + job.join_timeout_sec
     with exit_on_signal_while_joining() as join_state:
-        # Without a node_rank the master is not known yet: torch finds it.
-        if node.nodes > 1 and node.node_rank and not backend.startswith("etcd"):
-            host, port = rendezvous_address(node)
-            wait_for_master(host, port, job.master_ready_timeout_sec)
-        setup_network(node.master_addr)  # inherited by the workers
-        exits, was_interrupted, last_crash = _run_agent(job, backend, join_state)
+        while True:
+            exits, was_interrupted, last_crash = _join_and_run(job, backend, join_state)
+            # A pod that is replaced may be faster than the end of the others, whose run it cannot join any more. (If
+            # node 0 ends, its store is gone for all; with c10d and etcd the agents join again themselves.)
+            is_again = backend == "static" and job.node.node_rank and not was_interrupted and lost_while_joining(exits)
+            if not is_again or time.monotonic() > deadline:
+                break
+            join_state.is_waiting = True
+            log("DDP", REJOINING)
+            time.sleep(REJOIN_SEC)
     error = merge_exits(exits, was_interrupted, last_crash)
     if error is not None:
         raise error
+
+
+def _join_and_run(job: NodeJob, backend: str, join_state: JoinState) -> tuple[list[ExitReport], bool, str | None]:
+    node = job.node
+    # Without a node_rank the master is not known yet: torch finds it.
+    if node.nodes > 1 and node.node_rank and not backend.startswith("etcd"):
+        host, port = rendezvous_address(node)
+        wait_for_master(host, port, job.master_ready_timeout_sec)
+    setup_network(node.master_addr)  # inherited by the workers
+    return _run_agent(job, backend, join_state)
 
 
 def pick_rendezvous(node: NodeInfo, max_restarts: int) -> str:

@@ -16,14 +16,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d  # type: ignore[attr-defined]
 
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.run import RunSection
-from llmtrain.distributed.control_group import ControlGroup
+from llmtrain.distributed.control_group import ControlGroup, as_peer_lost
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.process_info import ProcessInfo, find_process_info, uses_agent_store
-from llmtrain.distributed.rendezvous import join_deadline_sec, ready_deadline_sec, wait_for_master
+from llmtrain.distributed.rendezvous import (
+    REJOIN_SEC,
+    REJOINING,
+    join_deadline_sec,
+    ready_deadline_sec,
+    wait_for_master,
+)
 from llmtrain.errors import JoinError, UsageError
 from llmtrain.logs import log, set_rank, warn
 from llmtrain.runs.exit_report import exit_now
@@ -32,6 +38,7 @@ from llmtrain.terminal import format_columns
 from llmtrain.text import one_line, plural
 
 JOIN_ATTEMPTS = 3
+_FORMED = "formed"  # key of the store: all processes have connected to each other
 PROGRESS_SEC = 10.0
 WATCHDOG_MARGIN_SEC = 30
 """Collectives time out this long after distributed.timeout_sec: llmtrain's watchdog, which names the silent rank, must
@@ -80,9 +87,8 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
                 f"distributed.strategy is none, but the run has {process.world_size} processes.",
                 remedy="Set distributed.strategy to ddp or fsdp, or start one process.",
             )
-        _join(process, distributed, device)
+        world = _join(process, distributed, device)
         try:
-            world = _make_world(process, device, distributed.timeout_sec)
             log_processes(world)
             yield world
         finally:
@@ -92,30 +98,50 @@ def join_world(distributed: DistributedSection, run: RunSection) -> Iterator[Wor
         set_rank(0, 1)
 
 
-def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.device) -> None:
+def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.device) -> World:
     """Wait for the master, then for all processes, until the deadline."""
-    started = time.monotonic()
-    join_sec, ready_sec = join_deadline_sec(distributed, os.environ), ready_deadline_sec(distributed, os.environ)
-    backend = pick_backend(distributed, device)
+    deadline = time.monotonic() + join_deadline_sec(distributed, os.environ)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     address = f"{process.master_addr}:{process.master_port}"
     log("DDP", f"joining as rank {process.rank} of {process.world_size} at {address}", logging.DEBUG)
+    while True:
+        try:
+            return _join_once(process, distributed, device, deadline)
+        except JoinError as error:
+            # A pod that is replaced may be faster than the end of the others, whose run it cannot join any more. If
+            # rank 0 ends, its store is gone for all; an elastic agent must join again before its workers can.
+            is_late = error.reason == "lost_while_joining" and process.rank and not uses_agent_store(os.environ)
+            if not is_late or time.monotonic() > deadline:
+                raise
+            log("DDP", f"{REJOINING} ({one_line(error.what, 300)})", logging.DEBUG)
+            time.sleep(REJOIN_SEC)
+
+
+def _join_once(process: ProcessInfo, distributed: DistributedSection, device: torch.device, deadline: float) -> World:
+    started = time.monotonic()
+    join_sec, ready_sec = deadline - started, ready_deadline_sec(distributed, os.environ)
     if process.rank != 0 or uses_agent_store(os.environ):
         wait_for_master(process.master_addr, process.master_port, min(ready_sec, join_sec))
     setup_network(process.master_addr)  # after the wait: before it, the name may not resolve
     try:
-        store = _connect(process, started + join_sec)
-        remaining = started + join_sec - time.monotonic()
+        store = _connect(process, deadline)
+        remaining = deadline - time.monotonic()
         late = _join_failed(process, "the processes started, but cannot connect to each other", join_sec, join_sec)
         with _stdout_to_stderr(), _exit_after(max(10.0, remaining), late):
-            _init_group(process, store, backend, distributed, device)
+            _init_group(process, store, pick_backend(distributed, device), distributed, device)
+            world = _make_world(process, device, distributed.timeout_sec)
+        store.set(_FORMED, "")
+        return world
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
             dist.destroy_process_group()
-        what = one_line(problem, 300)
-        error = _join_failed(process, what, time.monotonic() - started, join_sec)
-        error.reason = "processes_missing" if isinstance(problem, _ProcessesMissing) else None
+        distributed_c10d._world.group_count = 0  # of names; a group that was not completed is not destroyed
+        error = _join_failed(process, one_line(problem, 300), time.monotonic() - started, join_sec)
+        if isinstance(problem, _ProcessesMissing):
+            error.reason = "processes_missing"
+        elif as_peer_lost(problem):
+            error.reason = "lost_while_joining"
         raise error from None
 
 
@@ -173,6 +199,10 @@ def _connect(process: ProcessInfo, deadline: float) -> Store:
             warn("DDP", f"cannot connect, retrying (attempt {attempt} of {JOIN_ATTEMPTS}): {message}")
             time.sleep(random.uniform(0.2, 1.0) * attempt)
     shared: Store = PrefixStore("llmtrain", store)
+    if process.rank == 0:
+        shared.delete_key(_FORMED)  # of an earlier start, in the store of an agent
+    else:
+        _wait_for_earlier_start(shared, deadline)
     if shared.add(f"here/{process.rank}", 1) == 1:  # a process that restarted while others waited counts once
         shared.add("count", 1)
     _wait_for_all(shared, process.world_size, deadline)
@@ -194,6 +224,19 @@ def _open_store(process: ProcessInfo, timeout: timedelta) -> Store:
     # The agent keeps its store while it restarts workers: each attempt needs its own keys.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"/worker/attempt_{attempt}", store) if is_agent_store else store
+
+
+def _wait_for_earlier_start(store: Store, deadline: float) -> None:
+    """A replaced pod may be faster than the end of the processes that lost it. It cannot join them any more, and gloo
+    would wait for a connection that never comes. Their end is a lost connection to the store."""
+    last_message = 0.0
+    while store.check([_FORMED]):
+        if time.monotonic() > deadline:
+            raise _ProcessesMissing("the earlier start of this run has not ended")
+        if time.monotonic() > last_message + PROGRESS_SEC:
+            warn("DDP", "waiting for the earlier start of this run to end: this process replaces one of it")
+            last_message = time.monotonic()
+        time.sleep(0.2)
 
 
 def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
