@@ -584,12 +584,13 @@ def test_browser_of_the_terminal_is_not_started(
 
 
 def test_streams_end_with_the_server(root: Path) -> None:
-    async def read_all() -> int:
-        return len([event async for event in stream.list_events(hub, "")] + [event async for event in events.stream()])
-
     make_run(root, "one", steps=5)
     hub = Hub(str(root))
-    events = RunEvents(hub, ["local/one"], "", False, None)
+
+    async def read_all() -> int:
+        streams = stream.ListEvents(hub, "").stream(), RunEvents(hub, ["local/one"], "", False, None).stream()
+        return sum([len([event async for event in each]) for each in streams])
+
     hub.is_closing = True
     assert anyio.run(read_all) == 0
 

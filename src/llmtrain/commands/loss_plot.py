@@ -4,7 +4,6 @@ import shutil
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from llmtrain.terminal import discard, has_color, printable_line
@@ -23,9 +22,7 @@ def run_curves(run: "RunDirectory") -> Curves:
     """`training` and `validation`: steps and losses of a run directory."""
     from llmtrain.page.series import MetricsSeries
 
-    series = MetricsSeries(run.metrics)
-    with suppress(OSError):  # no metrics yet, or not readable
-        series.refresh()
+    series = MetricsSeries.read(run.metrics)
     train, evaluated = series.train.columns, series.eval.columns
     return {"training": (train["step"], train["train/loss"]), "validation": (evaluated["step"], evaluated["val/loss"])}
 

@@ -50,7 +50,7 @@ def report_html(runs: Sequence[RunDirectory], state: str | None = None) -> str:
 
 def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Values:
     """Everything that the report shows of a run."""
-    series = _series(run)
+    series = MetricsSeries.read(run.metrics)
     row = collect.run_row(run)
     row["state"] = state or row["state"]
     details = collect.run_details(run)
@@ -73,15 +73,6 @@ def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Value
         "sample_step": steps[-1] if steps else None,
         "samples": _samples(run, steps),
     }
-
-
-def _series(run: RunDirectory) -> MetricsSeries:
-    series = MetricsSeries(run.metrics)
-    try:
-        series.refresh()
-    except OSError:
-        series.reset()  # no metrics, or not readable
-    return series
 
 
 def _curves(series: MetricsSeries, columns: int) -> Values:

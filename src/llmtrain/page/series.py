@@ -81,6 +81,16 @@ class MetricsSeries:
         self._lock = threading.RLock()  # readers of a request, and the next refresh
         self.reset()
 
+    @classmethod
+    def read(cls, path: Path) -> "MetricsSeries":
+        """All rows; none if there is no file, or it is not readable."""
+        series = cls(path)
+        try:
+            series.refresh()
+        except OSError:
+            series.reset()
+        return series
+
     def reset(self) -> None:
         self.offset, self._mark = 0, 0
         self.train, self.eval = Table(TRAIN), Table(EVAL)

@@ -25,7 +25,7 @@ from llmtrain.page.hub import Hub, NotFound
 from llmtrain.page.log_file import line_begin, read_chunk, search
 from llmtrain.page.security import Access, Guard, read_cookie
 from llmtrain.page.series import AXES, EVAL, TRAIN
-from llmtrain.page.stream import RunEvents, list_events
+from llmtrain.page.stream import ListEvents, RunEvents
 from llmtrain.page.values import json_text, message, plain
 
 STATIC = Path(__file__).parent / "static"
@@ -189,7 +189,7 @@ async def _stream(hub: Hub, request: Request) -> Response:
         log_rank = int(rank) if rank.isdecimal() and len(rank) < 8 else None
         events = RunEvents(hub, _keys(request), position, query.get("ranks") == "1", log_rank).stream()
     else:
-        events = list_events(hub, position)
+        events = ListEvents(hub, position).stream()
     return StreamingResponse(events, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 

@@ -5,7 +5,7 @@ each run and in the log. A browser that reconnects sends it back, also after a r
 it has missed; if that is too much, or a run has replaced its metrics, it receives `reset` and reads the curves again.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import anyio
@@ -29,20 +29,21 @@ Event = tuple[str, Any, str]
 """Name, value, and the position of the client once it has the event."""
 
 
-async def list_events(hub: Hub, version: str) -> AsyncIterator[str]:
+class ListEvents:
     """Rows of the list that changed since a version."""
-    idle, problems = 0, None
-    while not hub.is_closing:
-        changes = await run_in_threadpool(hub.list_since, version)
-        has_news = changes["rows"] or changes["removed"] or changes["is_all"] or changes["problems"] != problems
-        version, problems = changes["version"], changes["problems"]
-        if has_news:
-            yield encode("runs", changes, version)
-        idle = 0 if has_news else idle + 1
-        if idle >= KEEP_ALIVE_TICKS:
-            idle = 0
-            yield ": still here\n\n"
-        await _pause(hub, LIST_TICK_SEC)
+
+    def __init__(self, hub: Hub, version: str) -> None:
+        self._hub, self._version = hub, version
+        self._problems: Any = None
+
+    def stream(self) -> AsyncIterator[str]:
+        return _stream(self._hub, self._next, LIST_TICK_SEC)
+
+    def _next(self) -> list[Event]:
+        changes = self._hub.list_since(self._version)
+        has_news = changes["rows"] or changes["removed"] or changes["is_all"] or changes["problems"] != self._problems
+        self._version, self._problems = changes["version"], changes["problems"]
+        return [("runs", changes, self._version)] if has_news else []
 
 
 class RunEvents:
@@ -66,18 +67,8 @@ class RunEvents:
             f";{self._log_end}" if self._log_end is not None else ""
         )
 
-    async def stream(self) -> AsyncIterator[str]:
-        idle = 0
-        while not self._hub.is_closing:
-            events = await run_in_threadpool(self._next)
-            for event in events:
-                yield encode(*event)
-            idle = 0 if events else idle + 1
-            if idle >= KEEP_ALIVE_TICKS:
-                idle = 0
-                yield ": still here\n\n"
-            self._tick += 1
-            await _pause(self._hub, TICK_SEC)
+    def stream(self) -> AsyncIterator[str]:
+        return _stream(self._hub, self._next, TICK_SEC)
 
     def _next(self) -> list[Event]:
         events: list[Event] = []
@@ -89,6 +80,7 @@ class RunEvents:
             except OSError as problem:
                 value = {"key": key, "what": f"Cannot read the run: {problem.strerror or problem}.", "remedy": None}
                 events += self._changed(f"problem {key}", "problem", value)
+        self._tick += 1
         return events
 
     def _run_events(self, index: int, key: str) -> list[Event]:
@@ -141,6 +133,20 @@ class RunEvents:
             return []
         self._sent[name] = value
         return [(event, value, self.position)]
+
+
+async def _stream(hub: Hub, read: Callable[[], list[Event]], tick_sec: float) -> AsyncIterator[str]:
+    """The events that `read` finds at each tick, until the server ends."""
+    idle = 0
+    while not hub.is_closing:
+        events = await run_in_threadpool(read)
+        for event in events:
+            yield encode(*event)
+        idle = 0 if events else idle + 1
+        if idle >= KEEP_ALIVE_TICKS:
+            idle = 0
+            yield ": still here\n\n"
+        await _pause(hub, tick_sec)
 
 
 async def _pause(hub: Hub, seconds: float) -> None:
