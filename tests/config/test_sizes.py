@@ -82,6 +82,11 @@ def test_batch_has_the_default_number_of_tokens() -> None:
     assert default_batch("adamw", 1, 2, 4096, None, None) == (1, 1)
 
 
+@pytest.mark.parametrize(("n_layers", "d_model"), [(1, 16), (2, 64), (4, 128)])
+def test_batch_of_a_tiny_model_is_not_tiny(n_layers: int, d_model: int) -> None:
+    assert default_batch_tokens("muon", n_layers, d_model) == 2048
+
+
 def test_default_batch_is_split_for_several_processes() -> None:
     for processes, expected in {1: (16, 1), 2: (8, 2), 3: (4, 4), 4: (4, 4), 16: (1, 16), 17: (1, 16)}.items():
         assert default_batch("muon", 12, 768, 1024, None, None, processes) == expected

@@ -23,7 +23,7 @@ LEARNING_RATES = {"adamw": 6e-4, "adafactor": 6e-4, "muon": 0.01}
 BATCH_TOKENS = {"adamw": 65_536, "adafactor": 65_536, "muon": 16_384}
 MAX_MUON_LR = 0.02
 MICRO_BATCH_TOKENS = 65_536
-MAX_BATCH_TOKENS = 2**24
+MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 2**11, 2**24
 # Several times those of the largest models so far.
 MAX_WIDTH, MAX_LAYERS = 2**17, 10_000
 
@@ -57,9 +57,10 @@ def default_lr(optimizer: str, d_model: int) -> float:
 
 def default_batch_tokens(optimizer: str, n_layers: int, d_model: int) -> int:
     """Tokens per step: those of 124m times the number of weights in the blocks relative to it, to the power of 0.7,
-    as a power of two, and at most 16,777,216."""
+    as a power of two, at least 2,048 and at most 16,777,216."""
     weights = (n_layers * d_model**2) / (REFERENCE[0] * REFERENCE[1] ** 2)
-    return min(MAX_BATCH_TOKENS, int(2 ** round(math.log2(BATCH_TOKENS[optimizer] * weights**0.7))))
+    tokens = int(2 ** round(math.log2(BATCH_TOKENS[optimizer] * weights**0.7)))
+    return min(max(tokens, MIN_BATCH_TOKENS), MAX_BATCH_TOKENS)
 
 
 def default_batch(
