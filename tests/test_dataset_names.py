@@ -78,6 +78,7 @@ def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
         yield Sandbox(hub, tmp_path)
 
 
+@pytest.mark.slow
 def test_wikitext_trains(sandbox: Sandbox) -> None:
     sandbox.hub.repos["Salesforce/wikitext"] = wikitext()
     done = sandbox.train("wikitext")

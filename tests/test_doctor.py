@@ -108,6 +108,7 @@ def test_failure_on_one_of_two_processes(doctor: Doctor, tmp_path: Path) -> None
     assert "all-reduce" in done.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_that_cannot_join(doctor: Doctor) -> None:
     done = doctor("--processes", "2", "--json", "--set", "distributed.strategy=none")
     assert done.returncode == 1

@@ -433,6 +433,7 @@ def max_file_size(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
+@pytest.mark.slow
 @pytest.mark.needs_root
 def test_export_to_a_full_tmpfs(workspace: Workspace, workdir: Path) -> None:
     """In its own process: a library that maps a file it cannot fill is killed by a signal."""
@@ -583,6 +584,7 @@ def test_chat(
     assert cli(*arguments, "--json").json["messages"][0] == {"role": "user", "content": "say blue"}
 
 
+@pytest.mark.slow
 def test_chat_in_another_process(workspace: Workspace) -> None:
     command = [sys.executable, "-m", "llmtrain", "chat", *workspace.run_options(), "--temperature", "0"]
     done = subprocess.run(

@@ -102,6 +102,7 @@ def portable(output: str) -> str:
 def mask(line: str) -> str:
     """A line without what differs between runs and machines: numbers, hashes, column widths, text of the model."""
     line = re.sub(r'(\[SAMPLE\].* ->|"sample(?:_prompt)?": ).*', r"\1", line)
+    line = re.sub(r"(_IFNAME .* one of ).*", r"\1", line)  # network interfaces
     line = re.sub(r"\b[0-9a-f]{12,}\b", "0", line).replace("aarch64", "x86_64")
     line = " ".join(re.sub(r"\d[\d,.:]*(?:e[+-]?\d+)?", "0", line).split())
     line = re.sub(r"\b0 (us|ms|min|h|d)\b", "0 s", line)  # ages and durations

@@ -30,6 +30,7 @@ def deleted_pod(kube: Kube, kind: str, reference: str, index: int) -> None:
     kube.llmtrain("delete", run)
 
 
+@pytest.mark.slow  # without: test_page.py
 def test_deleted_pod_is_replaced(kube: Kube, reference: str) -> None:
     deleted_pod(kube, "indexed_job", reference, index=1)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from breaking import waiting_at
-from kube import SET, Kube
+from kube import SET, Kube, finished_hash
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -56,7 +56,7 @@ def page(kube: Kube) -> Iterator[Page]:
     assert process.wait(20) == 0
 
 
-def test_run_is_shown_with_a_killed_pod_and_without_pods(kube: Kube, page: Page) -> None:
+def test_run_is_shown_with_a_killed_pod_and_without_pods(kube: Kube, page: Page, reference: str) -> None:
     key = f"{kube.namespace}/{RUN}"
 
     def row() -> Any:
@@ -81,6 +81,8 @@ def test_run_is_shown_with_a_killed_pod_and_without_pods(kube: Kube, page: Page)
         return {mark["kind"] for mark in page.get("curves", key=key, metric="train/loss:100")["marks"]}
 
     until(kube, lambda: "restart" in marks())
+
+    assert finished_hash(kube, RUN) == reference
 
     kube.kubectl("delete", "pods", "--all", "--wait=true")
     until(kube, lambda: page.get("run", key=key)["details"]["pods"] == [])

@@ -422,7 +422,9 @@ def test_standard_output_on_a_full_disk(make_config: MakeConfig, tmp_path: Path,
         assert json.loads(ended.stdout)["steps"] == 3
 
 
-@pytest.mark.parametrize("case", ["pipe", "pipe with --json", "closed", "full"])
+@pytest.mark.parametrize(
+    "case", ["pipe", *(pytest.param(case, marks=pytest.mark.slow) for case in ("pipe with --json", "closed", "full"))]
+)
 def test_closed_standard_output_does_not_change_the_exit_code(
     make_config: MakeConfig, tmp_path: Path, case: str
 ) -> None:

@@ -72,6 +72,7 @@ def test_signal_then_resume(file: Path, root: Path, golden: Outcome, number: sig
     assert outcome(root, result) == golden
 
 
+@pytest.mark.slow
 def test_resume_needs_no_config(file: Path, root: Path, golden: Outcome) -> None:
     code, stdout, stderr = finish(start("--config", str(file), "--json", fault="after_optimizer:3:0:term"))
     assert code == 75, stderr

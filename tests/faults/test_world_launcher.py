@@ -163,7 +163,7 @@ def test_gives_up_after_three_crashes_without_progress(file: Path, root: Path) -
         pytest.param("prepare:0:0:kill:0", 4, marks=pytest.mark.slow),
         pytest.param("prepare:0:1:kill:0", 4, marks=pytest.mark.slow),
         pytest.param("forward:5:0:kill:0", 4, marks=pytest.mark.slow),
-        ("forward:7:0:kill:0", 6),
+        pytest.param("forward:7:0:kill:0", 6, marks=pytest.mark.slow),
     ],
 )
 def test_restart_uses_the_named_checkpoint_until_it_was_loaded(

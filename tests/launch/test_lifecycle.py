@@ -552,6 +552,7 @@ COMMANDS: dict[str, Callable[[KubeServer, Record, JobPlan], object]] = {
     "resume": lambda kube, record, plan: lifecycle.resume(kube.cluster(), record, plan),
 }
 REMOVALS = ("stop", "delete", "delete --data")
+FEW_REMOVALS = ("stop", "delete", pytest.param("delete --data", marks=pytest.mark.slow))
 REMAINING = {"stop": {"configmaps", "persistentvolumeclaims"}, "delete": {"persistentvolumeclaims"}}
 
 
@@ -578,7 +579,7 @@ def outcome(act: Callable[[], object]) -> LlmtrainError | None:
 
 @pytest.mark.parametrize("kind", ["indexed_job", pytest.param("train_job", marks=pytest.mark.slow)])
 class TestConcurrentCommands:
-    @pytest.mark.parametrize("first", REMOVALS)
+    @pytest.mark.parametrize("first", FEW_REMOVALS)
     def test_resume_during_stop_or_delete(self, kube: KubeServer, kind: str, first: str) -> None:
         plan, results = make_plan(kind), set()
         for number in itertools.count():
@@ -622,7 +623,7 @@ class TestConcurrentCommands:
                 assert {key[0] for key in kube.objects} == REMAINING.get(first, set())
         assert True in results
 
-    @pytest.mark.parametrize("second", REMOVALS)
+    @pytest.mark.parametrize("second", FEW_REMOVALS)
     def test_stop_or_delete_during_resume(self, kube: KubeServer, kind: str, second: str) -> None:
         plan = make_plan(kind)
         for number in itertools.count():

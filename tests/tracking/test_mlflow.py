@@ -116,7 +116,7 @@ def test_run_name_defaults_to_run_id(tracked: MakeConfig) -> None:
     assert run["name"] == RUN_ID
 
 
-@pytest.mark.parametrize("action", ["term", "kill"])
+@pytest.mark.parametrize("action", [pytest.param("term", marks=pytest.mark.slow), "kill"])
 def test_resumed_run_continues_its_mlflow_run(tracked: MakeConfig, action: str) -> None:
     config = tracked()
     uri = f"sqlite:///{root_of(config) / 'mlflow.db'}"
