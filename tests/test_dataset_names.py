@@ -99,6 +99,7 @@ def test_preset_gpt_wikitext_trains(sandbox: Sandbox) -> None:
     assert json.loads(done.stdout)["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_redirect_is_followed_and_cached(sandbox: Sandbox) -> None:
     sandbox.hub.repos["somebody/old_text"] = wikitext()
     sandbox.hub.moved["old_text"] = "somebody/old_text"

@@ -70,7 +70,7 @@ def leftovers(config: Config) -> list[str]:
 # Layout.
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_epoch_directories_have_the_files_of_their_ranks(
     make_fine_tune: MakeConfig, epoch_run: tuple[Config, dict[str, Any]], tmp_path: Path, size: int
 ) -> None:

@@ -63,10 +63,10 @@ WAYS = {
     "stateful_set": by_guard,
     "train_job": by_command,
 }
-KINDS = [pytest.param(kind, marks=() if kind == "indexed_job" else slow) for kind in sorted(WAYS)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@slow
+@pytest.mark.parametrize("kind", sorted(WAYS))
 def test_killed_in_the_middle_of_a_save(kube: Kube, kind: str, reference: str) -> None:
     """The machine of rank 0, which was writing."""
     run = f"{kind.replace('_', '-')}-killed"

@@ -112,7 +112,8 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_data_workers_exit_with_the_trainer(tmp_path: Path, make_config: MakeConfig, number: signal.Signals) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(dump_config(make_config(data__num_workers=1)))

@@ -80,7 +80,13 @@ def make_run(path: Path) -> RunDirectory:
     return run
 
 
-@pytest.mark.parametrize(("file", "damage"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        pytest.param(*damage, id=name, marks=pytest.mark.slow if name == "config deep" else ())
+        for name, damage in DAMAGE.items()
+    ],
+)
 def test_damaged_run_does_not_hide_others(
     tmp_path: Path, file: str | None, damage: Callable[[RunDirectory], None]
 ) -> None:

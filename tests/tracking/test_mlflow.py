@@ -420,6 +420,7 @@ def test_login_of_recorded_server_comes_from_environment(
         assert found == env.get("MLFLOW_TRACKING_URI", uri.replace("***@", ""))
 
 
+@pytest.mark.slow
 def test_missing_login_is_warned_about(make_config: MakeConfig) -> None:
     """Its config.yaml has the URI without the login."""
     uri = "http://me:canary-word@127.0.0.1:9"
