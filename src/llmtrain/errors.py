@@ -24,9 +24,9 @@ from typing import Literal
 
 Reason = Literal[
     "disk_full",
+    "earlier_start_ended",
     "gave_up",
     "gpu_memory",
-    "lost_while_joining",
     "master_unreachable",
     "no_progress",
     "not_finite",

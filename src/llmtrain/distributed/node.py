@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from llmtrain.distributed.env import parse_endpoint
 from llmtrain.distributed.network import own_name_is_loopback, reachable_address, setup_network
 from llmtrain.distributed.process_info import NodeInfo
-from llmtrain.distributed.rendezvous import REJOIN_SEC, REJOINING, wait_for_master
-from llmtrain.distributed.worker_exit import JoinState, lost_while_joining, merge_exits
+from llmtrain.distributed.rendezvous import EARLIER_START_ENDED, wait_for_master
+from llmtrain.distributed.worker_exit import JoinState, joined_earlier_start, merge_exits
 from llmtrain.errors import Interrupted, JoinError, PeerLost, UsageError
 from llmtrain.logs import is_debugging, log
 from llmtrain.runs.exit_report import ExitReport
@@ -50,14 +50,12 @@ def run_node(job: NodeJob) -> None:
     with exit_on_signal_while_joining() as join_state:
         while True:
             exits, was_interrupted, last_crash = _join_and_run(job, backend, join_state)
-            # A pod that is replaced may be faster than the end of the others, whose run it cannot join any more. (If
-            # node 0 ends, its store is gone for all; with c10d and etcd the agents join again themselves.)
-            is_again = backend == "static" and job.node.node_rank and not was_interrupted and lost_while_joining(exits)
-            if not is_again or time.monotonic() > deadline:
+            # With c10d and etcd the agents join again themselves.
+            is_early = backend == "static" and not was_interrupted and joined_earlier_start(exits)
+            if not is_early or time.monotonic() > deadline:
                 break
             join_state.is_waiting = True
-            log("DDP", REJOINING)
-            time.sleep(REJOIN_SEC)
+            log("DDP", EARLIER_START_ENDED)
     error = merge_exits(exits, was_interrupted, last_crash)
     if error is not None:
         raise error

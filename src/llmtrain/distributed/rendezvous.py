@@ -24,8 +24,7 @@ FIRST_PAUSE_SEC = 0.1
 LONGEST_PAUSE_SEC = 2.0
 CONNECT_SEC = 3.0  # a lost SYN is retransmitted after 1 s; after this time a new attempt is better
 LOOKUP_SEC = 2.0
-REJOIN_SEC = 1.0
-REJOINING = "another process ended while this one was joining; joining again"
+EARLIER_START_ENDED = "the earlier start of this run has ended; joining the next one"
 
 REMEDIES = {
     "name": "Set MASTER_ADDR to the DNS name of pod 0 (<job>-0.<service>). It resolves if a headless Service "

@@ -83,10 +83,10 @@ def is_restartable(exits: list[ExitReport]) -> bool:
     return not any(w.exit_code == INTERRUPTED and w.error != "PeerLost" and not w.was_stopped for w in failed)
 
 
-def lost_while_joining(exits: list[ExitReport]) -> bool:
-    """Whether the workers have done nothing yet but lose a peer, which is ending or being replaced."""
+def joined_earlier_start(exits: list[ExitReport]) -> bool:
+    """Whether the workers replaced others, and only waited for the end of the processes that had lost those."""
     failed = [worker for worker in exits if worker.exit_code not in (0, *_INTERRUPTED_CODES)]
-    return bool(failed) and all(worker.reason == "lost_while_joining" for worker in failed)
+    return bool(failed) and all(worker.reason == "earlier_start_ended" for worker in failed)
 
 
 def log_restart(exits: list[ExitReport], remaining: int) -> str | None:

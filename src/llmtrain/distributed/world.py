@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore, distributed_c10d  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.run import RunSection
-from llmtrain.distributed.control_group import ControlGroup, as_peer_lost
+from llmtrain.distributed.control_group import ControlGroup
 from llmtrain.distributed.network import setup_network
 from llmtrain.distributed.process_info import ProcessInfo, find_process_info, uses_agent_store
 from llmtrain.distributed.rendezvous import (
-    REJOIN_SEC,
-    REJOINING,
+    EARLIER_START_ENDED,
     join_deadline_sec,
     ready_deadline_sec,
     wait_for_master,
@@ -109,13 +108,10 @@ def _join(process: ProcessInfo, distributed: DistributedSection, device: torch.d
         try:
             return _join_once(process, distributed, device, deadline)
         except JoinError as error:
-            # A pod that is replaced may be faster than the end of the others, whose run it cannot join any more. If
-            # rank 0 ends, its store is gone for all; an elastic agent must join again before its workers can.
-            is_late = error.reason == "lost_while_joining" and process.rank and not uses_agent_store(os.environ)
-            if not is_late or time.monotonic() > deadline:
+            # An elastic agent must join again before its workers can.
+            if error.reason != "earlier_start_ended" or uses_agent_store(os.environ) or time.monotonic() > deadline:
                 raise
-            log("DDP", f"{REJOINING} ({one_line(error.what, 300)})", logging.DEBUG)
-            time.sleep(REJOIN_SEC)
+            log("DDP", EARLIER_START_ENDED, logging.DEBUG)
 
 
 def _join_once(process: ProcessInfo, distributed: DistributedSection, device: torch.device, deadline: float) -> World:
@@ -136,12 +132,11 @@ def _join_once(process: ProcessInfo, distributed: DistributedSection, device: to
     except (dist.DistError, RuntimeError, ValueError, OSError) as problem:
         with suppress(Exception):
             dist.destroy_process_group()
-        distributed_c10d._world.group_count = 0  # of names; a group that was not completed is not destroyed
         error = _join_failed(process, one_line(problem, 300), time.monotonic() - started, join_sec)
         if isinstance(problem, _ProcessesMissing):
             error.reason = "processes_missing"
-        elif as_peer_lost(problem):
-            error.reason = "lost_while_joining"
+        elif isinstance(problem, _EarlierStartEnded):
+            error.reason = "earlier_start_ended"
         raise error from None
 
 
@@ -228,15 +223,25 @@ def _open_store(process: ProcessInfo, timeout: timedelta) -> Store:
 
 def _wait_for_earlier_start(store: Store, deadline: float) -> None:
     """A replaced pod may be faster than the end of the processes that lost it. It cannot join them any more, and gloo
-    would wait for a connection that never comes. Their end is a lost connection to the store."""
+    would wait for a connection that never comes. Their end is a lost connection to the store, or, in the store of an
+    agent, the next start of rank 0."""
     last_message = 0.0
-    while store.check([_FORMED]):
+    while _is_formed(store, was_formed=last_message > 0):
         if time.monotonic() > deadline:
             raise _ProcessesMissing("the earlier start of this run has not ended")
         if time.monotonic() > last_message + PROGRESS_SEC:
             warn("DDP", "waiting for the earlier start of this run to end: this process replaces one of it")
             last_message = time.monotonic()
         time.sleep(0.2)
+
+
+def _is_formed(store: Store, was_formed: bool) -> bool:
+    try:
+        return bool(store.check([_FORMED]))
+    except dist.DistError as problem:
+        if was_formed:
+            raise _EarlierStartEnded(str(problem)) from None
+        raise
 
 
 def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
@@ -254,6 +259,10 @@ def _wait_for_all(store: Store, world_size: int, deadline: float) -> None:
 
 
 class _ProcessesMissing(dist.DistError):
+    pass
+
+
+class _EarlierStartEnded(dist.DistError):
     pass
 
 
