@@ -262,6 +262,7 @@ def steps(number: int) -> Callable[[dict[str, Any]], bool]:
 
 
 @pytest.mark.usefixtures("waiting")
+@pytest.mark.slow
 def test_hanging_rank(kube: Kube, no_logs: Kube) -> None:
     """The other rank reports it and exits; the hung one stays."""
     healthy = kube.wait("hung", steps(5))
