@@ -37,7 +37,7 @@ _ENDED = {"stopped": "interrupted", "failed": "failed", "refused": "failed", "fi
 def run_row(run: RunDirectory) -> Values:
     """The run in a list of runs. Reads only the end of its metrics, so that a thousand runs take less than a second."""
     generations, meta = _generations(run), read_meta(run)
-    result = _dictionary(run.finished)
+    result = dictionary(run.finished)
     train, val = last_rows(run.metrics)
     report = newest_report(run)
     state = run_state(run, generations)
@@ -69,7 +69,7 @@ def run_details(run: RunDirectory) -> Values:
     generations, meta = _generations(run), read_meta(run)
     ends = _ends(run, generations, run_state(run, generations), _last_time(run))
     machine, git = _section(meta, "machine"), _section(meta, "git")
-    result = _dictionary(run.finished)
+    result = dictionary(run.finished)
     return {
         "run_id": run.run_id,
         "path": str(run.shown()),
@@ -183,7 +183,7 @@ def checkpoints(run: RunDirectory) -> list[Values]:
     rows = []
     for name in checkpoint_names(run):
         manifest = run.checkpoints / name / MANIFEST
-        files = _dictionary(manifest).get("files")
+        files = dictionary(manifest).get("files")
         sizes = [row.get("bytes") for row in files.values() if isinstance(row, dict)] if isinstance(files, dict) else []
         rows.append(
             {
@@ -326,7 +326,8 @@ def _section(values: Values, name: str) -> Values:
     return section if isinstance(section, dict) else {}
 
 
-def _dictionary(path: Path) -> Values:
+def dictionary(path: Path) -> Values:
+    """The object in a JSON file; empty if there is none."""
     value = read_json(path)
     return value if isinstance(value, dict) else {}
 

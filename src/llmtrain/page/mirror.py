@@ -1,7 +1,6 @@
 """A local copy of the small files of a run on a cluster, kept up to date while somebody looks at the run. They are read
 from the runs volume through a reader pod, as `fetch` does, also after all pods of the run are gone."""
 
-import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -103,9 +102,9 @@ class Mirror:
     def _begin(self, file: RemoteFile) -> int:
         """Where reading begins: at the end of the copy of a file to which rows are appended, unless it was replaced."""
         before = self._known.get(file.path)
-        is_appended = file.path == _NAMES.metrics.name and before is not None and before.size <= file.size
-        is_same_file = is_appended and before is not None and _inode(before) == _inode(file)
-        return before.size if is_same_file and before is not None else 0
+        if before is None or file.path != _NAMES.metrics.name:
+            return 0
+        return before.size if before.size <= file.size and _inode(before) == _inode(file) else 0
 
     def _write(self, path: str, offset: int, blocks: Iterator[bytes]) -> None:
         local = self.run.path / path
@@ -121,9 +120,6 @@ class Mirror:
             for block in blocks:
                 file.write(block)
         temporary.replace(local)
-
-    def remove(self) -> None:
-        shutil.rmtree(self.run.path, ignore_errors=True)
 
 
 def _inode(file: RemoteFile) -> str:

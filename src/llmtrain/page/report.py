@@ -13,7 +13,7 @@ from typing import Any
 
 from llmtrain.config.schema import Config
 from llmtrain.errors import UsageError
-from llmtrain.files import read_json, write_atomic
+from llmtrain.files import write_atomic
 from llmtrain.page import collect
 from llmtrain.page.bundle import STATIC, bundle
 from llmtrain.page.downsample import SMOOTHING, min_max, shortened
@@ -56,7 +56,7 @@ def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Value
     details = collect.run_details(run)
     config = {name: plain(value) for name, value in collect.flat_config(run).items()}
     defaults = {name: plain(value) for name, value in flat(Config().as_dict()).items()}
-    steps = details["samples"]
+    steps, result = details["samples"], collect.dictionary(run.finished)
     return {
         "key": f"run-{run.run_id}",
         "row": row,
@@ -67,11 +67,11 @@ def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Value
         "axes": _axes(series),
         "best": _best(series),
         "tokens": max((value for value in series.train.columns["tokens"] if math.isfinite(value)), default=None),
-        "seconds": _seconds(run, series),
+        "seconds": _seconds(result, series),
         "config": config,
         "changed": {name: value for name, value in config.items() if name not in defaults or defaults[name] != value},
         "sample_step": steps[-1] if steps else None,
-        "samples": _samples(run, steps),
+        "samples": _samples(run, result, steps),
     }
 
 
@@ -99,20 +99,18 @@ def _best(series: MetricsSeries) -> Values | None:
     return {"loss": min(rows)[0], "step": int(min(rows)[1])} if rows else None
 
 
-def _seconds(run: RunDirectory, series: MetricsSeries) -> float | None:
+def _seconds(result: Values, series: MetricsSeries) -> float | None:
     """From the first row to the last; of a short run with one row, what its result says."""
     times = [value for value in series.train.columns["time"] if math.isfinite(value)]
     if len(times) > 1:
         return finite(round(times[-1] - times[0], 1))
-    result = read_json(run.finished)
-    return finite(result.get("seconds")) if isinstance(result, dict) else None
+    return finite(result.get("seconds"))
 
 
-def _samples(run: RunDirectory, steps: list[int]) -> list[Values]:
+def _samples(run: RunDirectory, result: Values, steps: list[int]) -> list[Values]:
     """The last answers to trainer.eval_prompts, else the sample of the result."""
     rows = collect.samples(run, steps[-1]) if steps else []
-    result = read_json(run.finished)
-    if not rows and isinstance(result, dict) and isinstance(result.get("sample"), str) and result["sample"].strip():
+    if not rows and isinstance(result.get("sample"), str) and result["sample"].strip():
         rows = [{"prompt": str(result.get("sample_prompt") or ""), "answer": result["sample"]}]
     return [{name: text[:MAX_SAMPLE_TEXT] for name, text in row.items()} for row in rows[:MAX_SAMPLES]]
 
