@@ -7,7 +7,7 @@
 Each variant trains on 8 x 2048 tokens of synthetic packed examples per step, with the model, loss, optimizer and step
 of `llmtrain train` (trainer.compile, precision bf16). tokens/s count no padding; the first steps, which compile, do not
 count. `compiled` is the number of graphs that were compiled before and after those first steps. Variants that do not
-fit in the time are left out. Then the kernels that take most of the time in a LoRA step.
+fit in the time are left out. Then the kernels that take most of the time in a step of the first.
 """
 
 import argparse
@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from llmtrain.models.numerics import LATEST
 
 LLAMA_1B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,8 +61,9 @@ class Variant:
     """LoRA layers with a common input together."""
     recomputes: bool | None = None
     """Norms and SwiGLU in the backward pass. None: as `llmtrain train` does."""
-    large_chunks: bool = True
-    """The loss in large chunks, its gradient in the place of the logits."""
+    numerics: int = LATEST
+    """Version: 1 has small chunks of the loss, 2 large ones and the gradient in the place of the logits, 3 one kernel
+    for both."""
 
 
 VARIANTS = [
@@ -70,7 +73,8 @@ VARIANTS = [
     Variant("lora, recomputes norms and SwiGLU", True, "bfloat16", recomputes=True),
     Variant("lora, one layer at a time", True, "bfloat16", is_grouped=False),
     Variant("lora, sdpa", True, "bfloat16", attention="sdpa"),
-    Variant("lora, small chunks of the loss", True, "bfloat16", large_chunks=False),
+    Variant("lora, numerics version 1", True, "bfloat16", numerics=1),
+    Variant("lora, numerics version 2", True, "bfloat16", numerics=2),
     Variant("full, saves norms and SwiGLU", False, "float32", recomputes=False),
     Variant("full, sdpa", False, "float32", attention="sdpa"),
 ]
@@ -145,7 +149,7 @@ def build(variant: Variant, shape: Shape, directory: Path) -> tuple[Any, Any]:
     for name, parameter in module.named_parameters():
         if variant.dtype == "bfloat16" and ".lora_" not in name:
             parameter.data = parameter.data.bfloat16()
-    module.numerics = Numerics(2 if variant.large_chunks else 1)
+    module.numerics = Numerics(variant.numerics)
     compute_in(module, torch.bfloat16)
     adapter.probe(module)
     assert module.has_linear_head
@@ -222,7 +226,7 @@ def kernels(step: Callable[[int, Any], Any], batches: list[Any], is_cuda: bool) 
     events = profiler.key_averages()
     times = {event.key: (event.self_device_time_total if is_cuda else event.self_cpu_time_total) for event in events}
     total = sum(times.values()) / len(batches) / 1e3
-    lines = [f"kernels of a LoRA step, {total:.1f} ms in all:"]
+    lines = [f"kernels of a step of the first, {total:.1f} ms in all:"]
     for event in sorted(events, key=lambda event: -times[event.key])[:25]:
         milliseconds = times[event.key] / len(batches) / 1e3
         lines.append(f"  {milliseconds:>8.2f} ms {event.count // len(batches):>6} x  {event.key[:110]}")
@@ -326,7 +330,7 @@ def main() -> None:
             print(f"{variant.name:34} left out: no time")
             continue
         try:
-            table += measure(variant, shape, variant.name == "lora" and not arguments.no_profile)
+            table += measure(variant, shape, not table and not arguments.no_profile)
         except Exception as problem:  # one variant must not cost the others their GPU time
             print(f"{variant.name:34} failed: {type(problem).__name__}: {str(problem)[:600]}", flush=True)
         gc.collect()

@@ -1,12 +1,12 @@
 """Throughput and memory of the training step on one GPU: tokens/s, MFU and peak memory of the preset gpt2_124m with
-what the numerics of version 2 changed, with activation checkpointing, and with CUDA graphs.
+what the versions of the numerics changed, with activation checkpointing, and with CUDA graphs.
 
     python benchmarks/step_throughput.py [--batch 64 16] [--steps 60] [--only NAME ...] [--set section.field=value]
     python benchmarks/step_throughput.py --tiny      a tiny model on a CPU, not compiled
 
 Text: the Python standard library in GPT-2 tokens (TIKTOKEN_CACHE_DIR where there is no network). Every variant is a
 process of its own. tokens/s are those of `llmtrain train --json`, without the first step. Prints one table per batch
-size; the ratio is to version 1.
+size; the ratio is to the first.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,8 @@ TINY = ["run.device=cpu", "run.threads=1", "model.n_layers=2", "model.d_model=32
 TINY += ["model.block_size=16", "data.tokenizer=byte", "trainer.compile=false", "data.name=python_stdlib"]
 
 
-def version_1() -> None:
-    run.recorded_numerics = lambda _: numerics.Numerics(1)
+def version(number: int) -> None:
+    run.recorded_numerics = lambda _: numerics.Numerics(number)
 
 
 def all_logits() -> None:
@@ -47,15 +48,16 @@ def recompute_cheap() -> None:
 
 Variant = tuple[Callable[[], None] | None, list[str]]
 VARIANTS: dict[str, Variant] = {
-    "version 1": (version_1, []),
-    "version 2": (None, []),
+    "version 1": (partial(version, 1), []),
+    "version 2": (partial(version, 2), []),
+    "version 3": (None, []),
     "all logits at once": (all_logits, []),
     "selective": (None, ["trainer.activation_checkpointing=selective"]),
     "blocks": (None, ["trainer.activation_checkpointing=blocks"]),
     "recomputes what is cheap": (recompute_cheap, []),
     "CUDA graphs": (cuda_graphs, []),
 }
-"""Name -> what to change in the program, and settings. All but the first have the numerics of version 2."""
+"""Name -> what to change in the program, and settings. All but the first two have the latest numerics."""
 
 
 def train(name: str, settings: list[str]) -> dict[str, Any]:

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fault_harness import free_port
 from gpu_run import Train
 
-ALONE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
-MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
 KILL = "after_optimizer:7:0:kill"
 MODERN = (
     "model.name=gpt",
@@ -19,6 +18,12 @@ MODERN = (
     "model.n_layers=2",
 )
 MODERN += ("trainer.optimizer=muon", "trainer.compile=true")
+
+
+def alone_in_a_world() -> dict[str, str]:
+    """The environment of the only process that torchrun started."""
+    ranks = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "0"}
+    return {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
 
 def test_bf16_learns_and_reports_the_gpu(train: Train) -> None:
@@ -40,7 +45,7 @@ def test_memory_grows_with_the_batch(train: Train) -> None:
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_nccl_in_a_world_of_one_matches(train: Train, strategy: str) -> None:
     alone = train(folder="alone").json
-    done = train(f"distributed.strategy={strategy}", folder=strategy, **ALONE, **MASTER)
+    done = train(f"distributed.strategy={strategy}", folder=strategy, **alone_in_a_world())
     assert "backend nccl" in done.err
     for key in ("final_train_loss", "final_val_loss"):
         assert done.json[key] == pytest.approx(alone[key], rel=1e-3)
@@ -69,7 +74,7 @@ def test_killed_and_resumed_run_is_bit_exact(train: Train, sets: tuple[str, ...]
 def test_muon_in_fsdp_matches(train: Train) -> None:
     sets = ("trainer.optimizer=muon", "trainer.lr=0.01")
     alone = train(*sets, folder="alone").json
-    sharded = train(*sets, "distributed.strategy=fsdp", folder="fsdp", **ALONE, **MASTER).json
+    sharded = train(*sets, "distributed.strategy=fsdp", folder="fsdp", **alone_in_a_world()).json
     assert sharded["final_val_loss"] == pytest.approx(alone["final_val_loss"], rel=5e-3)
 
 
@@ -91,11 +96,37 @@ def test_batched_newton_schulz_agrees_with_torch() -> None:
             assert (found - expected).norm() < 0.05 * expected.norm()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loss_kernel_agrees_with_torch(dtype: str) -> None:
+    """Also rows without loss, columns of padding, and a width that is no multiple of the kernel's."""
+    import torch
+
+    from llmtrain.models.loss_kernel import cross_entropy_
+    from llmtrain.models.losses import IGNORE_INDEX
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits = 4 * torch.randn(512, 50304, device="cuda", generator=generator).to(getattr(torch, dtype))
+    logits[:, 50257:] = float("-inf")
+    targets = torch.randint(50257, (512,), device="cuda", generator=generator)
+    targets[::5] = IGNORE_INDEX
+    exact = logits.double().requires_grad_()
+    expected = torch.nn.functional.cross_entropy(exact, targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    expected.backward()
+    loss, same = cross_entropy_(logits.clone(), targets, False, IGNORE_INDEX)
+    assert torch.equal(same, logits)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    again, gradient = cross_entropy_(logits, targets, True, IGNORE_INDEX)
+    assert torch.equal(again, loss)
+    assert exact.grad is not None
+    tolerance = 1e-6 if dtype == "float32" else 4e-3  # a gradient near 1 in bfloat16
+    assert (gradient - exact.grad).abs().max() < tolerance
+
+
 def test_fsdp_resume_is_bit_exact(train: Train) -> None:
     sets = ("distributed.strategy=fsdp",)
-    whole = train(*sets, folder="whole", **ALONE, **MASTER).json
-    assert train(*sets, LLMTRAIN_FAULT=KILL, **ALONE, **MASTER).code == -9
-    assert train(*sets, resume="gpu", **ALONE, **MASTER).json["state_sha256"] == whole["state_sha256"]
+    whole = train(*sets, folder="whole", **alone_in_a_world()).json
+    assert train(*sets, LLMTRAIN_FAULT=KILL, **alone_in_a_world()).code == -9
+    assert train(*sets, resume="gpu", **alone_in_a_world()).json["state_sha256"] == whole["state_sha256"]
 
 
 def test_compile_changes_the_loss_by_rounding_only(train: Train) -> None:

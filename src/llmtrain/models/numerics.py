@@ -6,14 +6,16 @@ Version 2: bf16 means that weights are cast to bfloat16 where they are used (com
     for classes of the user's own; a GPT with many logits computes its loss in chunks (losses.py); on a GPU, chunks are
     larger, and the gradient of the logits takes their place; LoRA layers with a common input are computed together
     (hf/lora_groups.py).
+Version 3: on a GPU, the loss of a chunk and its gradient are computed by one kernel (loss_kernel.py), which adds in
+    another order. Runs on a CPU are the same as in version 2.
 
 float32 runs whose logits fit in one chunk, and float32 runs on a CPU of Hugging Face models without LoRA, are the same
-in both.
+in all versions.
 """
 
 from dataclasses import dataclass
 
-LATEST = 2
+LATEST = 3
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,8 @@ class Numerics:
     def has_large_chunks(self) -> bool:
         """Whether chunks on a GPU are larger if the output layer is trained: each adds to its gradient."""
         return self.version >= 2
+
+    @property
+    def has_loss_kernel(self) -> bool:
+        """Whether the loss of a chunk is computed by our own kernel on a GPU that has Triton."""
+        return self.version >= 3
