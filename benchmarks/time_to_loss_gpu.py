@@ -18,6 +18,7 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import statistics
 import sysconfig
 import tempfile
@@ -50,7 +51,7 @@ LEFT_OUT = {  # what is left out of the recipe -> settings
     "tied embeddings (untied)": ["model.tie_embeddings=false"],
 }
 RECIPES = {  # steps of the recipe that reach the loss of the baseline
-    "124m": {"steps": 560, "n_layers": 12, "d_model": 768, "n_heads": 12},
+    "124m": {"steps": 540, "n_layers": 12, "d_model": 768, "n_heads": 12},
     "350m": {"steps": 700, "n_layers": 24, "d_model": 1024, "n_heads": 16},
     "tiny": {"steps": 8, "n_layers": 2, "d_model": 32, "n_heads": 2},
 }
@@ -309,7 +310,7 @@ def main() -> None:
             if time.monotonic() > deadline:
                 break
             base = [value.format(steps=steps) for value in settings(root, files, size, seed)]
-            run_id = f"output.run_id=run-{len(read_results(results))}-{int(time.time())}"
+            run_id = f"output.run_id=run-{os.getpid()}-{len(read_results(results))}"
             config = load_config(preset, [*base, *arguments.set, *more, run_id])
             if name.startswith("baseline"):
                 evaluation = build_components(config, World(device=torch.device("cpu")))
