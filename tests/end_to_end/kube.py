@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,13 +162,15 @@ def running_cluster(folder: Path) -> Iterator[tuple[Path, str]]:
     if not was_up:
         _run(folder, str(TOOLS / "cluster"), "up", "--nodes", "2")
     try:
-        _run(folder, str(TOOLS / "cluster"), "operators")
-        image = os.environ.get("LLMTRAIN_E2E_IMAGE")
-        if image is None:
-            image = IMAGE
-            file = ["-f", str(ROOT / "docker" / "Dockerfile"), "--layers"]
-            extras = ["--build-arg", f"EXTRAS={os.environ.get('LLMTRAIN_E2E_EXTRAS', 'k8s')}"]  # a third smaller
-            _run(folder, str(TOOLS / "build-image"), image, str(ROOT), *file, *extras)
+        image = os.environ.get("LLMTRAIN_E2E_IMAGE", IMAGE)
+        with ThreadPoolExecutor() as pool:  # the operators mostly wait for their pods
+            steps = [pool.submit(_run, folder, str(TOOLS / "cluster"), "operators")]
+            if "LLMTRAIN_E2E_IMAGE" not in os.environ:
+                file = ["-f", str(ROOT / "docker" / "Dockerfile"), "--layers"]
+                extras = ["--build-arg", f"EXTRAS={os.environ.get('LLMTRAIN_E2E_EXTRAS', 'k8s')}"]  # a third smaller
+                steps.append(pool.submit(_run, folder, str(TOOLS / "build-image"), image, str(ROOT), *file, *extras))
+        for step in steps:
+            step.result()
         yield HOME / "run" / "admin.kubeconfig", image
     finally:
         if not was_up:

@@ -155,11 +155,18 @@ def lora(tmp_path: Path) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("quantize", [False, True], ids=["lora", "qlora"])
-def test_fine_tuning_learns_and_resumes_exactly(train: Train, lora: list[str], quantize: bool) -> None:
-    if quantize:
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param((), id="lora"),
+        pytest.param(("trainer.compile=true",), id="compiled"),  # with the kernel of the loss
+        pytest.param(("model.lora.quantize=true",), id="qlora"),
+    ],
+)
+def test_fine_tuning_learns_and_resumes_exactly(train: Train, lora: list[str], more: tuple[str, ...]) -> None:
+    if "model.lora.quantize=true" in more:
         pytest.importorskip("bitsandbytes")
-    sets = (*lora, f"model.lora.quantize={str(quantize).lower()}")
+    sets = (*lora, *more)
     whole = train(*sets, folder="whole").json
     assert whole["final_train_loss"] < whole["first_train_loss"]
     assert train(*sets, LLMTRAIN_FAULT=KILL).code == -9

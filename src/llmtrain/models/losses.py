@@ -5,8 +5,6 @@ for one chunk of positions at a time: the forward pass computes the chunk's loss
 """
 
 from collections.abc import Callable
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -59,31 +57,23 @@ def _linear_cross_entropy(
         hidden = hidden.to(torch.bfloat16)
     if not torch.is_grad_enabled():  # needs_input_grad is set even without grad mode
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    rows = _rows_per_chunk(hidden, weight, numerics)
     is_in_place = hidden.is_cuda and numerics.has_large_chunks
     function = _in_place_function if is_in_place else _chunk_function
-    if hidden.is_cuda and numerics.has_loss_kernel and _has_triton():
+    if hidden.is_cuda and numerics.has_loss_kernel and _is_compiled:
         function = _chunk_by_kernel
-    rows = _rows_per_chunk(hidden, weight, is_in_place, function)
     values = hidden, weight, bias, targets, rows, function, is_in_place
     loss: torch.Tensor = _LinearCrossEntropy.apply(*values)  # type: ignore[no-untyped-call]
     return loss
 
 
-@cache
-def _has_triton() -> bool:
-    """Part of torch for CUDA and ROCm on Linux, not elsewhere."""
-    return find_spec("triton") is not None
-
-
-def _rows_per_chunk(
-    hidden: torch.Tensor, weight: torch.Tensor, has_large_chunks: bool, function: "ChunkFunction"
-) -> int:
+def _rows_per_chunk(hidden: torch.Tensor, weight: torch.Tensor, numerics: Numerics) -> int:
     """Positions per chunk: (rows, V) logits."""
     if not hidden.is_cuda:
         return max(1, CHUNK_ELEMENTS["cpu"] // len(weight))
-    if not has_large_chunks:
+    if not numerics.has_large_chunks:
         return max(1, CHUNK_ELEMENTS["cuda"] // len(weight))
-    if function is _chunk_in_place:  # not compiled
+    if not _is_compiled:
         elements = CHUNK_ELEMENTS["cuda"]
     else:
         elements = TRAINED_CHUNK_ELEMENTS if weight.requires_grad else LARGE_CHUNK_ELEMENTS
@@ -190,7 +180,8 @@ def _chunk_in_place(logits: torch.Tensor, targets: torch.Tensor, needs_grad: boo
 def _chunk_by_kernel(
     logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in one kernel, with about half the traffic to the GPU's memory."""
+    """The same in one kernel, with about half the traffic to the GPU's memory. Needs Triton and a C compiler, as
+    torch.compile does on a GPU."""
     from llmtrain.models.loss_kernel import cross_entropy_
 
     return cross_entropy_(logits, targets, needs_grad, IGNORE_INDEX)
@@ -200,11 +191,13 @@ ChunkFunction = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor,
 _chunk_function: ChunkFunction = _chunk
 _in_place_function: ChunkFunction = _chunk_in_place
 _function: Callable[..., torch.Tensor] = _linear_cross_entropy
+_is_compiled = False
 
 
 def compile_chunks() -> None:
-    """Compile the chunk function, which fuses its passes over the logits into two. A compiled model calls the loop over
-    the chunks as it is: unrolled, it would be compiled once per chunk."""
-    global _chunk_function, _in_place_function, _function
+    """Compile the chunk functions, and on a GPU use our kernel in their place if the numerics have it. A compiled model
+    calls the loop over the chunks as it is: unrolled, it would be compiled once per chunk."""
+    global _chunk_function, _in_place_function, _function, _is_compiled
     _chunk_function, _in_place_function = torch.compile(_chunk), torch.compile(_chunk_in_place)
     _function = torch.compiler.disable(_linear_cross_entropy)  # type: ignore[no-untyped-call]
+    _is_compiled = True

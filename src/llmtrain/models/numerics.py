@@ -6,8 +6,8 @@ Version 2: bf16 means that weights are cast to bfloat16 where they are used (com
     for classes of the user's own; a GPT with many logits computes its loss in chunks (losses.py); on a GPU, chunks are
     larger, and the gradient of the logits takes their place; LoRA layers with a common input are computed together
     (hf/lora_groups.py).
-Version 3: on a GPU, the loss of a chunk and its gradient are computed by one kernel (loss_kernel.py), which adds in
-    another order. Runs on a CPU are the same as in version 2.
+Version 3: on a GPU, with trainer.compile, the loss of a chunk and its gradient are computed by one kernel
+    (loss_kernel.py), which adds in another order. All other runs are the same as in version 2.
 
 float32 runs whose logits fit in one chunk, and float32 runs on a CPU of Hugging Face models without LoRA, are the same
 in all versions.
@@ -44,5 +44,5 @@ class Numerics:
 
     @property
     def has_loss_kernel(self) -> bool:
-        """Whether the loss of a chunk is computed by our own kernel on a GPU that has Triton."""
+        """Whether the loss of a chunk is computed by our own kernel on a GPU, in a compiled run."""
         return self.version >= 3
