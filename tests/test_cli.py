@@ -410,6 +410,9 @@ class TestTrain:
     def test_finished_run_is_not_changed(self, train, cli) -> None:
         first = train("output.run_id=mine", more=["--json"]).json
         assert cli("train", "--resume", "mine", "--json").json == first
+        assert re.search(r"^speed .* tokens/s, 4 steps$", cli("train", "--resume", "mine").out, re.M)
+        longer = cli("train", "--resume", "mine", "--set", "trainer.max_steps=6")
+        assert re.search(r"^speed .* tokens/s since step 4, 6 steps$", longer.out, re.M)
 
     def test_large_seed(self, train) -> None:
         """Refused at the start, or usable until the end."""
@@ -805,6 +808,7 @@ class TestRuns:
         assert "None" not in out
         top = [line for line in out.splitlines() if not line.startswith(" ")]
         assert all(re.match(r"[a-z_][^:]*:", line) for line in top), "text of several lines is indented"
+        assert "    name: gpt\n    architecture: gpt2\n" in out, "they decide which other fields there are"
 
     def test_damaged_run_does_not_hide_others(self, cli, train, workdir: Path) -> None:
         for run_id in ("whole", "broken"):

@@ -139,8 +139,9 @@ def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
             for path, _, new in differences({section: defaults}, {section: fields})
             if path.partition(".")[2] in fields
         }
-        if section in KINDS:
-            changed = {"name": fields.get("name"), **changed}
+        if section in KINDS:  # what decides which fields there are
+            chosen = {key: fields[key] for key in ("name", "architecture") if key in fields}
+            changed = {**chosen, **changed}
         found |= {section: changed} if changed else {}
     return found
 

@@ -215,12 +215,13 @@ def _show(as_json: bool, result: dict[str, Any]) -> None:
 def _result_text(result: dict[str, Any]) -> str:
     lines = _sample_lines(result)
     first_val, bits = result.get("first_val_loss"), result.get("final_bits_per_byte")
+    since = f" since step {result['resumed_from']}" if result.get("resumed_from") else ""
     val_loss = f"{result['final_val_loss']:.4f}" if first_val is None else _from_to(first_val, result["final_val_loss"])
     lines += [
         f"train loss  {_from_to(result['first_train_loss'], result['final_train_loss'])}",
         f"val loss    {val_loss}, best {result['best_val_loss']:.4f} at step {result['best_step']}",
         *([f"bits/byte   {bits:.4f} on the validation text"] if bits is not None else []),
-        f"speed       {result['tokens_per_second']:,.0f} tokens/s, {plural(result['steps'], 'step')}",
+        f"speed       {result['tokens_per_second']:,.0f} tokens/s{since}, {plural(result['steps'], 'step')}",
         f"state       sha256 {result['state_sha256'][:16]}...",
         f"run         {result['run_dir']}",
     ]

@@ -63,9 +63,9 @@ class TrainerSection(Section):
     reaches the same loss in fewer steps and needs less memory than `adamw`; not with LoRA. `adafactor` needs the least
     memory."""
     lr: OrDefault[Positive] = 3e-4
-    """Peak learning rate. null means the default (docs/recipes.md). Default with muon: 0.01; it is the rate of
-    matrices, whose updates are scaled by sqrt(max(1, rows / columns)), so that one rate fits all widths. Embeddings and
-    output layer have 0.6 of it, norms and biases 0.3."""
+    """Peak learning rate. null means the default (docs/recipes.md). Default with muon: 0.01, for a
+    modern GPT by its width. It is the rate of the matrices, whose updates are scaled by sqrt(max(1, rows / columns))
+    and which have no warmup. Embeddings and output layer have 0.6 of it, norms and biases 0.3."""
     min_lr: NotNegative = 0.0
     """Learning rate at the end of the schedule."""
     schedule: OrDefault[Literal["cosine", "linear", "constant", "wsd"]] = "cosine"
