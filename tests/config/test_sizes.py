@@ -15,7 +15,7 @@ from llmtrain.config.sizes import (
     LEARNING_RATES,
     MAX_BATCH_TOKENS,
     MAX_LAYERS,
-    MAX_MUON_LR,
+    MAX_LEARNING_RATES,
     MAX_WIDTH,
     MICRO_BATCH_TOKENS,
     SIZES,
@@ -48,12 +48,21 @@ def test_size_sets_depth_and_width(size: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("d_model", "heads"), [(2, 1), (32, 4), (128, 4), (256, 4), (768, 6), (1600, 25), (2048, 16), (100, 5), (34, 17)]
+    ("d_model", "heads"), [(2, 1), (32, 4), (128, 4), (256, 4), (768, 6), (1600, 25), (2048, 16), (100, 5), (6, 3)]
 )
 def test_default_heads_divide_the_width_evenly(d_model: int, heads: int) -> None:
     assert default_heads(d_model) == heads
     assert d_model % (2 * heads) == 0
     assert load(d_model=d_model).model.n_heads == heads  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("d_model", "near"), [(34, "128"), (254, "256"), (514, "512")])
+def test_width_with_few_divisors_has_no_default_heads(d_model: int, near: str) -> None:
+    assert default_heads(d_model) is None
+    (problem,) = problems(d_model=d_model)
+    assert "Set model.n_heads" in problem
+    assert near in problem
+    assert load(d_model=d_model, n_heads=1).model.n_heads == 1  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("mlp", "d_ff"), [("swiglu", 2048), ("relu2", 3072)])
@@ -139,7 +148,7 @@ def test_docs_have_the_numbers_of_the_code(repo: Path) -> None:
     assert f"{LEARNING_RATES['adamw']:.0e}".replace("e-0", "e-") in page
     for number in (*BATCH_TOKENS.values(), MICRO_BATCH_TOKENS, MAX_BATCH_TOKENS):
         assert f"{number:,}" in page
-    for number in (LEARNING_RATES["muon"], MAX_MUON_LR):
+    for number in (LEARNING_RATES["muon"], *MAX_LEARNING_RATES.values()):
         assert f" {number}" in page
     assert f"`{DEFAULT_MLP}` (the default)" in page
 

@@ -97,6 +97,7 @@ class TestChar:
         with pytest.raises(DataError) as caught:
             CharTokenizer.from_texts(["abc"]).encode(f"ab{unknown}c")
         assert repr(unknown) in caught.value.what
+        assert "'abc'" in str(caught.value.remedy)
 
     def test_empty_text_has_no_vocabulary(self) -> None:
         with pytest.raises(DataError):

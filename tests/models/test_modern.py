@@ -121,6 +121,30 @@ def test_import_of_another_shape_is_refused(
     assert field in error.value.what
 
 
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}, "rope_type linear"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type yarn"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
+            "rope_theta is 5.0",
+        ),  # as transformers reads it
+        ({"rms_norm_eps": 0.5}, "rms_norm_eps 0.5"),
+        ({"use_sliding_window": True, "sliding_window": 4}, "use_sliding_window True"),
+    ],
+)
+def test_import_of_a_model_that_computes_something_else_is_refused(
+    tmp_path: Path, change: dict[str, Any], word: str
+) -> None:
+    make_adapter(mlp="swiglu").export(build(mlp="swiglu"), tmp_path / "export")
+    path = tmp_path / "export" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError) as error:
+        make_adapter(mlp="swiglu", init=str(tmp_path / "export")).build()
+    assert word in error.value.what
+
+
 def test_import_may_have_another_context(tmp_path: Path) -> None:
     """Positions are no weights."""
     module = build(mlp="swiglu")

@@ -7,11 +7,15 @@ from typing import Any
 
 import fault_harness as harness
 import pytest
+import torch
 from fault_harness import RUN_ID
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.config.schema import Config
 from llmtrain.errors import CheckpointError
+from llmtrain.models import losses
+from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.models.numerics import LATEST, Numerics
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training.resume import numerics_of
@@ -75,7 +79,20 @@ def test_version_1_run_resumes_with_its_bits(make_config: MakeConfig) -> None:
     assert last_state(config)["numerics"] == 1
 
 
-@pytest.mark.parametrize("version", [0, LATEST + 1, "2", None])
+@pytest.mark.parametrize("section", [GptSection, ModernGptSection])
+def test_loss_of_a_gpt_has_the_numerics_of_its_run(monkeypatch: pytest.MonkeyPatch, section: Any) -> None:
+    adapter = GPTAdapter(section(block_size=8, d_model=16, n_layers=1, n_heads=2), 40)
+    adapter.numerics = Numerics(2)
+    monkeypatch.setitem(losses.CHUNK_ELEMENTS, "cpu", 100)
+    seen = []
+    inner = losses._function
+    monkeypatch.setattr(losses, "_function", lambda *values: seen.append(values[-1]) or inner(*values))
+    tokens = torch.arange(8)[None]
+    adapter.loss(adapter.build(), tokens, tokens)
+    assert seen == [Numerics(2)]
+
+
+@pytest.mark.parametrize("version", [0, LATEST + 1, "2", None, True, 2.0])
 def test_unknown_version_is_refused(version: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         numerics_of({"numerics": version}, RunDirectory(tmp_path / "mine"))

@@ -19,7 +19,7 @@ from llmtrain.config.section import (
     Text,
     kind_tag,
 )
-from llmtrain.config.sizes import DEFAULT_BLOCK_SIZE, DEFAULT_MLP, MAX_LAYERS, MAX_WIDTH, SIZES, fill_shape
+from llmtrain.config.sizes import DEFAULT_BLOCK_SIZE, DEFAULT_MLP, HEAD_DIM, MAX_LAYERS, MAX_WIDTH, SIZES, fill_shape
 
 Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 FeedForwardWidth = Annotated[int, Field(gt=0, le=8 * MAX_WIDTH)]
@@ -124,6 +124,14 @@ class ModernGptSection(ModelSection):
         return GptShape(layers or 0, width or 0, heads or 0, kv_heads or 0, (width or 0) // (heads or 1), d_ff or 0)
 
     def problems(self) -> Iterator[Problem]:
+        if self.n_heads is None:
+            near = max(HEAD_DIM, round((self.d_model or 0) / HEAD_DIM) * HEAD_DIM)
+            yield (
+                ("n_heads", "d_model"),
+                f"There is no good default for model.n_heads: model.d_model {self.d_model} has few divisors. Set "
+                f"model.n_heads, or model.d_model to a multiple of {HEAD_DIM // 2} such as {near}.",
+            )
+            return
         shape = self.shape
         d_model, n_heads, n_kv_heads = shape.d_model, shape.n_heads, shape.n_kv_heads
         if self.size and (shape.n_layers, shape.d_model) != SIZES[self.size]:

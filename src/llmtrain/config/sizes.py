@@ -15,13 +15,15 @@ DEFAULT_BLOCK_SIZE = 128
 SIZES = {"124m": (12, 768), "350m": (24, 1024), "774m": (36, 1280), "1.5b": (48, 1600)}
 
 HEAD_DIM, MIN_HEADS = 128, 4
+MIN_HEAD_DIM = 16
+"""Of default heads, unless the width is below MIN_HEADS times that."""
 D_FF_MULTIPLE = 64
 
 # At n_layers 12 and d_model 768: peak learning rate, and tokens per step.
 REFERENCE = SIZES["124m"]
 LEARNING_RATES = {"adamw": 6e-4, "adafactor": 6e-4, "muon": 0.01}
 BATCH_TOKENS = {"adamw": 65_536, "adafactor": 65_536, "muon": 16_384}
-MAX_MUON_LR = 0.02
+MAX_LEARNING_RATES = {"adamw": 5e-3, "adafactor": 5e-3, "muon": 0.02}
 MICRO_BATCH_TOKENS = 65_536
 MIN_BATCH_TOKENS, MAX_BATCH_TOKENS = 2**11, 2**24
 # Several times those of the largest models so far.
@@ -33,13 +35,13 @@ class Batch(NamedTuple):
     grad_accum_steps: int
 
 
-def default_heads(d_model: int) -> int:
+def default_heads(d_model: int) -> int | None:
     """Heads of 128 dimensions, or 64 if 128 do not divide the width, or as many as do; at least 4 heads, and an even
-    number of dimensions."""
+    number of dimensions. None if only heads of a few dimensions divide the width."""
     most = min(HEAD_DIM, max(2, d_model // MIN_HEADS))
     fits = [size for size in range(2, most + 1, 2) if d_model % size == 0]
     chosen = next((size for size in (HEAD_DIM, HEAD_DIM // 2) if size in fits), max(fits, default=1))
-    return d_model // chosen
+    return d_model // chosen if chosen >= min(MIN_HEAD_DIM, most) or d_model % 2 else None
 
 
 def default_d_ff(d_model: int, mlp: str) -> int:
@@ -48,11 +50,11 @@ def default_d_ff(d_model: int, mlp: str) -> int:
 
 
 def default_lr(optimizer: str, d_model: int) -> float:
-    """The learning rate of 124m, divided by the width relative to it; muon's by the square root, and at most 0.02."""
+    """The learning rate of 124m, divided by the width relative to it (muon's by the square root), up to a limit: the
+    highest that was measured to be good."""
     width = d_model / REFERENCE[1]
-    if optimizer == "muon":
-        return _rounded(min(MAX_MUON_LR, LEARNING_RATES["muon"] / math.sqrt(width)))
-    return _rounded(LEARNING_RATES[optimizer] / width)
+    rate = LEARNING_RATES[optimizer] / (math.sqrt(width) if optimizer == "muon" else width)
+    return _rounded(min(MAX_LEARNING_RATES[optimizer], rate))
 
 
 def default_batch_tokens(optimizer: str, n_layers: int, d_model: int) -> int:

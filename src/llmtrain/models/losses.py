@@ -31,7 +31,7 @@ def linear_cross_entropy(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
-    numerics: Numerics = Numerics(),  # noqa: B008 (a constant)
+    numerics: Numerics,
 ) -> torch.Tensor:
     """Sum of the cross-entropy of `hidden @ weight.T + bias` over all targets that are not IGNORE_INDEX. If their data
     types differ it is computed in bfloat16."""

@@ -40,6 +40,7 @@ from llmtrain.text import plural
 from llmtrain.tracking import mlflow, train_job, wandb
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training import optim
+from llmtrain.training.memory_errors import out_of_memory
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.muon import build_muon
 from llmtrain.training.own_model import check_own_model
@@ -94,7 +95,16 @@ def build_components(config: Config, world: World, numerics: Numerics | None = N
     )
     first = train_batches[0]  # raises if the token store is damaged
     adapter.prepare_for(world.device, is_packed=first.positions is not None)
-    module = build_module(config, adapter, world)
+    try:
+        module = build_module(config, adapter, world)
+    except RuntimeError as problem:
+        what = out_of_memory(problem)
+        if what is None:
+            raise
+        raise UsageError(
+            f"The model does not fit in the memory of {world.device}: {what}.",
+            remedy="Choose a smaller model, or a machine with more memory.",
+        ) from None
     check_matrices(config, adapter, module)
     with autocast_for(config, adapter, world.device)():
         if is_own(type(adapter)) and not is_sharding(config.distributed, world):  # else it is on the CPU still

@@ -27,6 +27,7 @@ from llmtrain.training.build import Components
 from llmtrain.training.context import RunContext
 from llmtrain.training.eval_prompts import EvalPrompts
 from llmtrain.training.evaluate import evaluate
+from llmtrain.training.memory_errors import out_of_memory
 from llmtrain.training.optim import lr_at
 from llmtrain.training.step import Stepper, StepResult, TokenCounts
 from llmtrain.training.throughput import Throughput, peak_memory_bytes
@@ -71,13 +72,16 @@ class Trainer:
         """Train to the last step. Raises Interrupted after SIGTERM or Ctrl-C."""
         try:
             self._loop()
-        except torch.OutOfMemoryError as problem:
+        except RuntimeError as problem:
+            what = out_of_memory(problem)
+            if what is None:
+                raise
+            is_gpu = isinstance(problem, torch.OutOfMemoryError)
             raise TrainingFailed(
-                f"Out of GPU memory in step {self.progress.step + 1} "
-                f"({self.train_batches.describe_samples(self.progress.step + 1)}): "
-                f"{str(problem).partition('. Of the')[0]}.",
+                f"Out of {'GPU ' if is_gpu else ''}memory in step {self.progress.step + 1} "
+                f"({self.train_batches.describe_samples(self.progress.step + 1)}): {what}.",
                 remedy="In a new run, halve trainer.micro_batch_size and double trainer.grad_accum_steps.",
-                reason="gpu_memory",
+                reason="gpu_memory" if is_gpu else None,
             ) from None
 
     def _loop(self) -> None:

@@ -30,6 +30,7 @@ EMBEDDING_LR = 0.6
 VECTOR_LR = 0.3
 """Learning rate of norm weights and biases, relative to trainer.lr."""
 ADAMW_EPSILON = 1e-8
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 
 Views = list[torch.Tensor]
 
@@ -175,7 +176,7 @@ class Muon(torch.optim.Optimizer):
         own = torch.zeros(size, dtype=compute_dtype(views[0].device), device=views[0].device)
         _pack_(own, by_rank[self._rank])
         received = torch.empty(self._world_size * size, dtype=own.dtype, device=own.device)
-        dist.all_gather_into_tensor(received, own)
+        _all_gather(received, own)
         for rank, part in enumerate(torch.split(received, size)):
             if rank != self._rank:
                 _unpack_(by_rank[rank], part)

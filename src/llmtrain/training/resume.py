@@ -135,11 +135,11 @@ def recorded_numerics(resumption: Resumption | None) -> Numerics:
 def numerics_of(state: dict[str, Any], run: RunDirectory) -> Numerics:
     """Those that a checkpoint or meta.json records. Version 1 is not recorded."""
     version = state.get("numerics", 1)
-    if version not in range(1, LATEST + 1):
+    if type(version) is not int or not 1 <= version <= LATEST:
         raise CheckpointError(
             f"Run '{run.run_id}' was trained with numerics version {version!r}; this llmtrain has the "
             f"versions 1 to {LATEST}.",
-            remedy="Resume it with the version of llmtrain that trained it, or a later one.",
+            remedy="Use the version of llmtrain that trained it, or a later one.",
         )
     return Numerics(version)
 

@@ -9,6 +9,9 @@ import numpy.typing as npt
 from llmtrain.data.tokenizers.base import Ids, TokenBytes, Tokenizer
 from llmtrain.errors import DataError
 
+MAX_SHOWN = 100
+"""Characters of the vocabulary in a message."""
+
 
 class CharTokenizer(Tokenizer):
     """The vocabulary is the sorted set of characters in the training and validation text."""
@@ -39,9 +42,14 @@ class CharTokenizer(Tokenizer):
             unknown = sorted({chr(code_point) for code_point in code_points[is_unknown][:1000]})
             raise DataError(
                 f"The text contains characters that are not in the vocabulary of the char tokenizer: {unknown[:10]}.",
-                remedy="Use the byte tokenizer, which can encode any text.",
+                remedy=f"Leave them out: it has {self._shown()}. In a new run, the byte tokenizer can encode any text.",
             )
         return ids.astype(np.uint32)
+
+    def _shown(self) -> str:
+        """The vocabulary, for messages."""
+        rest = f" and {self.vocab_size - MAX_SHOWN} more" if self.vocab_size > MAX_SHOWN else ""
+        return f"{self._characters[:MAX_SHOWN]!r}{rest}"
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._characters[i] for i in ids)

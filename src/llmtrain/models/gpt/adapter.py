@@ -38,9 +38,10 @@ class GPTAdapter(ModelAdapter):
         return module
 
     def _new_module(self) -> nn.Module:
-        if isinstance(self.config, ModernGptSection):
-            return ModernGPT(self.config, self.vocab_size)
-        return GPT(self.config, self.vocab_size)
+        config, size = self.config, self.vocab_size
+        module = ModernGPT(config, size) if isinstance(config, ModernGptSection) else GPT(config, size)
+        module.numerics = self.numerics
+        return module
 
     def _read(self, directory: Path) -> State:
         if not isinstance(self.config, ModernGptSection):

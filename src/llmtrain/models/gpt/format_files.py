@@ -65,13 +65,32 @@ def modern_fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
 
 
 def other_modern_fields(config: ModernGptSection) -> dict[str, Any]:
-    """Fields that both have, and that a model to start from may have otherwise."""
+    """Fields that both have, and that a model to start from may have otherwise, or lack."""
     return {
         "max_position_embeddings": config.block_size,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "rms_norm_eps": NORM_EPS,
         "attention_dropout": 0.0,
     }
+
+
+# Fields that change what the same weights compute, and that our config does not have. Also transformers' defaults.
+_FIXED = {"rms_norm_eps": NORM_EPS, "use_sliding_window": False}
+
+
+def check_modern(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+    """Refuse a model of another format or shape, and one with settings that a modern GPT does not have."""
+    rope = actual.get("rope_parameters") or actual.get("rope_scaling") or {}
+    check_fields(directory, expected, {**actual, **rope})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    fixed = {name: (actual.get(name, value), value) for name, value in _FIXED.items()}
+    others = [f"{name} {there}" for name, (there, here) in fixed.items() if there != here]
+    others += [f"rope_type {kind}"] if kind != "default" else []
+    if others:
+        raise DataError(
+            f"model.init {directory} has {' and '.join(others)}, which a gpt cannot have.",
+            remedy="Train it further with model.name hf_causal_lm and model.path.",
+        )
 
 
 def check_fields(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from llmtrain.config.model import GptSection
 from llmtrain.models import losses
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
+from llmtrain.models.numerics import Numerics
 
 INIT_STD = 0.02
 VOCAB_MULTIPLE = 64
@@ -69,6 +70,8 @@ class LanguageModel(nn.Module):
     lm_head: nn.Linear | None
     """None if the output layer is tied to the embedding: a checkpoint then cannot contain two different matrices."""
     padding_bias: torch.Tensor | None
+    numerics = Numerics()
+    """Those of the run, set by the adapter."""
 
     @property
     def head_weight(self) -> torch.Tensor:  # (V, C)
@@ -82,7 +85,7 @@ class LanguageModel(nn.Module):
         tokens follow those in it, and only the last one's logits are computed: (B, 1, V)."""
         hidden = self.hidden_states(tokens, cache)
         if targets is not None:
-            return losses.linear_cross_entropy(hidden, self.head_weight, self.padding_bias, targets)
+            return losses.linear_cross_entropy(hidden, self.head_weight, self.padding_bias, targets, self.numerics)
         bias = None if self.padding_bias is None else self.padding_bias.to(hidden.dtype)
         return F.linear(hidden if cache is None else hidden[:, -1:], self.head_weight.to(hidden.dtype), bias)
 

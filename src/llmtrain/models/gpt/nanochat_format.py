@@ -15,7 +15,7 @@ from llmtrain.config.model import ModernGptSection
 from llmtrain.models.gpt.format_files import (
     State,
     block_of,
-    check_fields,
+    check_modern,
     fuse,
     modern_fields,
     other_modern_fields,
@@ -68,7 +68,7 @@ def _fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
 def read_nanochat(directory: Path, config: ModernGptSection, vocab_size: int) -> State:
     """The state dict of a modern GPT with this config, from a directory in NanoChat format; refuses another shape."""
     actual, tensors = read_files(directory, "NanoChat")
-    check_fields(directory, _fields(config, vocab_size), {**(actual.get("rope_parameters") or {}), **actual})
+    check_modern(directory, _fields(config, vocab_size), actual)
     ones = torch.ones(config.shape.d_model)
     outer = {"wte.weight": _EMBEDDING} | ({} if config.tie_embeddings else {"lm_head.weight": _HEAD})
     state = {ours: pad_vocab(tensors[theirs], vocab_size) for ours, theirs in outer.items() if theirs in tensors}

@@ -7,7 +7,7 @@ from llmtrain.config.model import ModernGptSection
 from llmtrain.models.gpt.format_files import (
     State,
     block_of,
-    check_fields,
+    check_modern,
     fuse,
     modern_fields,
     other_modern_fields,
@@ -69,7 +69,7 @@ def _fields(config: ModernGptSection, vocab_size: int) -> dict[str, Any]:
 def read_qwen3(directory: Path, config: ModernGptSection, vocab_size: int) -> State:
     """The state dict of a modern GPT with this config, from a directory in Qwen3 format; refuses another shape."""
     actual, tensors = read_files(directory, "Qwen3")
-    check_fields(directory, _fields(config, vocab_size), {**(actual.get("rope_parameters") or {}), **actual})
+    check_modern(directory, _fields(config, vocab_size), actual)
     state = {ours: tensors[theirs] for ours, theirs in _OUTER.items() if theirs in tensors}
     if config.tie_embeddings:
         state.pop("lm_head.weight", None)  # the second copy of a tied matrix
