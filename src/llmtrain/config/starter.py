@@ -20,6 +20,7 @@ model:
   block_size: {block_size}  # context length in tokens
   d_model: 128  # width; a larger model learns more and trains slower
   n_layers: 4
+  mlp: swiglu  # or relu2, which is better for larger models
 data:
   name: text_files
   files: {files}
@@ -31,7 +32,6 @@ trainer:
   optimizer: muon  # learning rate and schedule follow from it and from the size (docs/recipes.md)
   decay_fraction: 0.8
   warmup_steps: 20
-  momentum_warmup_steps: 50
   log_every_steps: 10
   eval_every_steps: 100
   eval_batches: 40  # of micro_batch_size sequences; without it the whole validation text
