@@ -7,7 +7,7 @@
 Each variant trains on 8 x 2048 tokens of synthetic packed examples per step, with the model, loss, optimizer and step
 of `llmtrain train` (trainer.compile, precision bf16). tokens/s count no padding; the first steps, which compile, do not
 count. `compiled` is the number of graphs that were compiled before and after those first steps. Variants that do not
-fit in the time are left out. Then the kernels that take most of the time in a step of the first.
+fit in the time are left out. Then the kernels that take most of the time in a step of the first variant.
 """
 
 import argparse
@@ -226,7 +226,7 @@ def kernels(step: Callable[[int, Any], Any], batches: list[Any], is_cuda: bool) 
     events = profiler.key_averages()
     times = {event.key: (event.self_device_time_total if is_cuda else event.self_cpu_time_total) for event in events}
     total = sum(times.values()) / len(batches) / 1e3
-    lines = [f"kernels of a step of the first, {total:.1f} ms in all:"]
+    lines = [f"kernels of a step of the first variant, {total:.1f} ms in all:"]
     for event in sorted(events, key=lambda event: -times[event.key])[:25]:
         milliseconds = times[event.key] / len(batches) / 1e3
         lines.append(f"  {milliseconds:>8.2f} ms {event.count // len(batches):>6} x  {event.key[:110]}")

@@ -126,10 +126,7 @@ def test_import_of_another_shape_is_refused(
     [
         ({"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}, "rope_type linear"),
         ({"rope_parameters": None, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type yarn"),
-        (
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}},
-            "rope_theta is 5.0",
-        ),  # as transformers reads it
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "rope_theta is 5.0"),
         ({"rms_norm_eps": 0.5}, "rms_norm_eps 0.5"),
         ({"use_sliding_window": True, "sliding_window": 4}, "use_sliding_window True"),
     ],

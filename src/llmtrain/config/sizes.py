@@ -41,7 +41,8 @@ def default_heads(d_model: int) -> int | None:
     most = min(HEAD_DIM, max(2, d_model // MIN_HEADS))
     fits = [size for size in range(2, most + 1, 2) if d_model % size == 0]
     chosen = next((size for size in (HEAD_DIM, HEAD_DIM // 2) if size in fits), max(fits, default=1))
-    return d_model // chosen if chosen >= min(MIN_HEAD_DIM, most) or d_model % 2 else None
+    is_odd = d_model % 2 == 1  # no number of heads fits: the schema asks for an even width
+    return d_model // chosen if is_odd or chosen >= min(MIN_HEAD_DIM, most) else None
 
 
 def default_d_ff(d_model: int, mlp: str) -> int:

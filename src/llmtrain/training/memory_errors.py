@@ -4,7 +4,7 @@ import re
 
 import torch
 
-_CPU = re.compile(r"DefaultCPUAllocator: (.*?you tried to allocate \d+ bytes|not enough memory.*?bytes)", re.DOTALL)
+_CPU = re.compile(r"DefaultCPUAllocator: (.*?you tried to allocate \d+ bytes)")
 
 
 def out_of_memory(problem: RuntimeError) -> str | None:
