@@ -258,21 +258,32 @@ def compare_attention(shape: Shape) -> None:
         out: torch.Tensor = compiled(*split, block_mask=mask, enable_gqa=True, kernel_options=options)
         return out.transpose(1, 2).reshape(count * length, -1, size)
 
-    def varlen() -> torch.Tensor:
-        arguments = *inputs, borders, borders, longest, longest, 0.0, True, False
+    def varlen(limit: int = longest) -> torch.Tensor:
+        arguments = *inputs, borders, borders, limit, limit, 0.0, True, False
         out: torch.Tensor = torch.ops.aten._flash_attention_forward(*arguments, scale=size**-0.5)[0]
+        return out
+
+    def cudnn() -> torch.Tensor:
+        q, k, v = inputs
+        k, v = (each.repeat_interleave(heads[0] // heads[1], dim=1) for each in (k, v))
+        arguments = q, k, v, None, borders, borders, longest, longest, True, 0.0, True, False
+        out: torch.Tensor = torch.ops.aten._cudnn_attention_forward(*arguments, scale=size**-0.5)[0]
         return out
 
     variants: dict[str, Callable[[], torch.Tensor]] = {
         "flex_attention": flex,
         "varlen": varlen,
+        "varlen, any length": lambda: varlen(length),
+        "cudnn": cudnn,
         "flex_attention, 64 x 64 backward": lambda: flex(
             {"BLOCK_M1": 64, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 64, "bwd_num_warps": 4}
         ),
     }
+    variants["varlen, deterministic"] = varlen
     print(f"{len(starts)} examples, the longest {longest}", flush=True)
     expected = None
     for name, function in variants.items():
+        torch.use_deterministic_algorithms("deterministic" in name)
         try:
             out = function()
             expected = out.detach() if expected is None else expected

@@ -53,7 +53,7 @@ def build(size: str, device: torch.device) -> tuple[GPTAdapter, nn.Module]:
 def optimizer_of(name: str, adapter: GPTAdapter, module: nn.Module, device: torch.device) -> torch.optim.Optimizer:
     if name == "adamw":
         return optim.build_optimizer(module, TrainerSection())
-    config = TrainerSection(optimizer="muon")
+    config = TrainerSection(optimizer="muon", compile=device.type == "cuda")  # then with our kernel
     return build_muon(adapter, module, config, World(device=device), batched=device.type != "cpu")
 
 
@@ -102,19 +102,10 @@ def time_optimizers(
         for name, parameter in block_matrices(adapter, module).items()
         for piece in parameter.grad.split(sections.get(name, [parameter.shape[0]]))  # type: ignore[union-attr]
     ]
-    plain = newton_schulz.newton_schulz
-
-    def orthogonalize(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], None]:
-        def body() -> None:
-            newton_schulz.newton_schulz = function
-            newton_schulz.orthogonalize_(pieces, batched=device.type != "cpu")
-            newton_schulz.newton_schulz = plain
-
-        return body
-
-    bodies["newton_schulz"] = orthogonalize(plain)
-    if device.type == "cuda":
-        bodies["newton_schulz, compiled"] = orthogonalize(torch.compile(plain, dynamic=False))
+    is_gpu = device.type == "cuda"
+    bodies["newton_schulz"] = lambda: newton_schulz.orthogonalize_(pieces, batched=is_gpu)
+    if is_gpu:
+        bodies["newton_schulz_by_kernel"] = lambda: newton_schulz.orthogonalize_(pieces, True, uses_kernel=True)
         bodies["torch.optim.Muon (matrices only)"] = torch.optim.Muon(matrices, lr=1e-6, adjust_lr_fn="original").step
     rounds: dict[str, list[float]] = {name: [] for name in bodies}
     for _ in range(arguments.rounds):

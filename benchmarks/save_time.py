@@ -20,6 +20,7 @@ from llmtrain.config.load import load_config
 from llmtrain.config.model import GptSection
 from llmtrain.distributed.world import World
 from llmtrain.models.gpt.model import GPT
+from llmtrain.models.numerics import Numerics
 from llmtrain.runs.lock import NullLock
 from llmtrain.training.optim import build_optimizer
 
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("--d-model", type=int, default=512)
     arguments = parser.parse_args()
     rounds = arguments.rounds
-    module = GPT(GptSection(d_model=arguments.d_model, n_layers=8, n_heads=8, block_size=256), 8192)
+    module = GPT(GptSection(d_model=arguments.d_model, n_layers=8, n_heads=8, block_size=256), 8192, Numerics())
     optimizer = build_optimizer(module, load_config("gpt_smoke").trainer)
     module(torch.zeros(1, 8, dtype=torch.int64)).sum().backward()
     optimizer.step()

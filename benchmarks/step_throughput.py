@@ -50,14 +50,15 @@ Variant = tuple[Callable[[], None] | None, list[str]]
 VARIANTS: dict[str, Variant] = {
     "version 1": (partial(version, 1), []),
     "version 2": (partial(version, 2), []),
-    "version 3": (None, []),
+    "version 3": (partial(version, 3), []),
+    "version 4": (None, []),
     "all logits at once": (all_logits, []),
     "selective": (None, ["trainer.activation_checkpointing=selective"]),
     "blocks": (None, ["trainer.activation_checkpointing=blocks"]),
     "recomputes what is cheap": (recompute_cheap, []),
     "CUDA graphs": (cuda_graphs, []),
 }
-"""Name -> what to change in the program, and settings. All but the first two have the latest numerics."""
+"""Name -> what to change in the program, and settings. All but the first three have the latest numerics."""
 
 
 def train(name: str, settings: list[str]) -> dict[str, Any]:

@@ -79,21 +79,50 @@ def test_muon_in_fsdp_matches(train: Train) -> None:
 
 
 def test_batched_newton_schulz_agrees_with_torch() -> None:
-    """In bfloat16, like torch's. Tall matrices have a form of their own."""
+    """In bfloat16, like torch's. Matrices that are much longer than wide have a form of their own; the last shape does
+    not fit the tiles of our kernel."""
     import torch
     from torch.optim._muon import _zeropower_via_newtonschulz as plain
 
     from llmtrain.training.newton_schulz import COEFFICIENTS, orthogonalize_
 
-    shapes = 3 * [(256, 256), (256, 1024), (1024, 256), (256, 320)]
+    shapes = 3 * [(256, 256), (256, 1024), (1024, 256), (256, 320), (200, 520)]
     matrices = [torch.randn(shape, device="cuda") for shape in shapes]
-    batched, single = ([matrix.clone() for matrix in matrices] for _ in range(2))
-    orthogonalize_(batched, batched=True)
-    orthogonalize_(single, batched=False)
-    for matrix, one, other in zip(matrices, batched, single, strict=True):
+    results = []
+    for uses_kernel in (False, True):
+        for batched in (True, False):
+            results.append([matrix.clone() for matrix in matrices])
+            orthogonalize_(results[-1], batched, uses_kernel)
+    for matrix, *found in zip(matrices, *results, strict=True):
         expected = plain(matrix, COEFFICIENTS, 5, 1e-7).float()
-        for found in (one, other):
-            assert (found - expected).norm() < 0.05 * expected.norm()
+        for each in found:
+            assert (each - expected).norm() < 0.05 * expected.norm()
+        assert torch.equal(*found[2:]), "bits of our kernel do not depend on how matrices are batched"
+
+
+def test_squared_relu_needs_less_memory_for_the_same_gradient() -> None:
+    import torch
+
+    from llmtrain.config.model import ModernGptSection
+    from llmtrain.models.gpt.modern import SquaredReLU
+    from llmtrain.models.numerics import Numerics
+
+    section = ModernGptSection(n_layers=1, d_model=256, block_size=64)
+    torch.manual_seed(0)
+    x = torch.randn(64, 64, 256, device="cuda", dtype=torch.bfloat16)
+    gradients, memory = [], []
+    for version in (3, 4):
+        torch.manual_seed(1)
+        module = SquaredReLU(section, Numerics(version)).cuda().bfloat16()
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.05)
+        before = torch.cuda.memory_allocated()
+        result = module(x)
+        memory.append(torch.cuda.memory_allocated() - before)
+        result.square().sum().backward()
+        gradients.append(module.up.weight.grad.float())
+    assert memory[1] < 0.7 * memory[0]
+    assert (gradients[1] - gradients[0]).norm() < 5e-3 * gradients[0].norm()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -132,7 +161,8 @@ def test_fsdp_resume_is_bit_exact(train: Train) -> None:
 def test_compile_changes_the_loss_by_rounding_only(train: Train) -> None:
     eager = train("model.dropout=0", folder="eager").json
     compiled = train("model.dropout=0", "trainer.compile=true", folder="compiled").json
-    assert compiled["final_val_loss"] == pytest.approx(eager["final_val_loss"], rel=5e-3)
+    assert compiled["first_train_loss"] == pytest.approx(eager["first_train_loss"], rel=1e-3)
+    assert compiled["final_val_loss"] == pytest.approx(eager["final_val_loss"], rel=2e-2)  # 12 steps amplify it
 
 
 @pytest.fixture

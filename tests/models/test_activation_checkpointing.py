@@ -10,6 +10,7 @@ from llmtrain.config.model import GptSection, ModernGptSection
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.gpt.model import GPT
 from llmtrain.models.gpt.modern import ModernGPT
+from llmtrain.models.numerics import Numerics
 
 TOKENS = torch.arange(64).view(2, 32) % 50
 TARGETS = TOKENS.roll(-1, dims=1)
@@ -19,14 +20,14 @@ KINDS = pytest.mark.parametrize("is_selective", [False, True], ids=["blocks", "s
 
 def make(dropout: float = 0.1) -> GPT:
     torch.manual_seed(0)
-    return GPT(GptSection(n_layers=2, d_model=32, n_heads=2, block_size=32, dropout=dropout), 50)
+    return GPT(GptSection(n_layers=2, d_model=32, n_heads=2, block_size=32, dropout=dropout), 50, Numerics())
 
 
 def make_modern(mlp: Any) -> ModernGPT:
     """After some training: output projections are not zero."""
     torch.manual_seed(0)
     section = ModernGptSection(n_layers=2, d_model=32, n_heads=4, n_kv_heads=2, mlp=mlp, block_size=32)
-    module = ModernGPT(section, 50)
+    module = ModernGPT(section, 50, Numerics())
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

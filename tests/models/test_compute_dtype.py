@@ -30,7 +30,7 @@ def emulated() -> Iterator[None]:
 def module(request: pytest.FixtureRequest) -> GPT:
     torch.manual_seed(0)
     section = GptSection(n_layers=2, d_model=32, n_heads=2, block_size=12, tie_embeddings=request.param)
-    return GPT(section, VOCAB)
+    return GPT(section, VOCAB, Numerics())
 
 
 def dtypes_in_blocks(module: nn.Module) -> set[torch.dtype]:

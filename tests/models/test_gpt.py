@@ -12,6 +12,7 @@ from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.models.gpt.model import GPT, padded_vocab_size
+from llmtrain.models.numerics import Numerics
 
 SHAPES = {
     "tied": {"vocab_size": 101},
@@ -206,7 +207,7 @@ def test_tied_embeddings_share_one_matrix() -> None:
 
 def test_parameter_count_of_gpt2_124m() -> None:
     with torch.device("meta"):
-        module = GPT(GptSection(block_size=1024, d_model=768, n_layers=12, n_heads=12), 50257)
+        module = GPT(GptSection(block_size=1024, d_model=768, n_layers=12, n_heads=12), 50257, Numerics())
     padding = (50304 - 50257) * 768
     assert parameter_count(module) - padding == 124_439_808
 

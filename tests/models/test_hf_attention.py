@@ -15,6 +15,7 @@ from llmtrain.config.model import HfCausalLmSection
 from llmtrain.models.hf import causal_lm
 from llmtrain.models.hf.attention import best_attention, default_attention, example_mask, has_one_mask, without_flex
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
+from llmtrain.models.numerics import Numerics
 from tiny_llama import make_model, tiny_llama
 
 pytestmark = pytest.mark.hf
@@ -83,7 +84,7 @@ def test_flex_attention_equals_sdpa_and_builds_one_mask_per_batch(monkeypatch: p
     tokens = torch.randint(3, 90, (2, 16), generator=torch.Generator().manual_seed(1))
     positions = torch.cat([torch.arange(9), torch.arange(7)]).expand(2, -1)
     flex, sdpa = (
-        CausalLM(tiny_llama(num_hidden_layers=3, attn_implementation=name)).eval()
+        CausalLM(tiny_llama(num_hidden_layers=3, attn_implementation=name), Numerics()).eval()
         for name in ("flex_attention", "sdpa")
     )
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):

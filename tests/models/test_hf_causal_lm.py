@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import transformers
 
 from llmtrain.models.hf.causal_lm import CausalLM, HFCausalLMAdapter
+from llmtrain.models.numerics import Numerics
 from tiny_llama import WORDS, make_model, make_tokenizer, seeded, tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf
@@ -89,7 +90,7 @@ def random_batch(batch: int = 3, length: int = 20) -> tuple[torch.Tensor, torch.
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_loss_and_gradients_equal_transformers(shape: str) -> None:
-    module, reference = CausalLM(tiny_llama(**SHAPES[shape])).train(), tiny_llama(**SHAPES[shape]).train()
+    module, reference = CausalLM(tiny_llama(**SHAPES[shape]), Numerics()).train(), tiny_llama(**SHAPES[shape]).train()
     inputs, targets = random_batch()
     loss = module(inputs, targets)
     # transformers shifts the labels itself and takes the mean.
@@ -112,7 +113,7 @@ def test_loss_and_gradients_equal_transformers(shape: str) -> None:
 def test_logits_equal_transformers() -> None:
     inputs, _ = random_batch()
     with torch.no_grad():
-        assert torch.equal(CausalLM(tiny_llama()).eval()(inputs), tiny_llama().eval()(inputs).logits)
+        assert torch.equal(CausalLM(tiny_llama(), Numerics()).eval()(inputs), tiny_llama().eval()(inputs).logits)
 
 
 def test_output_layer_with_bias() -> None:
@@ -121,7 +122,7 @@ def test_output_layer_with_bias() -> None:
     inputs, targets = random_batch()
     with torch.no_grad():
         logits = model.eval()(inputs).logits
-        loss = CausalLM(model)(inputs, targets)
+        loss = CausalLM(model, Numerics())(inputs, targets)
     assert loss.item() == pytest.approx(
         F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
     )
@@ -131,7 +132,7 @@ def test_output_layer_with_bias() -> None:
 def test_loss_of_softcapped_logits(cap: float | None) -> None:
     model = tiny_gemma2(final_logit_softcapping=cap).train()
     inputs, targets = random_batch()
-    loss = CausalLM(model)(inputs, targets)
+    loss = CausalLM(model, Numerics())(inputs, targets)
     logits = model(inputs).logits
     assert (float(logits.detach().abs().max()) <= 0.7) == (cap is not None)
     expected = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
@@ -152,7 +153,7 @@ def test_loss_of_scaled_logits(kind: str, changes: dict[str, Any]) -> None:
     inputs, targets = random_batch()
     with torch.no_grad():
         expected = F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten(), reduction="sum")
-        assert CausalLM(model)(inputs, targets).item() == pytest.approx(expected.item(), rel=1e-5)
+        assert CausalLM(model, Numerics())(inputs, targets).item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 # Packed examples.
@@ -201,7 +202,7 @@ def packed_examples(batch: Batch) -> list[tuple[int, int, int]]:
 
 def max_distance(model: Any, batch: Batch, positions: torch.Tensor | None) -> float:
     """Maximum distance between the logits of packed examples and of the same examples alone."""
-    module = CausalLM(model).eval()
+    module = CausalLM(model, Numerics()).eval()
     with torch.no_grad():
         packed = module(batch.inputs, positions=positions)
         return max(

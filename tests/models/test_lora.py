@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from llmtrain.models.hf import lora_groups
 from llmtrain.models.hf.causal_lm import CausalLM, enable_adapters
 from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter, use_fast_forward
+from llmtrain.models.numerics import Numerics
 from tiny_llama import tiny_gpt2, tiny_llama
 
 pytestmark = pytest.mark.hf
@@ -142,7 +143,7 @@ def test_saves_less_for_backward_than_peft() -> None:
 
 
 def test_disabled_adapters_give_the_base_model() -> None:
-    model = CausalLM(adapted()).eval()
+    model = CausalLM(adapted(), Numerics()).eval()
     with torch.no_grad():
         base, tuned = tiny_llama().eval()(tokens()).logits, model(tokens())
         assert (base - tuned).abs().max() > 1e-2
@@ -202,7 +203,7 @@ def test_unknown_target_module_is_refused_with_known_layers(names: list[str]) ->
 
 def train_briefly(model: Any, steps: int = 6) -> tuple[float, float]:
     """Loss before and after."""
-    module = CausalLM(model.train())
+    module = CausalLM(model.train(), Numerics())
     inputs = tokens()
     targets = inputs.roll(-1, 1)
     optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=2e-2)
@@ -251,7 +252,7 @@ def test_gpt2_uses_peft_forward(section: dict[str, Any]) -> None:
     assert layers
     assert not any(hasattr(layer, "peft_forward") for layer in layers)
     with torch.no_grad():
-        tuned = CausalLM(model.eval())(tokens())
+        tuned = CausalLM(model.eval(), Numerics())(tokens())
         merged = adapted(tiny_gpt2(), **section).eval().merge_and_unload()(tokens()).logits
     torch.testing.assert_close(tuned, merged, rtol=1e-4, atol=1e-5)
     before, after = train_briefly(model)
@@ -423,7 +424,7 @@ def test_compiled_groups_equal_eager_ones_and_compile_once() -> None:
     graphs = counters["stats"]["unique_graphs"]
     assert graphs == 2  # the first block, whose input needs no gradient, and all others
     positions = [torch.cat([torch.arange(n), torch.arange(12 - n)]).expand(2, -1) for n in (3, 7, 11)]
-    module = CausalLM(compiled)
+    module = CausalLM(compiled, Numerics())
     module.has_linear_head = True
     for each in positions:
         module(tokens(), tokens().roll(-1, 1), each).backward()

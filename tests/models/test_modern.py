@@ -15,7 +15,7 @@ from llmtrain.config.model import ModernGptSection
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.base import parameter_count
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.models.gpt.modern import ModernGPT, init_parameter
+from llmtrain.models.gpt.modern import ModernGPT, _SquaredReLU, init_parameter
 
 CLASSES = {"swiglu": "Qwen3ForCausalLM", "relu2": "NanoChatForCausalLM"}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -280,3 +280,14 @@ def test_no_random_numbers_are_drawn_in_training() -> None:
     module, tokens = adapter.build().train(), random_tokens(101)
     assert not adapter.uses_dropout
     assert torch.equal(module(tokens), module(tokens))
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_gradient_of_squared_relu_from_its_result(dtype: torch.dtype, tolerance: float) -> None:
+    """A GPU computes it from the result, to save memory."""
+    x = torch.cat([torch.linspace(-3, 3, 301), torch.tensor([0.0, 1e-30, -1e-30, 1e10])]).to(dtype).requires_grad_()
+    upstream = torch.linspace(-2, 2, len(x)).to(dtype)
+    expected, found = F.relu(x).square(), _SquaredReLU.apply(x)
+    assert torch.equal(found, expected)
+    (right,), (ours,) = (torch.autograd.grad(result, x, upstream) for result in (expected, found))
+    torch.testing.assert_close(ours, right, rtol=tolerance, atol=1e-15)

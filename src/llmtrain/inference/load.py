@@ -216,7 +216,7 @@ def _load_directory(source: Source, device: torch.device) -> LoadedModel:
     with preserved():
         model = read_weights(adapter.directory, adapter.hf_config, adapter.config, adapter.attention)
         model = load_adapter(model, folder) if source.adapter else model
-    module = CausalLM(model).to(device).eval()
+    module = CausalLM(model, adapter.numerics).to(device).eval()
     adapter.probe(module)
     return LoadedModel(
         label=str(source.adapter or base),

@@ -8,6 +8,9 @@ Version 2: bf16 means that weights are cast to bfloat16 where they are used (com
     (hf/lora_groups.py).
 Version 3: on a GPU, with trainer.compile, the loss of a chunk and its gradient are computed by one kernel
     (loss_kernel.py), which adds in another order. All other runs are the same as in version 2.
+Version 4: on a GPU, ReLU^2 of a GPT computes its gradient from its result (gpt/modern.py), and with trainer.compile
+    muon's matrix products are computed by one kernel (newton_schulz_kernel.py). All other runs are the same as in
+    version 3.
 
 float32 runs whose logits fit in one chunk, and float32 runs on a CPU of Hugging Face models without LoRA, are the same
 in all versions.
@@ -15,7 +18,7 @@ in all versions.
 
 from dataclasses import dataclass
 
-LATEST = 3
+LATEST = 4
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,13 @@ class Numerics:
     def has_loss_kernel(self) -> bool:
         """Whether the loss of a chunk is computed by our own kernel on a GPU, in a compiled run."""
         return self.version >= 3
+
+    @property
+    def saves_one_relu2(self) -> bool:
+        """Whether ReLU^2 on a GPU computes its gradient from its result, and not from its input."""
+        return self.version >= 4
+
+    @property
+    def has_muon_kernel(self) -> bool:
+        """Whether muon's matrix products are computed by our own kernel on a GPU, in a compiled run."""
+        return self.version >= 4

@@ -77,15 +77,22 @@ class Muon(torch.optim.Optimizer):
     """The first parameter group holds the matrices. `step` overwrites their gradients."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], sections: Sequence[Sequence[int]], rank: int, world_size: int, batched: bool
+        self,
+        groups: list[dict[str, Any]],
+        sections: Sequence[Sequence[int]],
+        rank: int,
+        world_size: int,
+        batched: bool,
+        uses_kernel: bool = False,
     ) -> None:
-        """`sections`: see plan_matrices. `batched`: see orthogonalize_."""
+        """`sections`: see plan_matrices. `batched` and `uses_kernel`: see orthogonalize_."""
         super().__init__(groups, {})
         matrices, *others = self.param_groups
         shapes = [cast(tuple[int, int], tuple(parameter.shape)) for parameter in matrices["params"]]
         self._plan = plan_matrices(shapes, sections, world_size)
         self._heights = [rows for rows, _ in shapes]
-        self._rank, self._world_size, self._batched = rank, world_size, batched
+        self._rank, self._world_size = rank, world_size
+        self._how = {"batched": batched, "uses_kernel": uses_kernel}
         self._owned: list[list[int]] = [[] for _ in range(world_size)]  # by rank, the indexes of its matrices
         for index, matrix in enumerate(self._plan):
             self._owned[matrix.owner].append(index)
@@ -152,7 +159,7 @@ class Muon(torch.optim.Optimizer):
         if is_sharded and self._world_size > 1:
             self._orthogonalize_shards_(views)
         else:
-            orthogonalize_([views[i] for i in self._owned[self._rank]], self._batched)
+            orthogonalize_([views[i] for i in self._owned[self._rank]], **self._how)
             if self._world_size > 1:
                 self._share_results_(views)
         tall = [index for index, matrix in enumerate(self._plan) if matrix.scale != 1.0]
@@ -203,7 +210,7 @@ class Muon(torch.optim.Optimizer):
         _pack_(sent, by_owner)
         dist.all_to_all_single(received, sent, received_sizes, sent_sizes)
         _unpack_(flat, received)
-        orthogonalize_(wholes, self._batched)
+        orthogonalize_(wholes, **self._how)
         _pack_(received, flat)
         dist.all_to_all_single(sent, received, sent_sizes, received_sizes)
         _unpack_(by_owner, sent)
@@ -253,7 +260,8 @@ def build_muon(adapter: ModelAdapter, module: nn.Module, config: TrainerSection,
         group["lr"] = config.lr * group["lr_ratio"]
     sections = [fused.get(name, []) for name in matrices]
     used = [group for group in groups if group["params"]]
-    return Muon(used, sections, world.rank, world.world_size, batched)
+    uses_kernel = world.device.type == "cuda" and config.compile and adapter.numerics.has_muon_kernel
+    return Muon(used, sections, world.rank, world.world_size, batched, uses_kernel)
 
 
 def _adamw_group(

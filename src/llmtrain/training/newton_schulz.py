@@ -34,7 +34,7 @@ def newton_schulz(x: torch.Tensor) -> torch.Tensor:
     # The largest singular value is then at most 1. Divided in float32, without a float32 copy.
     x = torch.div(x, norm.clamp_(min=EPSILON), out=torch.empty_like(x))
     a, b, c = COEFFICIENTS
-    for count in _iterations_per_gram(x):
+    for count in iterations_per_gram(x):
         gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
         if count == 1:  # a X is added in the precision of the accumulator
             factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -45,7 +45,7 @@ def newton_schulz(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _iterations_per_gram(x: torch.Tensor) -> Sequence[int]:
+def iterations_per_gram(x: torch.Tensor) -> Sequence[int]:
     """How many iterations use each Gram matrix."""
     if max(x.shape[-2:]) < GRAM_RATIO * min(x.shape[-2:]):
         return (1,) * ITERATIONS
@@ -66,16 +66,20 @@ def _product_of_factors(gram: torch.Tensor, count: int) -> torch.Tensor:
     return product
 
 
-def orthogonalize_(matrices: Sequence[torch.Tensor], batched: bool) -> None:
+def orthogonalize_(matrices: Sequence[torch.Tensor], batched: bool, uses_kernel: bool = False) -> None:
     """Orthogonalize matrices in place. With `batched`, those of equal shape are computed together, which a GPU does
-    faster; which kernel it then uses, and so the last bits, may depend on their number."""
+    faster; which kernel of torch it then uses, and so the last bits, may depend on their number. With `uses_kernel` it
+    is always our own, which needs Triton and a C compiler, as torch.compile does on a GPU."""
     if not matrices:
         return
+    function = newton_schulz
+    if uses_kernel:
+        from llmtrain.training.newton_schulz_kernel import newton_schulz_by_kernel as function
     dtype = compute_dtype(matrices[0].device)
     for batch in _batches(matrices, batched):
         x = torch.empty((len(batch), *batch[0].shape), dtype=dtype, device=batch[0].device)
         torch._foreach_copy_(x.unbind(0), batch)
-        torch._foreach_copy_(batch, newton_schulz(x).unbind(0))
+        torch._foreach_copy_(batch, function(x).unbind(0))
 
 
 def _batches(matrices: Sequence[torch.Tensor], batched: bool) -> list[list[torch.Tensor]]:

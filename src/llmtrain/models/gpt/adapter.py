@@ -38,10 +38,9 @@ class GPTAdapter(ModelAdapter):
         return module
 
     def _new_module(self) -> nn.Module:
-        config, size = self.config, self.vocab_size
-        module = ModernGPT(config, size) if isinstance(config, ModernGptSection) else GPT(config, size)
-        module.numerics = self.numerics
-        return module
+        values = self.vocab_size, self.numerics
+        c = self.config
+        return ModernGPT(c, *values) if isinstance(c, ModernGptSection) else GPT(c, *values)
 
     def _read(self, directory: Path) -> State:
         if not isinstance(self.config, ModernGptSection):

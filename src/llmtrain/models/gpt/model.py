@@ -70,8 +70,11 @@ class LanguageModel(nn.Module):
     lm_head: nn.Linear | None
     """None if the output layer is tied to the embedding: a checkpoint then cannot contain two different matrices."""
     padding_bias: torch.Tensor | None
-    numerics = Numerics()
-    """Those of the run, set by the adapter."""
+
+    def __init__(self, numerics: Numerics) -> None:
+        """`numerics`: those of the run."""
+        super().__init__()
+        self.numerics = numerics
 
     @property
     def head_weight(self) -> torch.Tensor:  # (V, C)
@@ -95,8 +98,8 @@ class LanguageModel(nn.Module):
 
 
 class GPT(LanguageModel):
-    def __init__(self, config: GptSection, vocab_size: int) -> None:
-        super().__init__()
+    def __init__(self, config: GptSection, vocab_size: int, numerics: Numerics) -> None:
+        super().__init__(numerics)
         self.dropout = config.dropout
         padded_size = padded_vocab_size(vocab_size)
         self.wte = nn.Embedding(padded_size, config.d_model)

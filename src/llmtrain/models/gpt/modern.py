@@ -9,6 +9,7 @@ vocabulary size.
 """
 
 import hashlib
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import nn
 from llmtrain.config.model import ModernGptSection
 from llmtrain.models.gpt.kv_cache import KVCache, LayerCache, attend
 from llmtrain.models.gpt.model import INIT_STD, LanguageModel, make_padding_bias, padded_vocab_size
+from llmtrain.models.numerics import Numerics
 
 NORM_EPS = 1e-6
 Rotary = tuple[torch.Tensor, torch.Tensor]
@@ -77,24 +79,45 @@ class SwiGLU(nn.Module):
         return out
 
 
+class _SquaredReLU(torch.autograd.Function):
+    """relu(x)^2 with the gradient 2 sqrt(result): the next layer saves the result in any case, so that the backward
+    pass does not need x, a fifth of all activations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        result = F.relu(x).square()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: torch.Tensor) -> torch.Tensor:
+        (result,) = ctx.saved_tensors
+        gradient: torch.Tensor = 2 * result.sqrt() * upstream[0]
+        return gradient
+
+
 class SquaredReLU(nn.Module):
-    def __init__(self, config: ModernGptSection) -> None:
+    def __init__(self, config: ModernGptSection, numerics: Numerics) -> None:
         super().__init__()
+        self.numerics = numerics
         self.up = Linear(config.shape.d_model, config.shape.d_ff)
         self.down = Linear(config.shape.d_ff, config.shape.d_model)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, C) -> (B, T, C)
-        out: torch.Tensor = self.down(F.relu(self.up(x)).square())
+        up = self.up(x)  # (B, T, d_ff)
+        is_saved_once = up.is_cuda and self.numerics.saves_one_relu2
+        squared = _SquaredReLU.apply(up) if is_saved_once else F.relu(up).square()  # type: ignore[no-untyped-call]
+        out: torch.Tensor = self.down(squared)
         return out
 
 
 class ModernBlock(nn.Module):
-    def __init__(self, config: ModernGptSection) -> None:
+    def __init__(self, config: ModernGptSection, numerics: Numerics) -> None:
         super().__init__()
         self.norm_1 = nn.RMSNorm(config.shape.d_model, eps=NORM_EPS)
         self.attn = Attention(config)
         self.norm_2 = nn.RMSNorm(config.shape.d_model, eps=NORM_EPS)
-        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else SquaredReLU(config)
+        self.mlp = SwiGLU(config) if config.mlp == "swiglu" else SquaredReLU(config, numerics)
 
     def forward(self, x: torch.Tensor, rotary: Rotary, cache: LayerCache | None = None) -> torch.Tensor:
         x = x + self.attn(self.norm_1(x), rotary, cache)
@@ -106,12 +129,12 @@ class ModernGPT(LanguageModel):
     rotary_cos: torch.Tensor
     rotary_sin: torch.Tensor
 
-    def __init__(self, config: ModernGptSection, vocab_size: int) -> None:
-        super().__init__()
+    def __init__(self, config: ModernGptSection, vocab_size: int, numerics: Numerics) -> None:
+        super().__init__(numerics)
         shape, padded_size = config.shape, padded_vocab_size(vocab_size)
         self.has_embedding_norm = config.mlp == "relu2"
         self.wte = Embedding(padded_size, shape.d_model)
-        self.h = nn.ModuleList(ModernBlock(config) for _ in range(shape.n_layers))
+        self.h = nn.ModuleList(ModernBlock(config, numerics) for _ in range(shape.n_layers))
         self.norm_f = nn.RMSNorm(shape.d_model, eps=NORM_EPS)
         self.lm_head = None if config.tie_embeddings else Linear(shape.d_model, padded_size)
         self.register_buffer("padding_bias", make_padding_bias(vocab_size), persistent=False)

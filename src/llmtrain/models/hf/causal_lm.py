@@ -54,10 +54,10 @@ class CausalLM(nn.Module):
     The loss is computed in chunks, without all logits in memory, if the model allows it (has_linear_head).
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, numerics: Numerics) -> None:
+        """`numerics`: those of the run."""
         super().__init__()
-        self.model = model
-        self.numerics = Numerics()
+        self.model, self.numerics = model, numerics
         self.has_linear_head = False
         """Whether the logits are exactly the output layer applied to the last hidden state. Found out by
         HFCausalLMAdapter.probe: some architectures scale or cap them, under many names."""
@@ -174,9 +174,7 @@ class HFCausalLMAdapter(ModelAdapter):
             model.peft_config["default"].base_model_name_or_path = name
         elif self.config.dtype == "bfloat16":
             warn("TRAIN", "model.dtype is bfloat16 without LoRA: small weight updates are lost to rounding")
-        module = CausalLM(model).train()
-        module.numerics = self.numerics
-        return module
+        return CausalLM(model, self.numerics).train()
 
     def base_files(self) -> list[Path]:
         return sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")])
