@@ -10,6 +10,7 @@ import pytest
 
 from llmtrain.config.schema import Config
 from llmtrain.diagnose import Finding, diagnose
+from llmtrain.distributed import env
 from llmtrain.doctor import machine, memory_estimate
 from llmtrain.doctor.environment import Master
 from llmtrain.doctor.local import checks_after
@@ -231,11 +232,11 @@ def test_memory_requirement(config: Config, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_container_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(memory_estimate, "CGROUP_LIMITS", (tmp_path / "missing", limit))
+    monkeypatch.setattr(env, "CGROUP_LIMITS", (tmp_path / "missing", limit))
     limit.write_text("max\n")
-    assert memory_estimate.machine_memory() > 1 << 28
+    assert env.machine_memory() > 1 << 28
     limit.write_text("123456\n")
-    assert memory_estimate.machine_memory() == 123456
+    assert env.machine_memory() == 123456
 
 
 def test_unknown_vocabulary(config: Config) -> None:

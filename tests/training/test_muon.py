@@ -1,9 +1,11 @@
 """The muon optimizer: its orthogonalization, its update, its state, and how matrices are shared out."""
 
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import fault_harness as harness
 import pytest
@@ -19,7 +21,13 @@ from llmtrain.distributed.world import World
 from llmtrain.models.base import block_matrices
 from llmtrain.models.gpt.adapter import GPTAdapter
 from llmtrain.training.muon import EMBEDDING_LR, VECTOR_LR, Muon, build_muon, plan_matrices
-from llmtrain.training.newton_schulz import COEFFICIENTS, ITERATIONS, newton_schulz, orthogonalize_
+from llmtrain.training.newton_schulz import (
+    COEFFICIENTS,
+    ITERATIONS,
+    newton_schulz,
+    newton_schulz_by_kernel,
+    orthogonalize_,
+)
 from llmtrain.training.optim import momentum_at, set_schedule
 
 MakeConfig = Callable[..., Config]
@@ -50,28 +58,62 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
+def torch_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    addend: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    diagonal: float = 0.0,
+    scales: torch.Tensor | None = None,
+    is_symmetric: bool = False,
+) -> torch.Tensor:
+    """What the kernel computes, which needs a GPU; tests/gpu has the kernel itself."""
+    result = alpha * (a.double() @ b.double()) + diagonal * torch.eye(a.shape[1], b.shape[2])
+    result = result if addend is None else result + beta * addend
+    result = result if scales is None else result * scales.double()[:, None, None]
+    result = (result.tril() + result.tril(-1).mT) if is_symmetric else result
+    return result.to(a.dtype)
+
+
+Iteration = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(params=[newton_schulz, newton_schulz_by_kernel], ids=["torch", "kernel"])
+def iteration(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iteration:
+    kernel = SimpleNamespace(product=torch_product)
+    monkeypatch.setitem(sys.modules, "llmtrain.training.product_kernel", cast(ModuleType, kernel))
+    function: Iteration = request.param
+    return function
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spectrum", ["random", "decaying"])
-def test_newton_schulz_in_float32_equals_its_definition(shape: tuple[int, int], spectrum: str) -> None:
+def test_newton_schulz_in_float32_equals_its_definition(
+    iteration: Iteration, shape: tuple[int, int], spectrum: str
+) -> None:
     matrix = random_matrix(*shape, spectrum)
-    assert distance(newton_schulz(matrix[None])[0], reference(matrix)) < 2e-3
+    assert distance(iteration(matrix[None])[0], reference(matrix)) < 2e-3
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (64, 256), (256, 64)])
-def test_newton_schulz_in_bfloat16_is_as_good_as_the_plain_iteration(shape: tuple[int, int]) -> None:
+def test_newton_schulz_in_bfloat16_is_as_good_as_the_plain_iteration(
+    iteration: Iteration, shape: tuple[int, int]
+) -> None:
     """Also for singular values over six orders of magnitude, where rounding errors of the Gram matrix grow."""
     from torch.optim._muon import _zeropower_via_newtonschulz as plain
 
     for spectrum, limit in (("random", 0.06), ("decaying", 0.25)):
         matrix = random_matrix(*shape, spectrum)
-        ours = newton_schulz(matrix[None].bfloat16())[0]
+        ours = iteration(matrix[None].bfloat16())[0]
         assert distance(ours, reference(matrix)) < limit
         assert distance(ours, reference(matrix)) < 4 * distance(plain(matrix, COEFFICIENTS, 5, 1e-7), reference(matrix))
         assert torch.linalg.svdvals(ours.double()).max() < 1.3
 
 
-def test_newton_schulz_of_zero_is_zero() -> None:
-    assert torch.equal(newton_schulz(torch.zeros(2, 8, 32)), torch.zeros(2, 8, 32))
+def test_newton_schulz_of_zero_is_zero(iteration: Iteration) -> None:
+    assert torch.equal(iteration(torch.zeros(2, 8, 32)), torch.zeros(2, 8, 32))
 
 
 def test_results_do_not_depend_on_the_other_matrices() -> None:

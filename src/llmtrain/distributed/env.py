@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 BACKENDS = ("c10d", "etcd", "etcd-v2", "static")
 # Where the driver lists the GPUs of this machine or container; the first that exists is used.
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 GPU_LISTS = (("/proc/driver/nvidia/gpus", "*"), ("/dev", "nvidia[0-9]*"))
 
 # Environment variables of each value, highest precedence first. Those of a row that are set must agree.
@@ -283,6 +284,17 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         pass
     return cores
+
+
+def machine_memory() -> int:
+    """Bytes of memory of this machine, or of its container if that has less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CGROUP_LIMITS:
+        try:
+            limits.append(int(path.read_text()))
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+    return min(limits)
 
 
 def omp_threads(environment: Mapping[str, str]) -> int | None:

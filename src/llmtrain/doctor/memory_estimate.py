@@ -1,6 +1,5 @@
 """Memory that a config needs, from the number of parameters, which is counted on the meta device."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from llmtrain import registry
 from llmtrain.config.model import AnyGptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
 from llmtrain.config.trainer import optimizer_bytes
+from llmtrain.distributed.env import machine_memory
 from llmtrain.doctor.machine import uses_gpu
 from llmtrain.errors import LlmtrainError
 from llmtrain.findings import Finding, failed, failed_by, passed, warned
@@ -16,7 +16,6 @@ from llmtrain.text import format_bytes, one_line
 
 CHEAP_VOCABULARIES = {"byte": 256, "gpt2": 50257}
 WARN_FRACTION = 0.8
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 @dataclass(frozen=True)
@@ -108,13 +107,3 @@ def memory_limit(config: Config) -> tuple[bool, int]:
     if uses_gpu(config):
         return True, min(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
     return False, machine_memory()
-
-
-def machine_memory() -> int:
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in CGROUP_LIMITS:
-        try:
-            limits.append(int(path.read_text()))
-        except (OSError, ValueError):  # no such file, or `max`
-            continue
-    return min(limits)

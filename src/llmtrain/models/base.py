@@ -74,6 +74,10 @@ class ModelAdapter(ABC):
         """The same module with arbitrary weights: to load a checkpoint into, or to count parameters."""
         return self.build()
 
+    def weight_count(self) -> int | None:
+        """Number of weights, without building them; None if unknown."""
+        return None
+
     def base_files(self) -> list[Path]:
         """Files of the pretrained base model. They determine the result but are not stored in checkpoints."""
         return []

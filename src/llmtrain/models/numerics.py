@@ -9,7 +9,7 @@ Version 2: bf16 means that weights are cast to bfloat16 where they are used (com
 Version 3: on a GPU, with trainer.compile, the loss of a chunk and its gradient are computed by one kernel
     (loss_kernel.py), which adds in another order. All other runs are the same as in version 2.
 Version 4: on a GPU, ReLU^2 of a GPT computes its gradient from its result (gpt/modern.py), and with trainer.compile
-    muon's matrix products are computed by one kernel (newton_schulz_kernel.py). All other runs are the same as in
+    muon's matrix products are computed by one kernel (product_kernel.py). All other runs are the same as in
     version 3.
 
 float32 runs whose logits fit in one chunk, and float32 runs on a CPU of Hugging Face models without LoRA, are the same

@@ -40,7 +40,7 @@ from llmtrain.text import plural
 from llmtrain.tracking import mlflow, train_job, wandb
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training import optim
-from llmtrain.training.memory_errors import out_of_memory
+from llmtrain.training.memory_errors import check_memory, out_of_memory
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.muon import build_muon
 from llmtrain.training.own_model import check_own_model
@@ -95,6 +95,7 @@ def build_components(config: Config, world: World, numerics: Numerics | None = N
     )
     first = train_batches[0]  # raises if the token store is damaged
     adapter.prepare_for(world.device, is_packed=first.positions is not None)
+    check_memory(config, adapter, world)
     try:
         module = build_module(config, adapter, world)
     except RuntimeError as problem:

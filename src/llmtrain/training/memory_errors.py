@@ -1,10 +1,43 @@
-"""Recognizes the errors of torch that mean too little memory, on a GPU or on a CPU."""
+"""Too little memory: refused before a model is built, and recognized among the errors of torch."""
 
 import re
 
 import torch
 
+from llmtrain.config.model import HfCausalLmSection
+from llmtrain.config.schema import Config
+from llmtrain.config.trainer import optimizer_bytes
+from llmtrain.distributed.env import machine_memory
+from llmtrain.distributed.world import World
+from llmtrain.errors import UsageError
+from llmtrain.models.base import ModelAdapter
+from llmtrain.text import format_bytes
+
 _CPU = re.compile(r"DefaultCPUAllocator: (.*?you tried to allocate \d+ bytes)")
+
+
+def check_memory(config: Config, adapter: ModelAdapter, world: World) -> None:
+    """Refuse to train a model on a CPU whose memory cannot hold it, without activations. The kernel would end the
+    process without a message: memory is allocated when it is written to."""
+    count = adapter.weight_count() if world.device.type == "cpu" else None
+    if count is None:
+        return
+    section = config.model if isinstance(config.model, HfCausalLmSection) else None
+    per_weight = 2 if section and section.dtype == "bfloat16" else 4
+    need, what = per_weight * count, ""
+    if not (section and section.lora):
+        optimizer = config.trainer.optimizer
+        need += per_weight * count + optimizer_bytes(optimizer, count, matrices=count) * per_weight // 4
+        what = f", their gradients and the state of {optimizer}"
+    shards = world.world_size if config.distributed.strategy == "fsdp" else 1
+    need = need * world.local_world_size // shards
+    memory = machine_memory()
+    if need > memory:
+        raise UsageError(
+            f"The model does not fit in the memory of this machine: its {count:,} weights{what} need at least "
+            f"{format_bytes(need)}, and there are {format_bytes(memory)}.",
+            remedy="Choose a smaller model, or a machine with more memory.",
+        )
 
 
 def out_of_memory(problem: RuntimeError) -> str | None:

@@ -34,7 +34,7 @@ def newton_schulz(x: torch.Tensor) -> torch.Tensor:
     # The largest singular value is then at most 1. Divided in float32, without a float32 copy.
     x = torch.div(x, norm.clamp_(min=EPSILON), out=torch.empty_like(x))
     a, b, c = COEFFICIENTS
-    for count in iterations_per_gram(x):
+    for count in _iterations_per_gram(x):
         gram = torch.bmm(x.mT, x) if is_tall else torch.bmm(x, x.mT)
         if count == 1:  # a X is added in the precision of the accumulator
             factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -45,7 +45,7 @@ def newton_schulz(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def iterations_per_gram(x: torch.Tensor) -> Sequence[int]:
+def _iterations_per_gram(x: torch.Tensor) -> Sequence[int]:
     """How many iterations use each Gram matrix."""
     if max(x.shape[-2:]) < GRAM_RATIO * min(x.shape[-2:]):
         return (1,) * ITERATIONS
@@ -66,15 +66,50 @@ def _product_of_factors(gram: torch.Tensor, count: int) -> torch.Tensor:
     return product
 
 
+def newton_schulz_by_kernel(x: torch.Tensor) -> torch.Tensor:
+    """The same with a kernel that computes half of each symmetric product: all but the last one with X are polynomials
+    of G. The division by the norm of X is part of the first two products."""
+    from llmtrain.training.product_kernel import product
+
+    is_tall = x.shape[1] > x.shape[2]
+    # One by one, so that no bit depends on the other matrices. The largest singular value is then at most 1.
+    norms = torch.stack(torch._foreach_norm(x.unbind(0), 2, dtype=torch.float32))
+    scales: torch.Tensor | None = norms.clamp_(min=EPSILON).reciprocal_()
+    a, b, c = COEFFICIENTS
+    for count in _iterations_per_gram(x):
+        squares = None if scales is None else scales * scales
+        gram = product(*((x.mT, x) if is_tall else (x, x.mT)), scales=squares, is_symmetric=True)
+        if count == 1:
+            factor = product(gram, gram, gram, alpha=c, beta=b, is_symmetric=True)
+            x = product(*((x, factor) if is_tall else (factor, x)), x, beta=a, scales=scales)
+        else:
+            factor = _symmetric_product_of_factors(gram, count)
+            x = product(*((x, factor) if is_tall else (factor, x)), scales=scales)
+        scales = None
+    return x
+
+
+def _symmetric_product_of_factors(gram: torch.Tensor, count: int) -> torch.Tensor:
+    from llmtrain.training.product_kernel import product
+
+    a, b, c = COEFFICIENTS
+    result: torch.Tensor | None = None
+    for left in reversed(range(count)):
+        factor = product(gram, gram, gram, alpha=c, beta=b, diagonal=a, is_symmetric=True)
+        result = factor if result is None else product(factor, result, is_symmetric=True)
+        if left:
+            gram = product(factor, product(gram, factor, is_symmetric=True), is_symmetric=True)
+    assert result is not None
+    return result
+
+
 def orthogonalize_(matrices: Sequence[torch.Tensor], batched: bool, uses_kernel: bool = False) -> None:
     """Orthogonalize matrices in place. With `batched`, those of equal shape are computed together, which a GPU does
     faster; which kernel of torch it then uses, and so the last bits, may depend on their number. With `uses_kernel` it
     is always our own, which needs Triton and a C compiler, as torch.compile does on a GPU."""
     if not matrices:
         return
-    function = newton_schulz
-    if uses_kernel:
-        from llmtrain.training.newton_schulz_kernel import newton_schulz_by_kernel as function
+    function = newton_schulz_by_kernel if uses_kernel else newton_schulz
     dtype = compute_dtype(matrices[0].device)
     for batch in _batches(matrices, batched):
         x = torch.empty((len(batch), *batch[0].shape), dtype=dtype, device=batch[0].device)

@@ -42,6 +42,10 @@ class GPTAdapter(ModelAdapter):
         c = self.config
         return ModernGPT(c, *values) if isinstance(c, ModernGptSection) else GPT(c, *values)
 
+    def weight_count(self) -> int:
+        with torch.device("meta"):
+            return parameter_count(self._new_module())
+
     def _read(self, directory: Path) -> State:
         if not isinstance(self.config, ModernGptSection):
             return read_gpt2(directory, self.config, self.vocab_size)

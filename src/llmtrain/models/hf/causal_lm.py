@@ -176,6 +176,10 @@ class HFCausalLMAdapter(ModelAdapter):
             warn("TRAIN", "model.dtype is bfloat16 without LoRA: small weight updates are lost to rounding")
         return CausalLM(model, self.numerics).train()
 
+    def weight_count(self) -> int:
+        stored = sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
+        return stored // int(getattr(torch, self.base_dtype()).itemsize)
+
     def base_files(self) -> list[Path]:
         return sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")])
 

@@ -1,8 +1,7 @@
-"""The Newton-Schulz iteration with a Triton kernel for its matrix products.
+"""A Triton kernel for products of batches of matrices, for muon's Newton-Schulz iteration.
 
-All products but the last one with X are symmetric, because they are polynomials of the Gram matrix: only the tiles on
-and below the diagonal are computed, and mirrored. What is added to a product, and the division by the norm of X, are
-done with its float32 sums, so neither takes another pass over the GPU's memory.
+Of a symmetric product only the tiles on and below the diagonal are computed, and mirrored. What is added to a product,
+and a factor for each matrix, are applied to its float32 sums, so neither takes another pass over the GPU's memory.
 """
 
 from functools import cache
@@ -10,8 +9,6 @@ from functools import cache
 import torch
 import triton
 import triton.language as tl
-
-from llmtrain.training.newton_schulz import COEFFICIENTS, EPSILON, iterations_per_gram
 
 TILE = 128
 DEPTH = 64
@@ -144,36 +141,3 @@ def product(
 def _stages(device: torch.device) -> int:
     memory = getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0)
     return STAGES if memory >= STAGES_MEMORY else FEWEST_STAGES
-
-
-def newton_schulz_by_kernel(x: torch.Tensor) -> torch.Tensor:
-    """Orthogonalize each matrix of a batch (n, rows, columns)."""
-    is_tall = x.shape[1] > x.shape[2]
-    # One by one, so that no bit depends on the other matrices. The largest singular value is then at most 1.
-    norms = torch.stack(torch._foreach_norm(x.unbind(0), 2, dtype=torch.float32))
-    scales: torch.Tensor | None = norms.clamp_(min=EPSILON).reciprocal_()
-    a, b, c = COEFFICIENTS
-    for count in iterations_per_gram(x):
-        squares = None if scales is None else scales * scales
-        gram = product(*((x.mT, x) if is_tall else (x, x.mT)), scales=squares, is_symmetric=True)
-        if count == 1:
-            factor = product(gram, gram, gram, alpha=c, beta=b, is_symmetric=True)
-            x = product(*((x, factor) if is_tall else (factor, x)), x, beta=a, scales=scales)
-        else:
-            factor = _product_of_factors(gram, count)
-            x = product(*((x, factor) if is_tall else (factor, x)), scales=scales)
-        scales = None
-    return x
-
-
-def _product_of_factors(gram: torch.Tensor, count: int) -> torch.Tensor:
-    """The product of the factors of `count` iterations, from the Gram matrix before the first."""
-    a, b, c = COEFFICIENTS
-    result: torch.Tensor | None = None
-    for left in reversed(range(count)):
-        factor = product(gram, gram, gram, alpha=c, beta=b, diagonal=a, is_symmetric=True)
-        result = factor if result is None else product(factor, result, is_symmetric=True)
-        if left:
-            gram = product(factor, product(gram, factor, is_symmetric=True), is_symmetric=True)
-    assert result is not None
-    return result
