@@ -161,7 +161,7 @@ class TestCommand:
 
     def test_hostile_names_in_markdown(self, cli: Cli, workdir: Path) -> None:
         run = make_run(workdir / "runs", "first", steps=40)
-        (run / "config.yaml").write_text('schema_version: 3\n"` | <img src=x> | `": 1\n')
+        (run / "config.yaml").write_text('schema_version: 3\nrun: {"` | <img src=x> | `": 1}\n')
         assert cli("report", "first", "--to", "a (b).md").code == 0
         text = (workdir / "a (b).md").read_text()
         assert "(a%20%28b%29-loss.svg)" in text

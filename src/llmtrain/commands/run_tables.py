@@ -4,7 +4,7 @@ import json
 import time
 from typing import Any
 
-from llmtrain.config.schema import KINDS, SECTIONS, differences, section_class
+from llmtrain.config.schema import changed_fields
 from llmtrain.runs.listing import age_of
 from llmtrain.runs.prune import Pruned
 from llmtrain.terminal import format_columns
@@ -102,7 +102,7 @@ def prune_lines(result: Pruned, is_deleted: bool) -> list[str]:
 def description_lines(value: dict[str, Any]) -> list[str]:
     """`runs show`: as YAML, but rows as tables, and of the config only what differs from the defaults."""
     beats = [{**beat, "time": _local_time(beat.get("time"))} for beat in value["ranks"]]
-    shown = {**value, "ranks": beats, "config": _without_defaults(value["config"])}
+    shown = {**value, "ranks": beats, "config": changed_fields(value["config"])}
     title = "config (fields that differ from their defaults)"
     return _lines({title if key == "config" else key: item for key, item in shown.items()})
 
@@ -122,28 +122,6 @@ def _lines(value: dict[str, Any], indent: str = "") -> list[str]:
         else:
             lines.append(f"{indent}{key}: {_plain(item)}")
     return lines
-
-
-def _without_defaults(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a resolved config that differ from their defaults, by section."""
-    found: dict[str, Any] = {}
-    for section in SECTIONS:
-        fields = values.get(section)
-        kind = section_class(section, fields) if isinstance(fields, dict) else None
-        if kind is None or not isinstance(fields, dict):  # damaged, or of a kind that is not known here
-            found |= {section: fields} if fields else {}
-            continue
-        defaults = kind.model_construct().model_dump(mode="json", warnings=False)
-        changed = {
-            path.partition(".")[2]: new
-            for path, _, new in differences({section: defaults}, {section: fields})
-            if path.partition(".")[2] in fields
-        }
-        if section in KINDS:  # what decides which fields there are
-            chosen = {key: fields[key] for key in ("name", "architecture") if key in fields}
-            changed = {**chosen, **changed}
-        found |= {section: changed} if changed else {}
-    return found
 
 
 def _plain(value: Any) -> str:

@@ -151,6 +151,31 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[str, Any
     return found
 
 
+def changed_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a resolved config that differ from their defaults, by section."""
+    found: dict[str, Any] = {}
+    for section in SECTIONS:
+        fields = values.get(section)
+        kind = section_class(section, fields) if isinstance(fields, dict) else None
+        if kind is None or not isinstance(fields, dict):  # damaged, or of a kind that is not known here
+            found |= {section: fields} if fields else {}
+            continue
+        changed = _changed(kind.model_construct().model_dump(mode="json", warnings=False), fields)
+        if section in KINDS:  # what decides which fields there are
+            changed = {key: fields[key] for key in ("name", "architecture") if key in fields} | changed
+        found |= {section: changed} if changed else {}
+    return found
+
+
+def _changed(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if value != default:
+            found[name] = _changed(default, value) if isinstance(default, dict) and isinstance(value, dict) else value
+    return found
+
+
 def may_change(path: str) -> bool:
     """Whether a section or a field may differ between a run and its resumption."""
     section, _, field = path.partition(".")

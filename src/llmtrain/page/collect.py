@@ -14,7 +14,7 @@ from typing import Any
 from llmtrain.config.upgrade import upgraded_values
 from llmtrain.files import is_there, read_json
 from llmtrain.page.run_files import is_inside, last_rows, log_ranks
-from llmtrain.page.values import epoch, finite, flat
+from llmtrain.page.values import epoch, finite
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.exit_report import ExitReport, parse_report
 from llmtrain.runs.generations import MAX_GENERATIONS, read_generations
@@ -216,9 +216,9 @@ def samples(run: RunDirectory, step: int) -> list[Values]:
     ]
 
 
-def flat_config(run: RunDirectory) -> dict[str, Any]:
-    """`section.field` -> value, with the names of the current schema."""
-    return flat(upgraded_values(config_values(run))) if is_inside(run, run.config) else {}
+def resolved_config(run: RunDirectory) -> dict[str, Any]:
+    """With the names of the current schema."""
+    return upgraded_values(config_values(run)) if is_inside(run, run.config) else {}
 
 
 def commands(run: RunDirectory) -> list[Values]:

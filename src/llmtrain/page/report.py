@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from llmtrain.config.schema import Config
+from llmtrain.config.schema import changed_fields
 from llmtrain.errors import UsageError
 from llmtrain.files import write_atomic
 from llmtrain.page import collect
@@ -54,8 +54,7 @@ def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Value
     row = collect.run_row(run)
     row["state"] = state or row["state"]
     details = collect.run_details(run)
-    config = {name: plain(value) for name, value in collect.flat_config(run).items()}
-    defaults = {name: plain(value) for name, value in flat(Config().as_dict()).items()}
+    config = collect.resolved_config(run)
     steps, result = details["samples"], collect.dictionary(run.finished)
     return {
         "key": f"run-{run.run_id}",
@@ -68,8 +67,8 @@ def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Value
         "best": _best(series),
         "tokens": max((value for value in series.train.columns["tokens"] if math.isfinite(value)), default=None),
         "seconds": _seconds(result, series),
-        "config": config,
-        "changed": {name: value for name, value in config.items() if name not in defaults or defaults[name] != value},
+        "config": {name: plain(value) for name, value in flat(config).items()},
+        "changed": {name: plain(value) for name, value in flat(changed_fields(config)).items()},
         "sample_step": steps[-1] if steps else None,
         "samples": _samples(run, result, steps),
     }
