@@ -85,6 +85,9 @@ def main() -> None:
     parser.add_argument("--only-baseline", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     data = str(Path(arguments.data).resolve())
+    if not Path(data).is_file():
+        print(f"skipped: needs the text {data}; Tiny Shakespeare is input.txt of karpathy/char-rnn")
+        return
     if arguments.only_baseline:
         run_baseline(data, arguments.baseline_steps, arguments.threads)
         return
