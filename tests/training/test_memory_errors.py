@@ -1,18 +1,27 @@
 """Too little memory is an error with a remedy, also on a CPU."""
 
-from typing import Any
+import json
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from llmtrain.config.load import load_config
 from llmtrain.distributed.world import World
-from llmtrain.errors import UsageError
+from llmtrain.errors import DataError, UsageError
 from llmtrain.training import memory_errors
 from llmtrain.training.build import build_adapter, build_components
 from llmtrain.training.memory_errors import check_memory, out_of_memory
+from tiny_llama import make_model
 
 GPT = ["model.name=gpt", "model.architecture=modern", "model.d_model=64", "model.n_layers=2"]
+
+
+def pretrained(model: Path) -> list[str]:
+    return ["model.name=hf_causal_lm", f"model.path={model}", "trainer.optimizer=adamw"]
+
+
 BYTES = {"adamw": 16, "muon": 12, "adafactor": 8}  # per weight
 
 
@@ -23,8 +32,8 @@ def test_model_that_cannot_fit_is_refused(
 ) -> None:
     config = load_config(None, [*GPT, f"trainer.optimizer={optimizer}", f"distributed.strategy={strategy}"])
     adapter = build_adapter(config, 256)
-    count = sum(parameter.numel() for parameter in adapter.build().parameters())
-    assert adapter.weight_count() == count
+    count = adapter.weight_count()
+    assert count
     need = BYTES[optimizer] * count * (1 if strategy == "fsdp" else processes)
     world = World(device=torch.device("cpu"), world_size=processes, local_world_size=processes)
     monkeypatch.setattr(memory_errors, "machine_memory", lambda: need)
@@ -37,28 +46,77 @@ def test_model_that_cannot_fit_is_refused(
     check_memory(config, adapter, World(device=torch.device("cuda")))  # which has memory of its own
 
 
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("model.mlp=relu2",),
+        ("model.mlp=swiglu", "model.n_heads=4", "model.n_kv_heads=2", "model.tie_embeddings=false"),
+        ("model.architecture=gpt2", "model.n_heads=4"),
+        ("model.architecture=gpt2", "model.n_heads=4", "model.d_ff=100", "model.tie_embeddings=false"),
+    ],
+)
+def test_weights_are_counted_without_building_them(sets: tuple[str, ...]) -> None:
+    adapter = build_adapter(load_config(None, [*GPT, *sets]), 3000)
+    count = sum(parameter.numel() for parameter in adapter.build().parameters() if parameter.dim() == 2)
+    positions = 0 if "model.architecture=gpt2" not in sets else 64 * adapter.config.block_size
+    assert adapter.weight_count() == pytest.approx(count - positions, rel=0.01)  # the vocabulary is padded
+
+
 @pytest.mark.parametrize(("lora", "factor"), [(True, 1), (False, 4)])
 def test_weights_of_a_pretrained_model_are_counted_in_its_files(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, lora: bool, factor: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lora: bool, factor: int
 ) -> None:
-    from tiny_llama import make_model
-
     model = make_model(tmp_path / "model", hidden_size=64)
-    sets = [
-        "model.name=hf_causal_lm",
-        f"model.path={model}",
-        "trainer.optimizer=adamw",
-        *(["model.lora.rank=4"] if lora else []),
-    ]
-    adapter = build_adapter(load_config(None, sets), 0)
-    count = sum(parameter.numel() for parameter in adapter.build().parameters() if parameter.requires_grad or lora)
-    assert adapter.weight_count() == pytest.approx(count, rel=0.1)  # the header of the file, or adapters, count too
-    size = 4 * factor * (adapter.weight_count() or 0)
-    monkeypatch.setattr(memory_errors, "machine_memory", lambda: size - 1)
+    count = sum(tensor.numel() for tensor in load_file(model / "model.safetensors").values())
+    (model / "consolidated.safetensors").write_bytes((model / "model.safetensors").read_bytes())  # is not loaded
+    config = load_config(None, [*pretrained(model), *(["model.lora.rank=4"] if lora else [])])
+    adapter = build_adapter(config, 0)
+    assert adapter.weight_count() == count
+    monkeypatch.setattr(memory_errors, "machine_memory", lambda: 4 * factor * count - 1)
     with pytest.raises(UsageError, match="does not fit"):
-        check_memory(load_config(None, sets), adapter, World(device=torch.device("cpu")))
-    monkeypatch.setattr(memory_errors, "machine_memory", lambda: size)
-    check_memory(load_config(None, sets), adapter, World(device=torch.device("cpu")))
+        check_memory(config, adapter, World(device=torch.device("cpu")))
+    monkeypatch.setattr(memory_errors, "machine_memory", lambda: 4 * factor * count)
+    check_memory(config, adapter, World(device=torch.device("cpu")))
+
+
+def test_weights_in_several_files_are_counted(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", hidden_size=64)
+    tensors = load_file(model / "model.safetensors")
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, model / file)
+    (model / "model.safetensors").unlink()
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    adapter = build_adapter(load_config(None, pretrained(model)), 0)
+    assert adapter.weight_count() == sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.parametrize("damage", ["missing", "dangling", "garbage"])
+def test_damaged_weights_are_left_to_the_loader(tmp_path: Path, damage: str) -> None:
+    model = make_model(tmp_path / "model", hidden_size=64)
+    weights = model / "model.safetensors"
+    weights.unlink()
+    if damage == "dangling":
+        weights.symlink_to(tmp_path / "nowhere")
+    elif damage == "garbage":
+        weights.write_bytes(b"x" * 100)
+    config = load_config(None, [*pretrained(model), "data.name=python_stdlib", "run.threads=1"])
+    assert build_adapter(config, 0).weight_count() is None
+    with pytest.raises(DataError):
+        build_components(config, World(device=torch.device("cpu")))
+
+
+def test_dry_run_needs_the_weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, [*GPT, "trainer.optimizer=adamw"])
+    adapter = build_adapter(config, 256)
+    need = 4 * (adapter.weight_count() or 0)
+    monkeypatch.setattr(memory_errors, "machine_memory", lambda: need)
+    check_memory(config, adapter, World(device=torch.device("cpu")), is_dry_run=True)
+    monkeypatch.setattr(memory_errors, "machine_memory", lambda: need - 1)
+    with pytest.raises(UsageError, match="weights need at least"):
+        check_memory(config, adapter, World(device=torch.device("cpu")), is_dry_run=True)
 
 
 def test_training_checks_before_it_builds_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -294,7 +294,7 @@ def machine_memory() -> int:
             limits.append(int(path.read_text()))
         except (OSError, ValueError):  # no such file, or `max`
             continue
-    return min(limits)
+    return min(limit for limit in limits if limit > 0)
 
 
 def omp_threads(environment: Mapping[str, str]) -> int | None:

@@ -75,7 +75,7 @@ class ModelAdapter(ABC):
         return self.build()
 
     def weight_count(self) -> int | None:
-        """Number of weights, without building them; None if unknown."""
+        """About how many weights the module will have, without building it; None if unknown."""
         return None
 
     def base_files(self) -> list[Path]:

@@ -69,7 +69,9 @@ class Components:
     """What a checkpoint records besides tensors and progress: config, data fingerprint, versions."""
 
 
-def build_components(config: Config, world: World, numerics: Numerics | None = None) -> Components:
+def build_components(
+    config: Config, world: World, numerics: Numerics | None = None, is_dry_run: bool = False
+) -> Components:
     """Data and model. Problems with either are raised here, before the run directory exists. `numerics`: those of the
     run that is resumed; a new run has the latest."""
     micro_batches = micro_batches_in_step(config, world.world_size)
@@ -95,7 +97,7 @@ def build_components(config: Config, world: World, numerics: Numerics | None = N
     )
     first = train_batches[0]  # raises if the token store is damaged
     adapter.prepare_for(world.device, is_packed=first.positions is not None)
-    check_memory(config, adapter, world)
+    check_memory(config, adapter, world, is_dry_run)
     try:
         module = build_module(config, adapter, world)
     except RuntimeError as problem:

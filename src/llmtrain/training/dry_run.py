@@ -22,7 +22,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     config, _ = resolve_threads(config, None, world)
     set_up_torch(config)
     phase("reading data")
-    components = build_components(config, world)
+    components = build_components(config, world, is_dry_run=True)
     module = components.module
     batch = components.train_batches[0].to(world.device)
     # With gradients: the activations that a training step keeps count too.

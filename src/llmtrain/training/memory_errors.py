@@ -11,26 +11,28 @@ from llmtrain.distributed.env import machine_memory
 from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
 from llmtrain.models.base import ModelAdapter
+from llmtrain.plugins import is_own
 from llmtrain.text import format_bytes
 
 _CPU = re.compile(r"DefaultCPUAllocator: (.*?you tried to allocate \d+ bytes)")
 
 
-def check_memory(config: Config, adapter: ModelAdapter, world: World) -> None:
+def check_memory(config: Config, adapter: ModelAdapter, world: World, is_dry_run: bool = False) -> None:
     """Refuse to train a model on a CPU whose memory cannot hold it, without activations. The kernel would end the
     process without a message: memory is allocated when it is written to."""
-    count = adapter.weight_count() if world.device.type == "cpu" else None
+    count = adapter.weight_count() if world.device.type == "cpu" and not is_own(type(adapter)) else None
     if count is None:
         return
-    section = config.model if isinstance(config.model, HfCausalLmSection) else None
+    section = adapter.config if isinstance(adapter.config, HfCausalLmSection) else None
     per_weight = 2 if section and section.dtype == "bfloat16" else 4
     need, what = per_weight * count, ""
-    if not (section and section.lora):
+    if not (is_dry_run or (section and section.lora)):
         optimizer = config.trainer.optimizer
-        need += per_weight * count + optimizer_bytes(optimizer, count, matrices=count) * per_weight // 4
+        state = per_weight * count + optimizer_bytes(optimizer, count, matrices=count) * per_weight // 4
+        shards = world.world_size if config.distributed.strategy == "fsdp" else 1
+        need = max(need, (need + state) // shards)  # fsdp shards a whole model
         what = f", their gradients and the state of {optimizer}"
-    shards = world.world_size if config.distributed.strategy == "fsdp" else 1
-    need = need * world.local_world_size // shards
+    need *= world.local_world_size
     memory = machine_memory()
     if need > memory:
         raise UsageError(

@@ -23,7 +23,7 @@ from torch.optim.adamw import adamw
 from llmtrain.config.trainer import TrainerSection
 from llmtrain.distributed.world import World
 from llmtrain.models.base import ModelAdapter, block_matrices
-from llmtrain.training.newton_schulz import compute_dtype, cost, orthogonalize_
+from llmtrain.training.newton_schulz import compute_dtype, cost, has_kernel, orthogonalize_
 
 EMBEDDING_LR = 0.6
 """Learning rate of embeddings and output layer, relative to trainer.lr."""
@@ -260,7 +260,7 @@ def build_muon(adapter: ModelAdapter, module: nn.Module, config: TrainerSection,
         group["lr"] = config.lr * group["lr_ratio"]
     sections = [fused.get(name, []) for name in matrices]
     used = [group for group in groups if group["params"]]
-    uses_kernel = world.device.type == "cuda" and config.compile and adapter.numerics.has_muon_kernel
+    uses_kernel = adapter.numerics.has_muon_kernel and config.compile and has_kernel(world.device)
     return Muon(used, sections, world.rank, world.world_size, batched, uses_kernel)
 
 

@@ -20,10 +20,20 @@ GRAM_RATIO = 1.5
 MAX_BATCH_ELEMENTS = 1 << 26
 """Of the matrices that are computed together, which bounds the memory: 128 MB in bfloat16 per intermediate result."""
 
+MAX_KERNEL_ELEMENTS = 2**31 - 1
+"""Of one matrix: our kernel computes offsets in 32 bits."""
+KERNEL_CAPABILITY = (8, 0)
+"""Of the oldest GPUs with products in bfloat16."""
+
 
 def compute_dtype(device: torch.device) -> torch.dtype:
     """bfloat16 on a GPU; float32 on a CPU, where bfloat16 products are slow."""
     return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether newton_schulz_by_kernel runs on a device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= KERNEL_CAPABILITY
 
 
 def newton_schulz(x: torch.Tensor) -> torch.Tensor:
@@ -109,9 +119,9 @@ def orthogonalize_(matrices: Sequence[torch.Tensor], batched: bool, uses_kernel:
     is always our own, which needs Triton and a C compiler, as torch.compile does on a GPU."""
     if not matrices:
         return
-    function = newton_schulz_by_kernel if uses_kernel else newton_schulz
     dtype = compute_dtype(matrices[0].device)
     for batch in _batches(matrices, batched):
+        function = newton_schulz_by_kernel if uses_kernel and batch[0].numel() <= MAX_KERNEL_ELEMENTS else newton_schulz
         x = torch.empty((len(batch), *batch[0].shape), dtype=dtype, device=batch[0].device)
         torch._foreach_copy_(x.unbind(0), batch)
         torch._foreach_copy_(batch, function(x).unbind(0))

@@ -43,8 +43,16 @@ class GPTAdapter(ModelAdapter):
         return ModernGPT(c, *values) if isinstance(c, ModernGptSection) else GPT(c, *values)
 
     def weight_count(self) -> int:
-        with torch.device("meta"):
-            return parameter_count(self._new_module())
+        """Those of the matrices."""
+        c = self.config
+        shape = c.shape if isinstance(c, ModernGptSection) else c
+        width, d_ff = shape.d_model, shape.d_ff or 4 * shape.d_model
+        if isinstance(c, ModernGptSection):
+            attention = 2 * width * (c.shape.n_heads + c.shape.n_kv_heads) * c.shape.head_dim
+            block = attention + (3 if c.mlp == "swiglu" else 2) * width * d_ff
+        else:
+            block = 4 * width * width + 2 * width * d_ff
+        return shape.n_layers * block + (1 if c.tie_embeddings else 2) * self.vocab_size * width
 
     def _read(self, directory: Path) -> State:
         if not isinstance(self.config, ModernGptSection):

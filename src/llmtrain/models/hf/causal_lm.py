@@ -39,7 +39,14 @@ from llmtrain.models.hf.attention import (
     has_one_mask,
     without_flex,
 )
-from llmtrain.models.hf.files import check_installed, has_tokenizer, quiet_libraries, read_config, read_weights
+from llmtrain.models.hf.files import (
+    check_installed,
+    count_weights,
+    has_tokenizer,
+    quiet_libraries,
+    read_config,
+    read_weights,
+)
 from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
 from llmtrain.models.numerics import Numerics
 from llmtrain.text import one_line
@@ -176,9 +183,8 @@ class HFCausalLMAdapter(ModelAdapter):
             warn("TRAIN", "model.dtype is bfloat16 without LoRA: small weight updates are lost to rounding")
         return CausalLM(model, self.numerics).train()
 
-    def weight_count(self) -> int:
-        stored = sum(path.stat().st_size for path in self.directory.glob("*.safetensors"))
-        return stored // int(getattr(torch, self.base_dtype()).itemsize)
+    def weight_count(self) -> int | None:
+        return count_weights(self.directory)
 
     def base_files(self) -> list[Path]:
         return sorted([self.directory / "config.json", *self.directory.glob("*.safetensors")])

@@ -1,6 +1,7 @@
 """Reading a transformers model directory, strictly: missing or mismatched weights are errors, not warnings."""
 
 import importlib.util
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.errors import DataError, UsageError
+from llmtrain.files import read_json
 from llmtrain.text import one_line
 
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.json")
@@ -84,6 +86,24 @@ def read_weights(directory: Path, config: Any, section: HfCausalLmSection, atten
                 f"The model in {directory} {what}: {', '.join(keys[:5])}{', ...' if len(keys) > 5 else ''}."
             )
     return model
+
+
+def count_weights(directory: Path) -> int | None:
+    """Numbers in the weight files that transformers would load, from their headers; None if they cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    names = {"model.safetensors"}
+    if not (directory / "model.safetensors").is_file():
+        index = read_json(directory / "model.safetensors.index.json") or {}
+        names = set(map(str, dict(index.get("weight_map") or {}).values()))
+    count = 0
+    try:
+        for name in names:
+            with safe_open(directory / name, framework="pt") as file:
+                count += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):  # building the model reports it
+        return None
+    return count or None
 
 
 def _check_weight_files(directory: Path) -> None:
