@@ -278,8 +278,8 @@ def compare_attention(shape: Shape) -> None:
         "flex_attention, 64 x 64 backward": lambda: flex(
             {"BLOCK_M1": 64, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 64, "bwd_num_warps": 4}
         ),
+        "varlen, deterministic": varlen,
     }
-    variants["varlen, deterministic"] = varlen
     print(f"{len(starts)} examples, the longest {longest}", flush=True)
     expected = None
     for name, function in variants.items():

@@ -93,7 +93,7 @@ def test_weights_in_several_files_are_counted(tmp_path: Path) -> None:
     assert adapter.weight_count() == sum(tensor.numel() for tensor in tensors.values())
 
 
-@pytest.mark.parametrize("damage", ["missing", "dangling", "garbage"])
+@pytest.mark.parametrize("damage", ["missing", "dangling", "garbage", "index", "shards"])
 def test_damaged_weights_are_left_to_the_loader(tmp_path: Path, damage: str) -> None:
     model = make_model(tmp_path / "model", hidden_size=64)
     weights = model / "model.safetensors"
@@ -102,6 +102,9 @@ def test_damaged_weights_are_left_to_the_loader(tmp_path: Path, damage: str) -> 
         weights.symlink_to(tmp_path / "nowhere")
     elif damage == "garbage":
         weights.write_bytes(b"x" * 100)
+    elif damage in ("index", "shards"):
+        index = ["a"] if damage == "index" else {"weight_map": ["a"]}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
     config = load_config(None, [*pretrained(model), "data.name=python_stdlib", "run.threads=1"])
     assert build_adapter(config, 0).weight_count() is None
     with pytest.raises(DataError):

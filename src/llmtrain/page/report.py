@@ -19,7 +19,7 @@ from llmtrain.page.bundle import STATIC, bundle
 from llmtrain.page.downsample import SMOOTHING, min_max, shortened
 from llmtrain.page.report_markdown import fact_table, loss_svg
 from llmtrain.page.series import EVAL, TRAIN, MetricsSeries, rising, rounded
-from llmtrain.page.values import finite, flat, json_text, plain
+from llmtrain.page.values import finite, flat, json_text
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.version import __version__
 
@@ -67,8 +67,8 @@ def run_data(run: RunDirectory, columns: int, state: str | None = None) -> Value
         "best": _best(series),
         "tokens": max((value for value in series.train.columns["tokens"] if math.isfinite(value)), default=None),
         "seconds": _seconds(result, series),
-        "config": {name: plain(value) for name, value in flat(config).items()},
-        "changed": {name: plain(value) for name, value in flat(changed_fields(config)).items()},
+        "config": flat(config),
+        "changed": flat(changed_fields(config)),
         "sample_step": steps[-1] if steps else None,
         "samples": _samples(run, result, steps),
     }

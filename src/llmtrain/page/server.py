@@ -26,7 +26,7 @@ from llmtrain.page.log_file import line_begin, read_chunk, search
 from llmtrain.page.security import Access, Guard, read_cookie
 from llmtrain.page.series import AXES, EVAL, TRAIN
 from llmtrain.page.stream import ListEvents, RunEvents
-from llmtrain.page.values import flat, json_text, message, plain
+from llmtrain.page.values import flat, json_text, message
 
 STATIC = Path(__file__).parent / "static"
 MAX_COLUMNS = 4000
@@ -155,8 +155,7 @@ def _curves(hub: Hub, request: Request) -> Any:
 
 
 def _config(hub: Hub, request: Request) -> Any:
-    config = collect.resolved_config(hub.directory(_key(request)))
-    return {"config": {name: plain(value) for name, value in flat(config).items()}}
+    return {"config": flat(collect.resolved_config(hub.directory(_key(request))))}
 
 
 def _samples(hub: Hub, request: Request) -> Any:

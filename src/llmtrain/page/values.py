@@ -41,7 +41,7 @@ def message(problem: LlmtrainError) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """`section.field` -> value. An empty section is a value."""
+    """`section.field` -> value as it is shown (see plain). An empty section is a value."""
     found: dict[str, Any] = {}
 
     def add(path: str, value: Any) -> None:
@@ -49,7 +49,7 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
             for name, inner in value.items():
                 add(f"{path}.{name}" if path else str(name), inner)
         elif path:
-            found[path] = value
+            found[path] = plain(value)
 
     add("", values)
     return found

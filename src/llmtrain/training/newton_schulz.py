@@ -19,7 +19,6 @@ GRAM_RATIO = 1.5
 4 r + 34 (8 r + 28 with one restart) instead of 20 r + 10."""
 MAX_BATCH_ELEMENTS = 1 << 26
 """Of the matrices that are computed together, which bounds the memory: 128 MB in bfloat16 per intermediate result."""
-
 MAX_KERNEL_ELEMENTS = 2**31 - 1
 """Of one matrix: our kernel computes offsets in 32 bits."""
 KERNEL_CAPABILITY = (8, 0)
@@ -78,7 +77,7 @@ def _product_of_factors(gram: torch.Tensor, count: int) -> torch.Tensor:
 
 def newton_schulz_by_kernel(x: torch.Tensor) -> torch.Tensor:
     """The same with a kernel that computes half of each symmetric product: all but the last one with X are polynomials
-    of G. The division by the norm of X is part of the first two products."""
+    of G. The division by the norm of X is part of the first Gram matrix and of the first product with X."""
     from llmtrain.training.product_kernel import product
 
     is_tall = x.shape[1] > x.shape[2]
@@ -116,7 +115,8 @@ def _symmetric_product_of_factors(gram: torch.Tensor, count: int) -> torch.Tenso
 def orthogonalize_(matrices: Sequence[torch.Tensor], batched: bool, uses_kernel: bool = False) -> None:
     """Orthogonalize matrices in place. With `batched`, those of equal shape are computed together, which a GPU does
     faster; which kernel of torch it then uses, and so the last bits, may depend on their number. With `uses_kernel` it
-    is always our own, which needs Triton and a C compiler, as torch.compile does on a GPU."""
+    is our own, which needs Triton and a C compiler, as torch.compile does on a GPU; not for matrices that are too large
+    for it."""
     if not matrices:
         return
     dtype = compute_dtype(matrices[0].device)

@@ -94,8 +94,9 @@ def count_weights(directory: Path) -> int | None:
 
     names = {"model.safetensors"}
     if not (directory / "model.safetensors").is_file():
-        index = read_json(directory / "model.safetensors.index.json") or {}
-        names = set(map(str, dict(index.get("weight_map") or {}).values()))
+        index = read_json(directory / "model.safetensors.index.json")
+        shards = index.get("weight_map") if isinstance(index, dict) else None
+        names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
     count = 0
     try:
         for name in names:
