@@ -25,6 +25,7 @@ from llmtrain.data.tokenizers.base import Tokenizer
 from llmtrain.data.tokenizers.bpe import train_bpe
 from llmtrain.data.tokenizers.gpt2 import GPT2Tokenizer
 from llmtrain.data.tokenizers.hf import HFTokenizer
+from llmtrain.errors import LlmtrainError
 
 PROCESSES = 2
 
@@ -71,6 +72,11 @@ def main() -> None:
             "bpe": lambda: HFTokenizer(directory / "bpe"),
         }
         for label in arguments.tokenizer or kinds:
+            try:
+                kinds[label]()
+            except LlmtrainError as error:
+                print(f"{label}: skipped, {error}")
+                continue
             ratios = []
             for _ in range(arguments.rounds):
                 tokenizer = kinds[label]()  # a new one per round, because tokenizers cache words

@@ -31,8 +31,9 @@ from llmtrain.config.document import Document
 from llmtrain.config.load import build_config
 from llmtrain.config.schema import Config
 from llmtrain.errors import LlmtrainError
+from llmtrain.models import device_precision
 from llmtrain.runs.metrics import read_metrics
-from llmtrain.training import eval_prompts, precision
+from llmtrain.training import eval_prompts
 from llmtrain.training.run import run_training
 
 RUN_ID = "tiny"
@@ -259,8 +260,8 @@ def run_world(config: Config, size: int, resume: str | None = None, **options: A
 
 def emulate_bf16() -> None:
     """Compute in bf16 even on a CPU without instructions for it, slowly and without torch's warnings."""
-    if not precision.has_bf16(torch.device("cpu")):
-        precision.has_bf16 = lambda _: True
+    if not device_precision.has_bf16(torch.device("cpu")):
+        device_precision.has_bf16 = lambda _: True
         torch.backends.mkldnn.set_flags(_enabled=False)
 
 

@@ -110,9 +110,9 @@ def test_bf16_trains(make_config: MakeConfig) -> None:
 
 def test_bf16_falls_back_to_float32_without_cpu_support(make_config: MakeConfig) -> None:
     def without() -> None:
-        from llmtrain.training import precision
+        from llmtrain.models import device_precision
 
-        precision.has_bf16 = lambda _: False
+        device_precision.has_bf16 = lambda _: False
 
     config = make_config(trainer__precision="bf16")
     ended = harness.run(config, before=without)

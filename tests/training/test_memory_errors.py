@@ -9,9 +9,12 @@ from safetensors.torch import load_file, save_file
 
 from llmtrain.config.load import load_config
 from llmtrain.distributed.world import World
+from llmtrain.doctor.memory_estimate import count_parameters, training_bytes_of
 from llmtrain.errors import DataError, UsageError
+from llmtrain.models import device_precision
 from llmtrain.training import memory_errors
-from llmtrain.training.build import build_adapter, build_components
+from llmtrain.training.build import build_adapter, build_components, build_model, build_optimizer
+from llmtrain.training.dry_run import dry_run
 from llmtrain.training.memory_errors import check_memory, out_of_memory
 from tiny_llama import make_model
 
@@ -120,6 +123,45 @@ def test_dry_run_needs_the_weights_only(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(memory_errors, "machine_memory", lambda: need - 1)
     with pytest.raises(UsageError, match="weights need at least"):
         check_memory(config, adapter, World(device=torch.device("cpu")), is_dry_run=True)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ("model.dtype=float32", "trainer.optimizer=adamw"),
+        ("model.dtype=bfloat16", "trainer.optimizer=adamw"),
+        ("model.dtype=bfloat16", "trainer.optimizer=muon"),
+        ("model.dtype=bfloat16", "model.lora.rank=4", "trainer.optimizer=adamw"),
+    ],
+)
+@pytest.mark.parametrize("has_bf16", [False, True])
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bfloat16 instructions
+def test_estimates_are_what_a_step_allocates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sets: tuple[str, ...], has_bf16: bool
+) -> None:
+    monkeypatch.setattr(device_precision, "has_bf16", lambda _: has_bf16)
+    (tmp_path / "text.txt").write_text("red green blue one two three " * 100)
+    data = ["data.name=text_files", f"data.files={tmp_path}/text.txt", f"data.cache_dir={tmp_path}/cache"]
+    model = make_model(tmp_path / "model")
+    config = load_config(None, [*pretrained(model), *data, "model.block_size=16", "run.threads=1", *sets])
+    config = config.with_values("run", device="cpu")
+    world = World(device=torch.device("cpu"))
+    components = build_components(config, world)
+    module, batch = components.module, components.train_batches[0]
+    optimizer = build_optimizer(config, world, build_model(config, world, components))
+    components.adapter.loss(module, batch.inputs, batch.targets, batch.positions).backward()
+    optimizer.step()
+    gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
+    averages = [
+        value
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor) and value.dim() > 0
+    ]
+    allocated = sum(tensor.nbytes for tensor in (*module.parameters(), *gradients, *averages))
+    assert dry_run(config)["state_bytes"] == allocated
+    count = count_parameters(config)
+    assert count.weight_bytes + training_bytes_of(config, count) == allocated
 
 
 def test_training_checks_before_it_builds_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

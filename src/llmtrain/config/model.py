@@ -234,6 +234,10 @@ class HfCausalLmSection(ModelSection):
     lora: LoraSection | None = None
     """Train low-rank adapters. null trains all weights; `{}` uses the defaults."""
 
+    @property
+    def bytes_per_trained_weight(self) -> int:
+        return 2 if self.dtype == "bfloat16" and self.lora is None else 4
+
 
 class CustomModelSection(ModelSection):
     """A model class of your own (docs/extending.md)."""

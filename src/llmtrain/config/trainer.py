@@ -140,9 +140,8 @@ class TrainerSection(Section):
             )
 
 
-def optimizer_bytes(optimizer: str, trained: int, matrices: int) -> int:
-    """Bytes of the optimizer's averages: two per trained weight, one per weight of the `matrices` of blocks with muon.
-    Those of adafactor are negligible."""
-    if optimizer == "adafactor":
-        return 0
-    return 8 * trained - (4 * matrices if optimizer == "muon" else 0)
+def training_bytes(optimizer: str, trained: int, matrices: int, bytes_per_weight: int = 4) -> int:
+    """Bytes that training adds to the weights: a gradient per trained weight, and the optimizer's averages, which are
+    two, or one for the weights of `matrices` with muon. Those of adafactor are negligible."""
+    averages = 0 if optimizer == "adafactor" else 2 * trained - (matrices if optimizer == "muon" else 0)
+    return bytes_per_weight * (trained + averages)

@@ -7,7 +7,7 @@ from pathlib import Path
 from llmtrain import registry
 from llmtrain.config.model import AnyGptSection, HfCausalLmSection, ModelSection
 from llmtrain.config.schema import Config
-from llmtrain.config.trainer import optimizer_bytes
+from llmtrain.config.trainer import training_bytes
 from llmtrain.distributed.env import machine_memory
 from llmtrain.doctor.machine import uses_gpu
 from llmtrain.errors import LlmtrainError
@@ -25,6 +25,7 @@ class Count:
     weight_bytes: int = 0
     matrices: int = 0
     """Of the trained weights, those that muon orthogonalizes."""
+    bytes_per_trained_weight: int = 4
     unknown_because: str = ""
     problem: LlmtrainError | None = None
     """Why the model cannot be built from the config."""
@@ -32,7 +33,13 @@ class Count:
 
 def count_parameters(config: Config) -> Count:
     """Build the model on torch's meta device, where tensors have no data."""
-    section: ModelSection = config.model
+    import torch
+
+    from llmtrain.models.base import block_matrices, parameter_count, trainable_count
+    from llmtrain.models.device_precision import with_device_precision
+
+    device = torch.device("cuda" if uses_gpu(config) else "cpu")
+    section: ModelSection = with_device_precision(config, device).model
     if isinstance(section, AnyGptSection):
         section = section.model_copy(update={"init": "random"})  # has the same size, and reads no file
     tokenizer = config.data.tokenizer or "byte"
@@ -43,22 +50,20 @@ def count_parameters(config: Config) -> Count:
             return Count(unknown_because=f"{section.path} is on the hub, and is not downloaded for this check")
     if vocabulary is None:
         return Count(unknown_because=f"the vocabulary of tokenizer '{tokenizer}' depends on the text")
-    import torch
-
-    from llmtrain.models.base import block_matrices, parameter_count, trainable_count
-
     try:
         adapter = registry.resolve("model.name", section.name, registry.MODELS)(section, vocabulary)
         with torch.device("meta"):
             module = adapter.build_empty()
         total, trained = parameter_count(module), trainable_count(module)
-        frozen_bytes = 4.0
+        frozen_bytes, trained_bytes = 4.0, 4
         if isinstance(section, HfCausalLmSection):
+            trained_bytes = section.bytes_per_trained_weight
             frozen_bytes = 2.0 if section.dtype == "bfloat16" else 4.0
             if section.lora and section.lora.quantize:
                 frozen_bytes = 0.55  # 4 bits and their scales
         matrices = sum(parameter.numel() for parameter in block_matrices(adapter, module).values())
-        return Count(total, trained, 4 * trained + int(frozen_bytes * (total - trained)), matrices)
+        weight_bytes = trained_bytes * trained + int(frozen_bytes * (total - trained))
+        return Count(total, trained, weight_bytes, matrices, trained_bytes)
     except LlmtrainError as error:
         return Count(problem=error)
     except Exception as problem:  # other models may not support the meta device
@@ -69,7 +74,11 @@ def checkpoint_bytes(config: Config, count: Count) -> int | None:
     """The trained weights and the averages of the optimizer."""
     if count.parameters is None:
         return None
-    return 4 * count.trained + optimizer_bytes(config.trainer.optimizer, count.trained, count.matrices)
+    return training_bytes_of(config, count)  # as many, with weights in the place of gradients
+
+
+def training_bytes_of(config: Config, count: Count) -> int:
+    return training_bytes(config.trainer.optimizer, count.trained, count.matrices, count.bytes_per_trained_weight)
 
 
 def memory(config: Config, count: Count, world_size: int, processes: int) -> Iterator[Finding]:
@@ -84,8 +93,7 @@ def memory(config: Config, count: Count, world_size: int, processes: int) -> Ite
         return
     optimizer, strategy = config.trainer.optimizer, config.distributed.strategy
     shards = world_size if strategy == "fsdp" else 1
-    training = 4 * count.trained + optimizer_bytes(optimizer, count.trained, count.matrices)  # with the gradients
-    need = (count.weight_bytes + training) // shards * (1 if is_gpu else processes)
+    need = (count.weight_bytes + training_bytes_of(config, count)) // shards * (1 if is_gpu else processes)
     evidence = (
         f"{count.parameters:,} parameters need {format_bytes(need)} "
         + (f"in {processes} processes " if processes > 1 and not is_gpu else "")

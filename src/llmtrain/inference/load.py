@@ -24,6 +24,7 @@ from llmtrain.files import read_json
 from llmtrain.logs import warn
 from llmtrain.models.base import ModelAdapter, build_checked
 from llmtrain.models.compute_dtype import copy_in
+from llmtrain.models.device_precision import with_device_precision
 from llmtrain.plugins import describe_plugin
 from llmtrain.runs.directory import RunDirectory, find_run
 from llmtrain.runs.heartbeats import read_heartbeats
@@ -31,7 +32,7 @@ from llmtrain.runs.run_plugins import check_run_plugins
 from llmtrain.runs.summary import config_values, summarize
 from llmtrain.training.build import GPU_ATTENTION, base_sha256, build_adapter
 from llmtrain.training.model import Autocast
-from llmtrain.training.precision import autocast_for, cast_dtype, with_device_precision
+from llmtrain.training.precision import autocast_for, cast_dtype
 from llmtrain.training.random_state import preserved
 from llmtrain.training.resume import numerics_of, warn_of_changed_code
 

@@ -31,6 +31,7 @@ from llmtrain.logs import warn
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.base import LossFunction, ModelAdapter, block_matrices, build_checked, trainable_count
 from llmtrain.models.compute_dtype import compute_in
+from llmtrain.models.device_precision import with_device_precision
 from llmtrain.models.numerics import Numerics
 from llmtrain.plugins import is_own, parse_options, user_code, wrong_result
 from llmtrain.progress import is_notebook, phase
@@ -44,7 +45,7 @@ from llmtrain.training.memory_errors import check_memory, out_of_memory
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.muon import build_muon
 from llmtrain.training.own_model import check_own_model
-from llmtrain.training.precision import autocast_for, cast_dtype, with_device_precision
+from llmtrain.training.precision import autocast_for, cast_dtype
 from llmtrain.training.random_state import seeded
 from llmtrain.training.resume import Resumption, recorded_threads
 

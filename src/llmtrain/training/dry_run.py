@@ -3,7 +3,7 @@
 from typing import Any
 
 from llmtrain.config.schema import Config
-from llmtrain.config.trainer import optimizer_bytes
+from llmtrain.config.trainer import training_bytes
 from llmtrain.distributed.batch_split import micro_batches_in_step
 from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
@@ -33,6 +33,7 @@ def dry_run(config: Config) -> dict[str, Any]:
     trainable = trainable_count(module)
     matrices = sum(parameter.numel() for parameter in block_matrices(components.adapter, module).values())
     weight_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    bytes_per_weight = max((p.element_size() for p in module.parameters() if p.requires_grad), default=4)
     return {
         "dry_run": True,
         "model": config.model.name,
@@ -47,7 +48,6 @@ def dry_run(config: Config) -> dict[str, Any]:
         "steps": config.trainer.steps,
         "epochs": round(config.trainer.steps / components.train_batches.steps_in(1), 3),
         "loss": loss,
-        # Weights; for trainable ones a gradient, and the averages of the optimizer.
-        "state_bytes": weight_bytes + 4 * trainable + optimizer_bytes(config.trainer.optimizer, trainable, matrices),
+        "state_bytes": weight_bytes + training_bytes(config.trainer.optimizer, trainable, matrices, bytes_per_weight),
         "peak_memory_bytes": peak_memory_bytes(world.device),
     }

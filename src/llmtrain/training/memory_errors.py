@@ -6,7 +6,7 @@ import torch
 
 from llmtrain.config.model import HfCausalLmSection
 from llmtrain.config.schema import Config
-from llmtrain.config.trainer import optimizer_bytes
+from llmtrain.config.trainer import training_bytes
 from llmtrain.distributed.env import machine_memory
 from llmtrain.distributed.world import World
 from llmtrain.errors import UsageError
@@ -24,11 +24,11 @@ def check_memory(config: Config, adapter: ModelAdapter, world: World, is_dry_run
     if count is None:
         return
     section = adapter.config if isinstance(adapter.config, HfCausalLmSection) else None
-    per_weight = 2 if section and section.dtype == "bfloat16" else 4
-    need, what = per_weight * count, ""
+    bytes_per_weight = 2 if section and section.dtype == "bfloat16" else 4
+    need, what = bytes_per_weight * count, ""
     if not (is_dry_run or (section and section.lora)):
         optimizer = config.trainer.optimizer
-        state = per_weight * count + optimizer_bytes(optimizer, count, matrices=count) * per_weight // 4
+        state = training_bytes(optimizer, count, matrices=count, bytes_per_weight=bytes_per_weight)
         shards = world.world_size if config.distributed.strategy == "fsdp" else 1
         need = max(need, (need + state) // shards)  # fsdp shards a whole model
         what = f", their gradients and the state of {optimizer}"

@@ -6,19 +6,8 @@ import torch
 
 from llmtrain.config.schema import Config
 from llmtrain.models.base import ModelAdapter
+from llmtrain.models.device_precision import with_device_precision
 from llmtrain.training.model import Autocast
-
-
-def with_device_precision(config: Config, device: torch.device) -> Config:
-    """The config with the precision this device computes in. A CPU without bfloat16 instructions emulates them, an
-    order of magnitude slower than float32. Checkpoints record the config as given."""
-    if has_bf16(device):
-        return config
-    return config.with_values("trainer", precision="fp32").with_values("model", dtype="float32")
-
-
-def has_bf16(device: torch.device) -> bool:
-    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def computes_in_bf16(config: Config, device: torch.device) -> bool:

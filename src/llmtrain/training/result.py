@@ -15,6 +15,7 @@ from llmtrain.errors import LlmtrainError, UsageError
 from llmtrain.files import is_there, read_json, write_json
 from llmtrain.logs import log, set_rank, warn
 from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.models.device_precision import with_device_precision
 from llmtrain.redact import redact, redact_values
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.runs.summary import config_values
@@ -24,7 +25,6 @@ from llmtrain.tracking.replay import replay_run
 from llmtrain.training.context import RunContext
 from llmtrain.training.loop import Trainer
 from llmtrain.training.ownership import is_unattended
-from llmtrain.training.precision import with_device_precision
 from llmtrain.training.resume import Resumption, find_resumed_run
 from llmtrain.training.throughput import peak_memory_bytes
 
