@@ -578,6 +578,7 @@ def test_chat(
     set_stdin(monkeypatch, "say red\nsay blue\n")  # ends at EOF
     plain = cli(*arguments, "--system", "be brief")
     answers = [messages[2]["content"], messages[4]["content"]]
+    assert "note:" not in plain.err
     assert plain.out.split() == " ".join(answers).split()
     # Each answer depends on the whole conversation.
     set_stdin(monkeypatch, "say blue\n")

@@ -239,3 +239,10 @@ def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(UsageError):
         read_prompt("", "-")
+
+
+def test_chat_says_that_a_run_only_continues_text(cli: Cli, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\n"))
+    done = cli("chat", "--run", "one", "--root", root, "--max-new-tokens", 2)
+    assert done.code == 0, done.err
+    assert "note: one was not trained on questions and answers" in done.err

@@ -53,7 +53,7 @@ def command(
     from llmtrain.training.shutdown import StopFlag
 
     with progress("Loading the model"):
-        from llmtrain.inference.generate import generate_text
+        from llmtrain.inference.generate import generate_text, only_continues_text
         from llmtrain.inference.load import Source, load_model
         from llmtrain.training.sample import Sampling
 
@@ -77,6 +77,9 @@ def command(
             say(text)
         return text
 
+    if only_continues_text(loaded):
+        remedy = f"`llmtrain generate --run {run} --prompt TEXT` continues a text"
+        say(f"note: {loaded.label} was not trained on questions and answers; {remedy}.", sys.stderr)
     if sys.stdin.isatty():
         say(f"{loaded.label}: an empty line ends the conversation, /help lists commands.", sys.stderr)
     messages: Messages = [] if system is None else [{"role": "system", "content": system}]

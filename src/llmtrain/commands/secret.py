@@ -46,7 +46,7 @@ def hf_token_command(
     except ValueError:
         raise UsageError(
             f"--name '{name}' or --key '{key}' is not valid for a Secret.",
-            remedy="Use lower-case letters, digits, '-' and '.' in names, letters, digits, '-', '_' and '.' in keys.",
+            remedy="Use lowercase letters, digits, '-' and '.' in names, letters, digits, '-', '_' and '.' in keys.",
         ) from None
     file = Path(from_env_file).expanduser()
     token = _read_token(file)

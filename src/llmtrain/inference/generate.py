@@ -19,6 +19,11 @@ def answers_questions(loaded: LoadedModel) -> bool:
     return loaded.config.data.name in EXAMPLE_DATA and (loaded.is_run or has_chat_template(loaded.tokenizer_dir))
 
 
+def only_continues_text(loaded: LoadedModel) -> bool:
+    """Whether it is known that the model was never trained to answer."""
+    return loaded.is_run and loaded.config.data.name not in EXAMPLE_DATA and not has_chat_template(loaded.tokenizer_dir)
+
+
 def prompt_for(loaded: LoadedModel, prompt: str, raw: bool) -> str | Messages:
     """A question as a conversation, formatted like the training examples; or text to continue."""
     is_question = bool(prompt) and not raw and answers_questions(loaded)

@@ -265,7 +265,7 @@ def _kubeconfig_option(path: str | None) -> list[str]:
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,48}[a-z0-9])?", name):
-        raise UsageError(f"--name must be up to 50 lower-case letters, digits, hyphens and dots, got '{name}'.")
+        raise UsageError(f"--name must be up to 50 lowercase letters, digits, hyphens and dots, got '{name}'.")
 
 
 def _token_of(name: str) -> str | None:

@@ -171,7 +171,7 @@ def new_run_id(name: str) -> str:
 def check_run_id(run_id: str) -> None:
     if not re.fullmatch(RUN_ID_PATTERN, run_id):
         raise UsageError(
-            f"Run id {run_id!r} must be 2 to 40 lower-case letters, digits and hyphens, and start with a letter.",
+            f"Run id {run_id!r} must be 2 to 40 lowercase letters, digits and hyphens, and start with a letter.",
             remedy="Choose another run id, such as my-run.",
         )
 

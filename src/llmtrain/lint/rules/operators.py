@@ -188,7 +188,7 @@ def trainjob_sets_pet(job: Workload) -> Iterator[Match]:
     "error",
     "name of a TrainJob is not RFC 1035",
     why="It becomes the name of a Service, which must start with a letter; the webhook rejects other names.",
-    fix="Use at most 63 lower-case letters, digits and hyphens, starting with a letter.",
+    fix="Use at most 63 lowercase letters, digits and hyphens, starting with a letter.",
     over=train_jobs,
 )
 def trainjob_name(job: Workload) -> Iterator[Match]:
