@@ -664,6 +664,15 @@ def test_directory_without_adapter_is_refused(workspace: Workspace, cli: Cli) ->
         assert "adapter_config.json" in done.err
 
 
+def test_adapter_with_other_trained_modules_is_refused(workspace: Workspace, cli: Cli, workdir: Path) -> None:
+    shutil.copytree(workspace.run("lora") / "adapter", workdir / "adapter")
+    path = workdir / "adapter" / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"modules_to_save": ["lm_head"]}))
+    done = cli("generate", "--adapter", workdir / "adapter", "--prompt", "x")
+    assert done.code == 65
+    assert "modules_to_save ['lm_head'], which llmtrain does not support" in done.err
+
+
 # Resuming.
 
 SHORT = ["trainer.max_epochs=null", "trainer.max_steps=4", "trainer.save_every_steps=2", "trainer.eval_every_steps=2"]

@@ -60,6 +60,29 @@ class LossNone(Model):
         return None
 
 
+class FlopsFail(Model):
+    def flops_per_token(self, module):
+        raise ZeroDivisionError("x")  # here
+
+
+class Features(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 8).requires_grad_(False)  # random, and never trained
+        self.head = nn.Linear(8, vocab_size)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, ids):
+        if self.training:
+            self.calls += 1
+        return self.head(self.embedding(ids)).transpose(0, 1).contiguous().transpose(0, 1)
+
+
+class PartlyFrozen(Model):
+    def build(self):
+        return Features(self.vocab_size)
+
+
 class Words(TextData):
     def identity(self):
         return {}
@@ -130,7 +153,7 @@ class OpenStops(Tracker):
     def __init__(self, run, options):
         raise Stop
 """
-MODELS = ("BuildFails", "BuildExits", "BuildNone", "WrongShape", "Frozen", "ForwardFails", "LossNone")
+MODELS = ("BuildFails", "BuildExits", "BuildNone", "WrongShape", "Frozen", "ForwardFails", "LossNone", "FlopsFail")
 TEXTS = ("IdentityFails", "IdentityObject", "ChunksFail", "ChunksNone", "ChunksString", "ChunksNumber")
 DATA = (*TEXTS, "ChunksSurrogate", "ExamplesStrings", "ExamplesNumber")
 
@@ -165,11 +188,23 @@ def test_own_class_that_fails_is_one_error_and_leaves_no_run(
     what = done.json["what"]
     assert f"own_code:{name}" in what
     assert "\n" not in what
-    if name in ("BuildFails", "BuildExits", "IdentityFails", "ChunksFail"):
+    if name in ("BuildFails", "BuildExits", "FlopsFail", "IdentityFails", "ChunksFail"):
         raising = OWN[OWN.index(f"class {name}") :].index("# here") + OWN.index(f"class {name}")
         assert f"{own}:{OWN.count(chr(10), 0, raising) + 1}" in what
     assert "Traceback" not in done.err
     assert not list(workdir.glob("runs/*"))
+
+
+def test_frozen_weights_and_buffers_of_an_own_model_are_saved(train_own: Cli, workdir: Path) -> None:
+    import llmtrain
+
+    done = train_own("model.name=own_code:PartlyFrozen", "output.run_id=frozen")
+    assert done.code == 0, done.err
+    (workdir / "text.txt").write_text("one two three four " * 50)
+    losses = {llmtrain.load_model("frozen").evaluate("text.txt").loss for _ in range(2)}
+    assert len(losses) == 1, "weights that are not loaded are random"
+    module = llmtrain.load_model("frozen").loaded.module
+    assert int(module.calls) >= done.json["steps"]
 
 
 def test_debug_variable_shows_the_traceback(train_own: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,7 +272,10 @@ def export(
     root: PathLike = "runs",
 ) -> "ExportResult":
     """Write the model of a run to a directory that transformers or peft loads, see Model.export."""
-    return load_model(run, checkpoint=checkpoint, device="cpu", root=root).export(to, merge=merge, dtype=dtype)
+    from llmtrain.inference.model import export_once
+
+    model = load_model(run, checkpoint=checkpoint, device="cpu", root=root)
+    return export_once(model.loaded, model.source, to, merge, dtype)
 
 
 def metrics(run: PathLike, *, root: PathLike = "runs") -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from llmtrain.inference.load import Source, load_model
 from llmtrain.runs.directory import RunDirectory
 from llmtrain.training import sample
 from llmtrain.training.run import run_training
-from llmtrain.training.sample import Sampling, sample_text
+from llmtrain.training.sample import Sampling, prompt_ids, sample_text
 
 Cli = Callable[..., Any]
 
@@ -246,3 +246,13 @@ def test_chat_says_that_a_run_only_continues_text(cli: Cli, root: Path, monkeypa
     done = cli("chat", "--run", "one", "--root", root, "--max-new-tokens", 2)
     assert done.code == 0, done.err
     assert "note: one was not trained on questions and answers" in done.err
+
+
+def test_prompt_without_tokens_is_the_end_of_a_document() -> None:
+    class Nothing(ByteTokenizer):
+        def encode(self, text: str) -> Any:  # noqa: ARG002
+            return super().encode("")
+
+    tokenizer = Nothing()
+    assert prompt_ids(tokenizer, "") == [tokenizer.end_of_text or 0]
+    assert prompt_ids(ByteTokenizer(), "") == [10]

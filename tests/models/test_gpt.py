@@ -1,5 +1,6 @@
 """`gpt`: equivalence with GPT-2 of transformers, import and export, causality, initialization."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,17 @@ def test_flops_are_about_six_per_weight() -> None:
     adapter = make_adapter(d_model=64, n_layers=4)
     module = adapter.build()
     assert 6 * 0.9 < adapter.flops_per_token(module) / parameter_count(module) < 6 * 1.5
+
+
+@pytest.mark.parametrize(
+    "change", [{"layer_norm_epsilon": 0.01}, {"scale_attn_by_inverse_layer_idx": True}, {"scale_attn_weights": False}]
+)
+def test_import_of_a_model_that_computes_something_else_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    changes = SHAPES["tied"]
+    make_adapter(**changes).export(build(**changes), tmp_path / "export")
+    make_adapter(**changes, init=str(tmp_path / "export")).build()
+    path = tmp_path / "export" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError) as error:
+        make_adapter(**changes, init=str(tmp_path / "export")).build()
+    assert f"{next(iter(change))} {next(iter(change.values()))}" in error.value.what

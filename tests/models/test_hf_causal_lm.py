@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from llmtrain.config.data import InstructJsonlSection
 from llmtrain.config.model import HfCausalLmSection, LoraSection
@@ -21,7 +22,7 @@ from llmtrain.data.tokenizers.hf import HFTokenizer
 from llmtrain.data.types import Example, Segment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
-from llmtrain.models.base import parameter_count, trainable_count
+from llmtrain.models.base import ModelAdapter, parameter_count, trainable_count
 
 pytest.importorskip("transformers", reason="needs the hf extra: pip install 'llmtrain[hf]'")
 pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf]'")
@@ -139,6 +140,32 @@ def test_loss_of_softcapped_logits(cap: float | None) -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     grad, expected_grad = (torch.autograd.grad(v, model.model.embed_tokens.weight)[0] for v in (loss, expected))
     torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-5 * float(expected_grad.abs().max()))
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+def test_cap_far_above_the_logits_of_a_new_model_is_found(cap: float | None) -> None:
+    adapter = HFCausalLMAdapter.__new__(HFCausalLMAdapter)
+    adapter.attention, adapter.vocab_size = "eager", 300
+    module = CausalLM(tiny_gemma2(final_logit_softcapping=cap, initializer_range=0.02), Numerics())
+    adapter.probe(module)
+    assert module.has_linear_head == (cap is None)
+
+
+def test_context_of_a_model_without_a_number_of_positions(tmp_path: Path) -> None:
+    from transformers import BloomConfig
+
+    BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    for block_size in (64, 8192):
+        section = HfCausalLmSection(name="hf_causal_lm", path=str(tmp_path), block_size=block_size)
+        assert HFCausalLMAdapter(section, 0).context_length() == max(block_size, 4096)
+
+
+def test_experts_are_not_blocks() -> None:
+    layer = nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(8))})
+    module = nn.ModuleDict({"layers": nn.ModuleList([layer, nn.Linear(2, 2)])})
+    adapter = HFCausalLMAdapter.__new__(HFCausalLMAdapter)
+    assert list(adapter.blocks(module)) == list(module["layers"])
+    assert list(ModelAdapter.blocks(adapter, module)) == list(module["layers"])
 
 
 @pytest.mark.parametrize(

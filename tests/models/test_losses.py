@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from llmtrain.models import losses
 from llmtrain.models.losses import IGNORE_INDEX
 from llmtrain.models.numerics import Numerics
+from llmtrain.training.build import restored_settings
 
 VOCAB, WIDTH = 37, 12
 
@@ -195,3 +196,15 @@ def test_chunk_in_place_equals_chunk(ignored: str) -> None:
     torch.testing.assert_close(own_grad, grad)
     losses._chunk_in_place(logits, targets.reshape(-1), False)
     torch.testing.assert_close(logits, F.linear(hidden, weight, offset).reshape(-1, VOCAB).detach())
+
+
+def test_compiled_functions_end_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function: lambda *values: function(*values))
+    names = ("_chunk_function", "_in_place_function", "_function", "_is_compiled")
+    before = [getattr(losses, name) for name in names]
+    with restored_settings():
+        losses.compile_chunks()
+        torch._functorch.config.ban_recompute_materialized_backward = False
+        assert all(getattr(losses, name) != value for name, value in zip(names, before, strict=True))
+    assert [getattr(losses, name) for name in names] == before
+    assert torch._functorch.config.ban_recompute_materialized_backward

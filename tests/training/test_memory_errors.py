@@ -12,7 +12,8 @@ from llmtrain.distributed.world import World
 from llmtrain.doctor.memory_estimate import count_parameters, training_bytes_of
 from llmtrain.errors import DataError, UsageError
 from llmtrain.models import device_precision
-from llmtrain.training import memory_errors
+from llmtrain.models.gpt.adapter import GPTAdapter
+from llmtrain.training import build, memory_errors
 from llmtrain.training.build import build_adapter, build_components, build_model, build_optimizer
 from llmtrain.training.dry_run import dry_run
 from llmtrain.training.memory_errors import check_memory, out_of_memory
@@ -162,6 +163,25 @@ def test_estimates_are_what_a_step_allocates(
     assert dry_run(config)["state_bytes"] == allocated
     count = count_parameters(config)
     assert count.weight_bytes + training_bytes_of(config, count) == allocated
+
+
+def test_dry_run_explains_that_activations_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(*_: object) -> torch.Tensor:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+
+    monkeypatch.setattr(GPTAdapter, "loss", loss)
+    config = load_config(None, [*GPT, "data.name=dummy_text", f"data.cache_dir={tmp_path}", "run.threads=1"])
+    with pytest.raises(UsageError, match=r"does not fit in the memory of cpu: .*99 bytes") as raised:
+        dry_run(config.with_values("run", device="cpu"))
+    assert "trainer.micro_batch_size" in raised.value.remedy
+
+
+def test_dry_run_checkpoints_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    monkeypatch.setattr(build, "checkpoint_blocks", lambda blocks, **_: calls.append(len(blocks)))
+    sets = [*GPT, "data.name=dummy_text", f"data.cache_dir={tmp_path}", "run.threads=1", "run.device=cpu"]
+    dry_run(load_config(None, [*sets, "trainer.activation_checkpointing=blocks"]))
+    assert calls == [2]
 
 
 def test_training_checks_before_it_builds_the_model(monkeypatch: pytest.MonkeyPatch) -> None:

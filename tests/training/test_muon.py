@@ -20,7 +20,7 @@ from llmtrain.config.trainer import TrainerSection
 from llmtrain.distributed.world import World
 from llmtrain.models.base import block_matrices
 from llmtrain.models.gpt.adapter import GPTAdapter
-from llmtrain.training.muon import EMBEDDING_LR, VECTOR_LR, Muon, build_muon, plan_matrices
+from llmtrain.training.muon import EMBEDDING_LR, VECTOR_LR, Muon, _pack_, _unpack_, build_muon, plan_matrices
 from llmtrain.training.newton_schulz import (
     COEFFICIENTS,
     ITERATIONS,
@@ -328,3 +328,9 @@ def test_muon_learns_faster_than_adamw(make_config: MakeConfig) -> None:
         for other in ({**MUON}, {"trainer__lr": 3e-3}, {"trainer__lr": 1e-2})
     ]
     assert losses[0] < min(losses[1:])
+
+
+def test_rank_without_a_matrix_sends_and_receives_nothing() -> None:
+    flat = torch.empty(0)
+    _pack_(flat, [])
+    _unpack_([], flat)

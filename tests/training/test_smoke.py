@@ -130,3 +130,9 @@ def test_processes_option_prints_one_json_object(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["world_size"] == 2
     assert done.stderr.count("2 processes, backend gloo") == 1
     assert done.stderr.count("[DONE]") == 1
+
+
+def test_single_step_is_refused(cli) -> None:
+    done = cli("smoke", "--json", "--epochs", 1, "--samples", 256, "--batch", 256)
+    assert done.code == 64, done.err
+    assert "single step" in done.json["what"]

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from llmtrain.distributed.parallel import unshard
+from llmtrain.models.hf.lora import has_adapter
 
 Tensors = dict[str, torch.Tensor]
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {  # JSON has one type of number
@@ -102,14 +103,14 @@ class TrainState:
 
 
 def model_tensors(module: nn.Module) -> Tensors:
-    """Trainable weights and, unless some are frozen, buffers. Frozen base weights are not saved; their hash is
-    recorded. A tied matrix appears once."""
+    """Weights and buffers; of a model with adapters only those that are trained, because the base model is recorded by
+    its hash. A tied matrix appears once."""
     state = module.state_dict(keep_vars=True)
-    is_partly_frozen = not all(parameter.requires_grad for parameter in module.parameters())
+    has_base = has_adapter(module)
     tensors: Tensors = {}
     included: set[int] = set()
     for name, tensor in state.items():
-        if (is_partly_frozen and not tensor.requires_grad) or id(tensor) in included:
+        if (has_base and not tensor.requires_grad) or id(tensor) in included:
             continue
         included.add(id(tensor))
         tensors[name] = tensor.detach()

@@ -94,7 +94,8 @@ class TrainerSection(Section):
     """Use torch.compile."""
     activation_checkpointing: MayChange[Literal["none", "blocks", "selective"]] = "none"
     """Compute activations again in the backward pass to save memory: `blocks` keeps only the input of each transformer
-    block; `selective` also keeps what attention needs and computes, which is faster and needs more memory."""
+    block; `selective` also keeps what attention needs and computes, which is faster and needs more memory. With
+    model.attention eager, `selective` keeps the results of all matrix products."""
     log_every_steps: MayChange[PositiveInt] = 10
     """Steps between logged training losses."""
     eval_every_steps: MayChange[PositiveInt | None] = 200

@@ -93,8 +93,10 @@ def base_model(loaded: LoadedModel) -> Iterator[nn.Module | None]:
 
     if has_adapter(loaded.module):
         enable_adapters(loaded.module, False)
-        yield loaded.module
-        enable_adapters(loaded.module, True)
+        try:
+            yield loaded.module
+        finally:
+            enable_adapters(loaded.module, True)
     else:
         yield _read_base(loaded) if loaded.base_sha256 else None
 
@@ -104,7 +106,7 @@ def _read_base(loaded: LoadedModel) -> nn.Module | None:
     try:
         config = loaded.config
         if isinstance(config.model, HfCausalLmSection):
-            config = config.with_values("model", path=loaded.base_path)
+            config = config.with_values("model", path=loaded.base_path, revision=loaded.base_revision)
         adapter = build_adapter(config, loaded.tokenizer.vocab_size)
         if base_sha256(config, adapter) != loaded.base_sha256:
             raise DataError(f"{loaded.base_path} has changed since this run was trained.")

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from llmtrain.checkpoint.checkpoint import Checkpoint
+from llmtrain.checkpoint.state import model_tensors
 from llmtrain.checkpoint.store import CheckpointStore, find_checkpoint
 from llmtrain.config.check_plugins import choices
 from llmtrain.config.document import Document
@@ -65,6 +66,7 @@ class LoadedModel:
     """Of these weights, if the run evaluated them."""
     base_sha256: str | None = None
     base_path: str | None = None
+    base_revision: str | None = None
     is_run: bool = False
     """Whether it was trained by llmtrain, so that `config` is the config of its run."""
 
@@ -111,6 +113,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
             remedy="Use a newer checkpoint of the run, or restore the tokenizer of this one.",
         )
     base_path = source.model or (config.model.path if isinstance(config.model, HfCausalLmSection) else None)
+    base_revision = None if source.model else getattr(config.model, "revision", None)
     config = _inference_config(config, run, base_path, device)
     adapter = build_adapter(config, tokenizer.vocab_size, numerics_of(state, run))
     if isinstance(config.model, CustomModelSection):
@@ -130,6 +133,7 @@ def _load_run(source: Source, device: torch.device) -> LoadedModel:
         val_loss=checkpoint.val_loss,
         base_sha256=state.get("base_sha256"),
         base_path=base_path,
+        base_revision=base_revision,
         is_run=True,
     )
 
@@ -169,8 +173,8 @@ def _load_weights(adapter: ModelAdapter, config: Config, checkpoint: Checkpoint,
         raise CheckpointError(
             f"{checkpoint.path} contains another model: {' '.join(str(problem).split())[:300]}"
         ) from None
-    trainable = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-    wrong = [*(name for name in missing if name in trainable), *unexpected]
+    expected = model_tensors(module).keys()
+    wrong = [*(name for name in missing if name in expected), *unexpected]
     if wrong:
         raise CheckpointError(f"{checkpoint.path} contains another model: {', '.join(wrong[:3])} differ.")
     return module

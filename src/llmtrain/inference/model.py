@@ -1,8 +1,9 @@
 """Model: a trained model in memory, to generate with, evaluate and export."""
 
+import copy
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,6 +77,10 @@ class Model:
     def loaded(self) -> LoadedModel:
         return self._loaded
 
+    @property
+    def source(self) -> Source:
+        return self._source
+
     def generate(
         self,
         prompt: str = "",
@@ -144,13 +149,19 @@ class Model:
         merge: LoRA runs: merge the adapter into the base model.
         dtype: data type of the weights; by default that of the base model, float32 for weights that a run has trained.
         """
-        to = as_text("to", to)
-        if dtype is not None:
-            check_one_of("dtype", dtype, EXPORT_DTYPES)
-        loaded, directory = self._loaded, self._source.adapter or self._source.model
-        card_source = Path(directory).expanduser() if directory else None
-        files = export_model(loaded, Path(to).expanduser(), merge, dtype, card_source)
-        return ExportResult(loaded.label, loaded.step, loaded.val_loss, to, files)
+        loaded = replace(self._loaded, module=copy.deepcopy(self._loaded.module))
+        return export_once(loaded, self._source, to, merge, dtype)
+
+
+def export_once(loaded: LoadedModel, source: Source, to: PathLike, merge: bool, dtype: Dtype | None) -> ExportResult:
+    """Model.export without a copy in memory: the module is changed and cannot be used afterwards."""
+    to = as_text("to", to)
+    if dtype is not None:
+        check_one_of("dtype", dtype, EXPORT_DTYPES)
+    directory = source.adapter or source.model
+    card_source = Path(directory).expanduser() if directory else None
+    files = export_model(loaded, Path(to).expanduser(), merge, dtype, card_source)
+    return ExportResult(loaded.label, loaded.step, loaded.val_loss, to, files)
 
 
 def _is_set(stop: StopEvent | None) -> Callable[[], bool]:

@@ -46,7 +46,7 @@ class ModelAdapter(ABC):
     """Whether the module also runs with bfloat16 weights and activations, as trainer.precision bf16 then computes.
     Otherwise it runs under autocast."""
     numerics = Numerics()
-    """Those of the run, if it was started by an earlier version."""
+    """The numerics of the run; an earlier version if it was started by one."""
 
     def __init__(self, config: ModelSection, tokenizer_vocab: int) -> None:
         self.config = config
@@ -95,11 +95,11 @@ class ModelAdapter(ABC):
         divisor: the number of target tokens in the whole step."""
         assert positions is None or self.can_pack
         logits = module(inputs)  # (B, T, V)
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1), reduction="sum")
+        return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), reduction="sum")
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The transformer blocks, which are sharded and compiled one by one."""
-        return [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
+        return [block for blocks in outer_lists(module) for block in blocks]
 
     def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:  # noqa: ARG002
         """Parameters that hold several matrices one below the other: name -> row count of each. An optimizer that
@@ -182,6 +182,15 @@ def build_checked(adapter: ModelAdapter, is_empty: bool = False) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise wrong_result(kind, "build returned", module, "a torch.nn.Module")
     return module
+
+
+def outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
+    """The ModuleLists that are in no other ModuleList, as those of experts are."""
+    if isinstance(module, nn.ModuleList):
+        yield module
+        return
+    for part in module.children():
+        yield from outer_lists(part)
 
 
 @contextmanager

@@ -201,3 +201,10 @@ def compile_chunks() -> None:
     _chunk_function, _in_place_function = torch.compile(_chunk), torch.compile(_chunk_in_place)
     _function = torch.compiler.disable(_linear_cross_entropy)  # type: ignore[no-untyped-call]
     _is_compiled = True
+
+
+def undo_compile() -> None:
+    """What follows in this process computes as if nothing had been compiled."""
+    global _chunk_function, _in_place_function, _function, _is_compiled
+    _chunk_function, _in_place_function, _function = _chunk, _chunk_in_place, _linear_cross_entropy
+    _is_compiled = False

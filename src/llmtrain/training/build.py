@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from torch import nn
 
 from llmtrain import registry
@@ -28,6 +29,7 @@ from llmtrain.distributed.world import World
 from llmtrain.env import SHARED_CORES, restored_environment
 from llmtrain.errors import DataError, UsageError
 from llmtrain.logs import warn
+from llmtrain.models import losses
 from llmtrain.models.activation_checkpointing import checkpoint_blocks
 from llmtrain.models.base import LossFunction, ModelAdapter, block_matrices, build_checked, trainable_count
 from llmtrain.models.compute_dtype import compute_in
@@ -41,7 +43,7 @@ from llmtrain.text import plural
 from llmtrain.tracking import mlflow, train_job, wandb
 from llmtrain.tracking.base import TrackedRun, Tracker, Trackers
 from llmtrain.training import optim
-from llmtrain.training.memory_errors import check_memory, out_of_memory
+from llmtrain.training.memory_errors import check_memory, explained
 from llmtrain.training.model import ModelHandle
 from llmtrain.training.muon import build_muon
 from llmtrain.training.own_model import check_own_model
@@ -99,18 +101,10 @@ def build_components(
     first = train_batches[0]  # raises if the token store is damaged
     adapter.prepare_for(world.device, is_packed=first.positions is not None)
     check_memory(config, adapter, world, is_dry_run)
-    try:
+    with explained(world.device):
         module = build_module(config, adapter, world)
-    except RuntimeError as problem:
-        what = out_of_memory(problem)
-        if what is None:
-            raise
-        raise UsageError(
-            f"The model does not fit in the memory of {world.device}: {what}.",
-            remedy="Choose a smaller model, or a machine with more memory.",
-        ) from None
     check_matrices(config, adapter, module)
-    with autocast_for(config, adapter, world.device)():
+    with explained(world.device), autocast_for(config, adapter, world.device)():
         if is_own(type(adapter)) and not is_sharding(config.distributed, world):  # else it is on the CPU still
             check_own_model(adapter, module, first.to(world.device))
         adapter.probe(module)
@@ -212,26 +206,31 @@ def set_up_torch(config: Config) -> None:
     if config.run.deterministic:
         # Read by cuBLAS when it is initialized; without it deterministic mode refuses matrix products on a GPU.
         os.environ.setdefault(CUBLAS, ":4096:8")
-    if torch.are_deterministic_algorithms_enabled() != config.run.deterministic:  # setting it costs a second
+    is_set = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if is_set != (config.run.deterministic, False):  # setting it costs a second
         torch.use_deterministic_algorithms(config.run.deterministic)
     torch.backends.cudnn.benchmark = not config.run.deterministic
 
 
 @contextmanager
 def restored_settings() -> Iterator[None]:
-    """Restore what a training changes for the whole process: what set_up_torch sets, the random state of the CPU, and
-    the variables of MLflow and W&B."""
+    """Restore what a training changes for the whole process: what set_up_torch and trainer.compile set, the random
+    state of the CPU, and the variables of MLflow and W&B."""
     threads, random_state = torch.get_num_threads(), torch.get_rng_state()
     is_deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    bans_recompute = torch._functorch.config.ban_recompute_materialized_backward
     with restored_environment([CUBLAS, *mlflow.SETTINGS, *wandb.SETTINGS]):
         try:
             yield
         finally:
+            losses.undo_compile()
+            torch._functorch.config.ban_recompute_materialized_backward = bans_recompute
             torch.set_num_threads(threads)
             torch.set_rng_state(random_state)
             torch.backends.cudnn.benchmark = benchmark
-            if torch.are_deterministic_algorithms_enabled() != is_deterministic:
+            is_set = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+            if is_set != (is_deterministic, warns_only):
                 torch.use_deterministic_algorithms(is_deterministic, warn_only=warns_only)
 
 
@@ -315,7 +314,7 @@ def build_model(config: Config, world: World, components: Components) -> ModelHa
     is_sharded = is_sharding(config.distributed, world)
     if is_sharded and config.trainer.optimizer == "adafactor":  # also in a world of one process
         raise adafactor_with_fsdp()
-    _checkpoint_activations(config, adapter, module)
+    checkpoint_activations(config, adapter, module)
     if config.trainer.compile:
         loss_function = adapter.compiled_loss(module, by_block=is_sharded)
     precision = with_device_precision(config, world.device).trainer.precision
@@ -331,7 +330,7 @@ def build_optimizer(config: Config, world: World, model: ModelHandle) -> torch.o
     return build_muon(model.adapter, model.module, config.trainer, world, is_batched)
 
 
-def _checkpoint_activations(config: Config, adapter: ModelAdapter, module: nn.Module) -> None:
+def checkpoint_activations(config: Config, adapter: ModelAdapter, module: nn.Module) -> None:
     kind = config.trainer.activation_checkpointing
     if kind == "none":
         return

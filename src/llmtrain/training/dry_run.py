@@ -9,7 +9,14 @@ from llmtrain.distributed.world import World, current_process_info, pick_device
 from llmtrain.logs import setup_logging
 from llmtrain.models.base import block_matrices, parameter_count, trainable_count
 from llmtrain.progress import phase
-from llmtrain.training.build import build_components, resolve_steps, resolve_threads, set_up_torch
+from llmtrain.training.build import (
+    build_components,
+    checkpoint_activations,
+    resolve_steps,
+    resolve_threads,
+    set_up_torch,
+)
+from llmtrain.training.memory_errors import explained
 from llmtrain.training.precision import autocast_for
 from llmtrain.training.throughput import peak_memory_bytes
 
@@ -25,8 +32,10 @@ def dry_run(config: Config) -> dict[str, Any]:
     components = build_components(config, world, is_dry_run=True)
     module = components.module
     batch = components.train_batches[0].to(world.device)
+    checkpoint_activations(config, components.adapter, module)
+    remedy = "Halve trainer.micro_batch_size and double trainer.grad_accum_steps, or choose a smaller model."
     # With gradients: the activations that a training step keeps count too.
-    with autocast_for(config, components.adapter, world.device)():
+    with explained(world.device, remedy), autocast_for(config, components.adapter, world.device)():
         total = components.adapter.loss(module, batch.inputs, batch.targets, batch.positions)
         loss = total.item() / max(1, batch.target_count)
     config = resolve_steps(config, components.train_batches)

@@ -1,6 +1,8 @@
 """Too little memory: refused before a model is built, and recognized among the errors of torch."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -40,6 +42,20 @@ def check_memory(config: Config, adapter: ModelAdapter, world: World, is_dry_run
             f"{format_bytes(need)}, and there are {format_bytes(memory)}.",
             remedy="Choose a smaller model, or a machine with more memory.",
         )
+
+
+@contextmanager
+def explained(
+    device: torch.device, remedy: str = "Choose a smaller model, or a machine with more memory."
+) -> Iterator[None]:
+    """A model that does not fit is a mistake of the user, not a failure."""
+    try:
+        yield
+    except RuntimeError as problem:
+        what = out_of_memory(problem)
+        if what is None:
+            raise
+        raise UsageError(f"The model does not fit in the memory of {device}: {what}.", remedy=remedy) from None
 
 
 def out_of_memory(problem: RuntimeError) -> str | None:

@@ -217,11 +217,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def _pack_(flat: torch.Tensor, views: Views) -> None:
-    torch._foreach_copy_(_parts(flat, views), views)
+    if views:  # none on a rank that has no matrix
+        torch._foreach_copy_(_parts(flat, views), views)
 
 
 def _unpack_(views: Views, flat: torch.Tensor) -> None:
-    torch._foreach_copy_(views, _parts(flat, views))
+    if views:
+        torch._foreach_copy_(views, _parts(flat, views))
 
 
 def _parts(flat: torch.Tensor, views: Views) -> Views:

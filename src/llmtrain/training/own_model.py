@@ -12,7 +12,8 @@ from llmtrain.training.random_state import preserved
 
 
 def check_own_model(adapter: ModelAdapter, module: nn.Module, batch: Batch) -> None:
-    """Refuse a module whose output the loss cannot use. Weights, modes and random state stay as they are."""
+    """Refuse a module whose output the loss cannot use, and methods that fail. Weights, modes and random state stay as
+    they are."""
     kind = type(adapter)
     inputs, targets = batch.inputs[:1], batch.targets[:1]
     positions = None if batch.positions is None else batch.positions[:1]
@@ -29,6 +30,10 @@ def check_own_model(adapter: ModelAdapter, module: nn.Module, batch: Batch) -> N
                     loss: object = adapter.loss(module, inputs, targets, positions)
                 if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
                     raise wrong_result(kind, "loss returned", loss, "a tensor with one element")
+        with user_code(kind, "flops_per_token"):
+            flops: object = adapter.flops_per_token(module)
+        if not isinstance(flops, int | float):
+            raise wrong_result(kind, "flops_per_token returned", flops, "a number")
     finally:
         for part, mode in modes:
             part.training = mode

@@ -224,16 +224,15 @@ def _train(context: RunContext, components: Components) -> TrainResult:
         world.control.all_or_none(lambda: load_weights(origin, model.module))
     world.control.on_rank0(lambda: _record_start(context, components, progress.step))
     tracker = _open_tracker(context, components, model, progress)
-    _prepare_interrupt(context, tracker, progress)
-    trainer = _build_trainer(context, components, store, model, optimizer, progress, tracker)
-    if context.resumption and world.is_first:
-        with suppress(OSError):
-            trainer.repair_artifacts()
-
-    started = time.perf_counter()
     status: Status = "failed"
     result: TrainResult | None = None
     try:
+        _prepare_interrupt(context, tracker, progress)
+        trainer = _build_trainer(context, components, store, model, optimizer, progress, tracker)
+        if context.resumption and world.is_first:
+            with suppress(OSError):
+                trainer.repair_artifacts()
+        started = time.perf_counter()
         with trainer.watchdog, peer_errors(), closing(trainer.stream):
             trainer.fit()
             inject_fault("after_final_save", progress.step)

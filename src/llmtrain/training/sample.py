@@ -92,11 +92,13 @@ def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Token ids of a prompt. An empty prompt becomes a line break, because a model needs at least one token."""
+    """Token ids of a prompt. An empty prompt becomes a line break, because a model needs at least one token; where that
+    has no tokens either, the end of a document."""
     try:
-        return [int(i) for i in tokenizer.encode(text or "\n")]
+        ids = [int(i) for i in tokenizer.encode(text or "\n")]
     except UnicodeEncodeError:
         raise UsageError("The prompt must be valid UTF-8.") from None
+    return ids or [tokenizer.end_of_text or 0]
 
 
 def sample_text(

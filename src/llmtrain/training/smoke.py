@@ -23,8 +23,7 @@ def train_classifier(
 ) -> dict[str, Any] | None:
     """Losses and accuracy on rank 0, None on other ranks. Raises TrainingFailed if the loss did not fall, which means
     that gradients are lost between the processes."""
-    if batch > samples:
-        raise UsageError(f"--batch must be at most --samples ({samples}), got {batch}.")
+    _check_steps(epochs, batch, samples)
     check_power_of_two(config.distributed, current_process_info(config.distributed).world_size)
     with join_world(config.distributed, config.run) as world, peer_errors():
         if batch % world.world_size:
@@ -75,6 +74,16 @@ def train_classifier(
             "seconds": round(time.perf_counter() - started, 2),
         }
         return result if world.is_first else None
+
+
+def _check_steps(epochs: int, batch: int, samples: int) -> None:
+    if batch > samples:
+        raise UsageError(f"--batch must be at most --samples ({samples}), got {batch}.")
+    if epochs * (samples // batch) < 2:
+        raise UsageError(
+            f"{samples} samples in batches of {batch} are a single step, after which no loss can have fallen.",
+            remedy="Raise --epochs or --samples, or lower --batch.",
+        )
 
 
 def make_samples(count: int, features: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:

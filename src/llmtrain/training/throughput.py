@@ -1,5 +1,6 @@
 """Training throughput: tokens per second of the step loop alone, and model FLOPs utilization."""
 
+import re
 import resource
 import sys
 import time
@@ -9,8 +10,10 @@ import torch
 # Dense bf16 peak of one GPU in FLOP/s, from the vendors' data sheets.
 _PEAK_FLOPS = {
     "H200": 989e12,
+    "GH200": 989e12,
     "H100": 989e12,
     "B200": 2250e12,
+    "GB200": 2250e12,
     "A100": 312e12,
     "L40S": 362e12,
     "L40": 181e12,
@@ -75,7 +78,7 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    return next((flops for part, flops in _PEAK_FLOPS.items() if part in name), None)
+    return next((flops for model, flops in _PEAK_FLOPS.items() if re.search(rf"\b{model}\b", name)), None)
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -76,6 +76,18 @@ def other_modern_fields(config: ModernGptSection) -> dict[str, Any]:
 
 # Fields that change what the same weights compute, and that our config does not have. Also transformers' defaults.
 _FIXED = {"rms_norm_eps": NORM_EPS, "use_sliding_window": False}
+_FIXED_GPT2 = {
+    "layer_norm_epsilon": 1e-5,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+}
+
+
+def check_gpt2(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+    """Refuse a model of another format or shape, and one with settings that a GPT-2 of ours does not have."""
+    check_fields(directory, expected, actual)
+    _refuse(directory, _differences(_FIXED_GPT2, actual))
 
 
 def check_modern(directory: Path, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
@@ -83,9 +95,14 @@ def check_modern(directory: Path, expected: Mapping[str, Any], actual: Mapping[s
     rope = actual.get("rope_parameters") or actual.get("rope_scaling") or {}
     check_fields(directory, expected, {**actual, **rope})
     kind = rope.get("rope_type", rope.get("type", "default"))
-    fixed = {name: (actual.get(name, value), value) for name, value in _FIXED.items()}
-    others = [f"{name} {there}" for name, (there, here) in fixed.items() if there != here]
-    others += [f"rope_type {kind}"] if kind != "default" else []
+    _refuse(directory, [*_differences(_FIXED, actual), *([f"rope_type {kind}"] if kind != "default" else [])])
+
+
+def _differences(fixed: Mapping[str, Any], actual: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {actual[name]}" for name, value in fixed.items() if actual.get(name, value) != value]
+
+
+def _refuse(directory: Path, others: list[str]) -> None:
     if others:
         raise DataError(
             f"model.init {directory} has {' and '.join(others)}, which a gpt cannot have.",

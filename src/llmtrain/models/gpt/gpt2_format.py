@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrain.config.model import GptSection
-from llmtrain.models.gpt.format_files import State, check_fields, pad_vocab, read_files, write_files
+from llmtrain.models.gpt.format_files import State, check_gpt2, pad_vocab, read_files, write_files
 
 _PREFIX = "transformer."
 # GPT-2's Conv1D stores these as (in, out), nn.Linear as (out, in).
@@ -71,7 +71,7 @@ def read_gpt2(directory: Path, config: GptSection, vocab_size: int) -> State:
         "tie_word_embeddings": actual.get("tie_word_embeddings", True),
     }
     expected = _gpt2_config(config, vocab_size)
-    check_fields(directory, {name: expected[name] for name in _SHAPE}, actual)
+    check_gpt2(directory, {name: expected[name] for name in _SHAPE}, actual)
     state = {}
     for name, tensor in tensors.items():
         key = name.removeprefix(_PREFIX)

@@ -28,6 +28,7 @@ from llmtrain.models.base import (
     NextLogits,
     WriteInto,
     evaluating,
+    outer_lists,
     parameter_count,
     trainable_count,
 )
@@ -51,6 +52,7 @@ from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_w
 from llmtrain.models.numerics import Numerics
 from llmtrain.text import one_line
 
+_LARGE_LOGIT = 1000.0  # far above any cap
 MAX_CONTEXT = 4096  # tokens in the KV cache during generation
 CONFIG_FILES = ("config.json", "generation_config.json")
 
@@ -94,8 +96,8 @@ class CausalLM(nn.Module):
                 logits: torch.Tensor = base(input_ids=tokens, **options).logits
             if targets is None:
                 return logits
-            flat = logits.view(-1, logits.shape[-1]).float()
-            return F.cross_entropy(flat, targets.view(-1), reduction="sum")
+            flat = logits.reshape(-1, logits.shape[-1]).float()
+            return F.cross_entropy(flat, targets.reshape(-1), reduction="sum")
         hidden = getattr(base, base.base_model_prefix)(input_ids=tokens, **options).last_hidden_state  # (B, T, C)
         head = base.get_output_embeddings()
         return losses.linear_cross_entropy(hidden, head.weight, head.bias, targets, self.numerics)
@@ -132,7 +134,8 @@ class HFCausalLMAdapter(ModelAdapter):
         return limit
 
     def context_length(self) -> int:
-        return min(self.max_positions or MAX_CONTEXT, max(self.config.block_size, MAX_CONTEXT))
+        longest = max(self.config.block_size, MAX_CONTEXT)
+        return min(self.max_positions or longest, longest)
 
     def stop_token_ids(self) -> set[int]:
         """A chat model may end a turn with another token than a document."""
@@ -140,7 +143,8 @@ class HFCausalLMAdapter(ModelAdapter):
         return {i for i in (eos if isinstance(eos, list) else [eos]) if isinstance(i, int)}
 
     def config_files(self) -> list[Path]:
-        return [path for name in CONFIG_FILES if (path := self.directory / name).is_file()]
+        code = sorted(self.directory.glob("*.py")) if self.config.trust_remote_code else []
+        return [*(path for name in CONFIG_FILES if (path := self.directory / name).is_file()), *code]
 
     @classmethod
     def default_tokenizer(cls, config: HfCausalLmSection) -> str:
@@ -229,7 +233,8 @@ class HFCausalLMAdapter(ModelAdapter):
 
     @torch.no_grad()
     def probe(self, module: nn.Module) -> None:
-        """Set has_linear_head: compare the loss in chunks with the loss of the whole model."""
+        """Set has_linear_head: compare the loss in chunks with the loss of the whole model, and large logits, which
+        some models cap, with those of the output layer."""
         assert isinstance(module, CausalLM)
         if not self._can_run(module):
             return
@@ -240,6 +245,8 @@ class HFCausalLMAdapter(ModelAdapter):
             module.has_linear_head = False
             try:
                 full = float(module(tokens, targets))
+            except torch.OutOfMemoryError:
+                raise
             except (NotImplementedError, RuntimeError, ValueError) as problem:
                 raise UsageError(
                     f"The model does not run on this machine: {one_line(problem, 200)}",
@@ -250,12 +257,12 @@ class HFCausalLMAdapter(ModelAdapter):
                 chunked = float(module(tokens, targets))
             except (AttributeError, TypeError, RuntimeError):  # the output layer is not a plain linear layer
                 chunked = float("nan")
-        module.has_linear_head = abs(chunked - full) <= 1e-5 * abs(full)
+            is_linear = abs(chunked - full) <= 1e-5 * abs(full)
+            module.has_linear_head = is_linear and not _caps_logits(module.base, tokens)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The longest ModuleList; peft adds short ones."""
-        lists = [list(part) for part in module.modules() if isinstance(part, nn.ModuleList)]
-        return max(lists, key=len, default=[])
+        return list(max(outer_lists(module), key=len, default=[]))
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
@@ -351,6 +358,25 @@ def find_directory(config: HfCausalLmSection) -> Path:
             remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
         )
     return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
+
+
+def _caps_logits(base: Any, tokens: torch.Tensor) -> bool:
+    """Whether the logits are not those of the output layer if they are large."""
+    head, applied = base.get_output_embeddings(), []
+
+    def enlarge(_: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+        return (inputs[0] * (_LARGE_LOGIT / F.linear(inputs[0], head.weight, head.bias).abs().max()),)
+
+    hooks = [
+        head.register_forward_pre_hook(enlarge),
+        head.register_forward_hook(lambda _, __, output: applied.append(output)),
+    ]
+    try:
+        logits = base(input_ids=tokens, use_cache=False).logits
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return not applied or bool((logits - applied[0]).abs().max() > 1e-3 * _LARGE_LOGIT)
 
 
 def enable_adapters(module: nn.Module, enabled: bool) -> None:

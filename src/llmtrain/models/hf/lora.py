@@ -176,6 +176,8 @@ def load_adapter(model: nn.Module, directory: Path) -> nn.Module:
     try:
         config = PeftConfig.from_pretrained(str(directory))
         config.base_model_name_or_path = getattr(model, "name_or_path", None)  # the directory may have been moved
+        if config.modules_to_save:
+            raise ValueError(f"modules_to_save {config.modules_to_save}, which llmtrain does not support")
         adapted: Any = get_peft_model(cast(Any, model), config)
         expected = get_peft_model_state_dict(adapted)
         mismatched = [n for n in expected.keys() | tensors.keys() if _shape(expected, n) != _shape(tensors, n)]
