@@ -18,7 +18,7 @@ LARGE_CHUNK_ELEMENTS = 1 << 28
 """On a GPU, except for chunks that have float32 copies of their logits. 2,048 positions of a vocabulary of 128,000,
 whose gradient (2,048 x width) has about as many tiles as a GPU has multiprocessors."""
 TRAINED_CHUNK_ELEMENTS = 1 << 29
-"""The same, if the output layer is trained: every chunk reads and writes its whole gradient."""
+"""On a GPU, if the output layer is trained: every chunk reads and writes its whole gradient."""
 
 
 def needs_chunks(tokens: torch.Tensor, vocab_size: int) -> bool:
@@ -107,7 +107,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias and bias is not None else None
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         ctx.dtypes = weight.dtype, None if bias is None else bias.dtype
-        # Cast here and not before, so that the gradient of a float32 weight is not rounded to bfloat16.
+        # Cast here and not before, so that the gradient of a tied float32 weight is not rounded to bfloat16. A separate
+        # output layer is cast before by compute_in, and its gradient is rounded.
         weight, bias = weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype)
         for start in range(0, len(hidden), rows):
             chunk = hidden[start : start + rows]  # (n, C)
@@ -163,8 +164,8 @@ def _chunk(logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool) -> tup
 
 
 def _chunk_in_place(logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, with the gradient in the place of the logits. Compiled, it takes one pass for the norm and one for the
-    gradient, where the scatter of `_chunk` works on a float32 copy."""
+    """Loss and gradient of a chunk, with the gradient in the place of the logits. Compiled, it takes one pass for the
+    norm and one for the gradient, where the scatter of `_chunk` works on a float32 copy."""
     has_loss = targets != IGNORE_INDEX
     index = targets.where(has_loss, 0).unsqueeze(1)
     logits32 = logits.float()
@@ -180,8 +181,8 @@ def _chunk_in_place(logits: torch.Tensor, targets: torch.Tensor, needs_grad: boo
 def _chunk_by_kernel(
     logits: torch.Tensor, targets: torch.Tensor, needs_grad: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same in one kernel, with about half the traffic to the GPU's memory. Needs Triton and a C compiler, as
-    torch.compile does on a GPU."""
+    """Loss and gradient of a chunk in one kernel, with about half the traffic to the GPU's memory. Needs Triton and a C
+    compiler, as torch.compile does on a GPU."""
     from llmtrain.models.loss_kernel import cross_entropy_
 
     return cross_entropy_(logits, targets, needs_grad, IGNORE_INDEX)

@@ -42,7 +42,8 @@ class Numerics:
 
     @property
     def has_large_chunks(self) -> bool:
-        """Whether chunks on a GPU are larger if the output layer is trained: each adds to its gradient."""
+        """Whether the loss on a GPU is computed in larger chunks of equal size, with the gradient in the place of the
+        logits."""
         return self.version >= 2
 
     @property

@@ -76,8 +76,8 @@ def _product_of_factors(gram: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def newton_schulz_by_kernel(x: torch.Tensor) -> torch.Tensor:
-    """The same with a kernel that computes half of each symmetric product: all but the last one with X are polynomials
-    of G. The division by the norm of X is part of the first Gram matrix and of the first product with X."""
+    """Newton-Schulz with a kernel that computes half of each symmetric product: all but the last one with X are
+    polynomials of G. The division by the norm of X is part of the first Gram matrix and of the first product with X."""
     from llmtrain.training.product_kernel import product
 
     is_tall = x.shape[1] > x.shape[2]

@@ -119,7 +119,7 @@ def sample_text(
     )
     prompted = [*prefix, *prompt_ids(tokenizer, prompt)]
     if len(prompted) > block_size:
-        warn("TRAIN", f"the prompt has {len(prompted):,} tokens; the model sees only the last {block_size:,}")
+        warn("SAMPLE", f"the prompt has {len(prompted):,} tokens; the model sees only the last {block_size:,}")
 
     def decode(ids: Sequence[int]) -> str:
         # Ids at or above vocab_size only pad the vocabulary.

@@ -43,7 +43,7 @@ class GPTAdapter(ModelAdapter):
         return ModernGPT(c, *values) if isinstance(c, ModernGptSection) else GPT(c, *values)
 
     def weight_count(self) -> int:
-        """Those of the matrices."""
+        """The weights in matrices; norms, biases and positions are not counted."""
         c = self.config
         shape = c.shape if isinstance(c, ModernGptSection) else c
         width, d_ff = shape.d_model, shape.d_ff or 4 * shape.d_model
