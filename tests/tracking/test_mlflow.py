@@ -168,8 +168,13 @@ def test_finished_run_with_unreachable_server(make_config: MakeConfig) -> None:
 
 
 def test_failed_run_has_status_failed(tracked: MakeConfig) -> None:
+    def wait_longer() -> None:
+        from llmtrain.tracking import background
+
+        background.FLUSH_WHEN_STOPPED_SEC = 60.0  # a busy machine takes more than 5 s to create the database
+
     config = tracked()
-    assert harness.run(config, fault="loss:3:0:nan").code == 65
+    assert harness.run(config, fault="loss:3:0:nan", before=wait_longer).code == 65
     [run] = read_store(f"sqlite:///{root_of(config) / 'mlflow.db'}")
     assert run["status"] == "FAILED"
 
