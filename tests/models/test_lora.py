@@ -18,6 +18,7 @@ pytest.importorskip("peft", reason="needs the hf extra: pip install 'llmtrain[hf
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llmtrain.models.base import parameter_count
 from llmtrain.models.hf import lora_groups
 from llmtrain.models.hf.causal_lm import CausalLM, enable_adapters
 from llmtrain.models.hf.lora import add_lora, load_adapter, lora_layers, save_adapter, use_fast_forward
@@ -433,3 +434,10 @@ def test_compiled_groups_equal_eager_ones_and_compile_once() -> None:
         module(tokens(), tokens().roll(-1, 1), each.flip(0)).backward()
     assert counters["stats"]["unique_graphs"] == packed, "recompiled for another packing"
     assert not counters["graph_break"]
+
+
+def test_packed_weights_are_counted() -> None:
+    module = nn.Linear(4, 4, bias=False)
+    module.weight = nn.Parameter(torch.zeros(8, dtype=torch.uint8), requires_grad=False)
+    module.weight.quant_state = object()  # as bitsandbytes has it for weights of 4 bits
+    assert parameter_count(module) == 16

@@ -216,7 +216,8 @@ def block_matrices(adapter: ModelAdapter, module: nn.Module) -> dict[str, nn.Par
 
 
 def parameter_count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    """bitsandbytes packs two weights of 4 bits into a byte."""
+    return sum(p.numel() * (2 if getattr(p, "quant_state", None) else 1) for p in module.parameters())
 
 
 def trainable_count(module: nn.Module) -> int:
