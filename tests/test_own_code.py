@@ -83,6 +83,29 @@ class PartlyFrozen(Model):
         return Features(self.vocab_size)
 
 
+class SharedMemory(Model):
+    def build(self):
+        module = Features(self.vocab_size)
+        module.register_buffer("view", module.embedding.weight.detach()[1:])
+        module.register_buffer("transposed", torch.rand(3, 2).t())
+        return module
+
+
+class Statistics(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(vocab_size, 8), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, vocab_size)
+
+    def forward(self, ids):
+        return self.head(self.norm(self.embedding(ids).transpose(1, 2)).transpose(1, 2))
+
+
+class BatchNorm(Model):
+    def build(self):
+        return Statistics(self.vocab_size)
+
+
 class Words(TextData):
     def identity(self):
         return {}
@@ -195,10 +218,11 @@ def test_own_class_that_fails_is_one_error_and_leaves_no_run(
     assert not list(workdir.glob("runs/*"))
 
 
-def test_frozen_weights_and_buffers_of_an_own_model_are_saved(train_own: Cli, workdir: Path) -> None:
+@pytest.mark.parametrize("name", ["PartlyFrozen", "SharedMemory"])
+def test_frozen_weights_and_buffers_of_an_own_model_are_saved(train_own: Cli, workdir: Path, name: str) -> None:
     import llmtrain
 
-    done = train_own("model.name=own_code:PartlyFrozen", "output.run_id=frozen")
+    done = train_own(f"model.name=own_code:{name}", "output.run_id=frozen")
     assert done.code == 0, done.err
     (workdir / "text.txt").write_text("one two three four " * 50)
     losses = {llmtrain.load_model("frozen").evaluate("text.txt").loss for _ in range(2)}

@@ -14,7 +14,7 @@ from llmtrain.checkpoint.checkpoint import Checkpoint
 from llmtrain.config.distributed import DistributedSection
 from llmtrain.config.schema import Config
 from llmtrain.distributed.parallel import DDPModel, DeterministicModel, FSDPModel, ParallelModel, parallelize, unshard
-from llmtrain.distributed.world import World
+from llmtrain.distributed.world import World, join_world
 
 MakeConfig = Callable[..., Config]
 COMMON: dict[str, Any] = {"trainer__grad_accum_steps": 4, "trainer__eval_batches": 4}
@@ -221,3 +221,20 @@ def test_ddp_reduces_once_per_step(two_ranks: list[dict[str, Any]]) -> None:
 
 def test_fsdp_rank_holds_half(two_ranks: list[dict[str, Any]]) -> None:
     assert [actual["held"] for actual in two_ranks] == [[(3, 4), (3,), (1, 6), (1,)]] * 2
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_buffers_that_are_saved_are_those_of_the_first_rank(make: MakeConfig, strategy: str) -> None:
+    config = make(distributed__strategy=strategy)
+
+    def body(rank: int) -> Any:
+        with join_world(config.distributed, config.run) as world:
+            module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+            parallel = parallelize(module, lambda _: [], config.distributed, world, "fp32", 2)
+            parallel.module(torch.full((4, 2), float(rank)) + torch.arange(4.0)[:, None]).sum().backward()
+            parallel.share_buffers()
+            return [module[1].running_mean.tolist(), int(module[1].num_batches_tracked)]
+
+    first, second = ranks.values(ranks.start_ranks(2, body).wait())
+    assert first == second
+    assert first[1] == 1

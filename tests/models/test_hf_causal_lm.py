@@ -160,12 +160,34 @@ def test_context_of_a_model_without_a_number_of_positions(tmp_path: Path) -> Non
         assert HFCausalLMAdapter(section, 0).context_length() == max(block_size, 4096)
 
 
-def test_experts_are_not_blocks() -> None:
-    layer = nn.ModuleDict({"experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(8))})
-    module = nn.ModuleDict({"layers": nn.ModuleList([layer, nn.Linear(2, 2)])})
+def test_blocks_are_outer_members_of_lists_once_each() -> None:
+    def moe() -> nn.Module:
+        block = nn.Sequential()
+        block.add_module("experts", nn.ModuleList(nn.Linear(2, 2) for _ in range(8)))
+        return block
+
+    first, second, third = moe(), moe(), nn.Linear(2, 2)
+    module = nn.ModuleDict(
+        {
+            "layers": nn.ModuleList([first, second, first]),
+            "shared": nn.ModuleList([second, nn.ModuleList([nn.ModuleDict({"inner": nn.ModuleList([third])})])]),
+        }
+    )
     adapter = HFCausalLMAdapter.__new__(HFCausalLMAdapter)
-    assert list(adapter.blocks(module)) == list(module["layers"])
-    assert list(ModelAdapter.blocks(adapter, module)) == list(module["layers"])
+    assert list(adapter.blocks(module)) == [first, second]
+    assert list(ModelAdapter.blocks(adapter, module)) == [first, second, third]
+
+
+def test_adapted_output_layer_is_trained(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", tie_word_embeddings=False)
+    lora = LoraSection(rank=2, target_modules=["q_proj", "lm_head"])
+    adapter = HFCausalLMAdapter(HfCausalLmSection(name="hf_causal_lm", path=str(model), block_size=BLOCK, lora=lora), 0)
+    module = adapter.build()
+    adapter.probe(module)
+    adapter.loss(module, *random_batch()).backward()
+    gradients = {name: p.grad for name, p in module.named_parameters() if "lm_head.lora_B" in name}
+    assert gradients
+    assert all(grad is not None and grad.abs().max() > 0 for grad in gradients.values())
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,9 @@ def local_box(tensor: torch.Tensor) -> tuple[torch.Tensor, Box]:
 
 
 def shard(group: str, tensors: Tensors, rank: int, world_size: int) -> Shard:
-    """What a rank writes of a group."""
+    """What a rank writes of a group. safetensors refuses tensors that share memory or are not contiguous."""
     own: Tensors = {}
+    storages: set[int] = set()
     entries: Index = {}
     owners = assign_owners([(name, t) for name, t in sorted(tensors.items()) if not _is_sharded(t)], world_size)
     for name, tensor in sorted(tensors.items()):
@@ -78,7 +79,9 @@ def shard(group: str, tensors: Tensors, rank: int, world_size: int) -> Shard:
             continue
         local, (offset, shape) = local_box(tensor)
         if local.numel() or tensor.numel() == 0:
-            own[name] = local
+            storage = local.untyped_storage().data_ptr()
+            own[name] = local.clone() if storage in storages else local.contiguous()
+            storages.add(storage)
             entries[name] = {
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "shape": list(tensor.shape),

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from llmtrain.distributed.parallel import unshard
+from llmtrain.models.hf.causal_lm import CausalLM
 from llmtrain.models.hf.lora import has_adapter
 
 Tensors = dict[str, torch.Tensor]
@@ -106,7 +107,7 @@ def model_tensors(module: nn.Module) -> Tensors:
     """Weights and buffers; of a model with adapters only those that are trained, because the base model is recorded by
     its hash. A tied matrix appears once."""
     state = module.state_dict(keep_vars=True)
-    has_base = has_adapter(module)
+    has_base = isinstance(module, CausalLM) and has_adapter(module)
     tensors: Tensors = {}
     included: set[int] = set()
     for name, tensor in state.items():

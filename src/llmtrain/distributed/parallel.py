@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from llmtrain.config.distributed import DistributedSection
@@ -25,6 +26,8 @@ class ParallelModel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        stored = module.state_dict().keys() if dist.is_initialized() else {}
+        self._shared_buffers = [name for name, _ in module.named_buffers() if name in stored]
 
     def micro_step(self, is_last: bool) -> AbstractContextManager[Any]:  # noqa: ARG002
         """Context of the forward and backward pass of one micro-batch; `is_last`: of the step."""
@@ -35,6 +38,12 @@ class ParallelModel:
 
     def finish_gradients(self) -> None:
         """Called after the last micro-batch; afterwards gradients are those of the whole step."""
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0 that are stored in checkpoints, such as the statistics of a batch norm.
+        Our own models have none."""
+        for name in self._shared_buffers:
+            dist.broadcast(self.module.get_buffer(name), src=0)
 
 
 class DeterministicModel(ParallelModel):
@@ -55,7 +64,7 @@ class DDPModel(ParallelModel):
     def __init__(self, module: nn.Module, world: World, config: DistributedSection) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        # Buffers are constants, and need no broadcast per forward pass. Newer versions of torch renamed the option.
+        # share_buffers is called once per step. Newer versions of torch renamed the option.
         names = inspect.signature(DistributedDataParallel.__init__).parameters
         sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
         options: dict[str, Any] = {sync_buffers: False}

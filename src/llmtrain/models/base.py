@@ -98,7 +98,7 @@ class ModelAdapter(ABC):
         return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), targets.reshape(-1), reduction="sum")
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The transformer blocks, which are sharded and compiled one by one."""
+        """The transformer blocks, which are sharded and compiled one by one: members of ModuleLists."""
         return [block for blocks in outer_lists(module) for block in blocks]
 
     def matrix_sections(self, module: nn.Module) -> dict[str, list[int]]:  # noqa: ARG002
@@ -184,13 +184,25 @@ def build_checked(adapter: ModelAdapter, is_empty: bool = False) -> nn.Module:
     return module
 
 
-def outer_lists(module: nn.Module) -> Iterator[nn.ModuleList]:
-    """The ModuleLists that are in no other ModuleList, as those of experts are."""
-    if isinstance(module, nn.ModuleList):
-        yield module
+def outer_lists(module: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[list[nn.Module]]:
+    """The members of every ModuleList that can be called, without lists inside of them (such as those of experts) and
+    without those that were in a list before."""
+    seen = set() if seen is None else seen
+    if module in seen:
         return
+    seen.add(module)
+    members: list[nn.Module] = []
+    if isinstance(module, nn.ModuleList):
+        members = [part for part in dict.fromkeys(module) if part not in seen and _can_be_called(part)]
+        seen.update(members)
+    if members:
+        yield members
     for part in module.children():
-        yield from outer_lists(part)
+        yield from outer_lists(part, seen)
+
+
+def _can_be_called(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
 
 
 @contextmanager

@@ -71,6 +71,7 @@ class Stepper:
             parallel.after_backward()
             losses.append(loss.detach())
         parallel.finish_gradients()
+        parallel.share_buffers()
         inject_fault("after_backward", step + 1)
         limit = self.max_grad_norm or float("inf")
         grad_norm = unshard(nn.utils.clip_grad_norm_(self._trainable, limit, foreach=True))

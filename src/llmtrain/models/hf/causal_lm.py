@@ -48,11 +48,11 @@ from llmtrain.models.hf.files import (
     read_config,
     read_weights,
 )
+from llmtrain.models.hf.linear_head import changes_logits
 from llmtrain.models.hf.lora import ADAPTER, add_lora, has_adapter, is_adapter_weight, lora_layers, save_adapter
 from llmtrain.models.numerics import Numerics
 from llmtrain.text import one_line
 
-_LARGE_LOGIT = 1000.0  # far above any cap
 MAX_CONTEXT = 4096  # tokens in the KV cache during generation
 CONFIG_FILES = ("config.json", "generation_config.json")
 
@@ -258,11 +258,11 @@ class HFCausalLMAdapter(ModelAdapter):
             except (AttributeError, TypeError, RuntimeError):  # the output layer is not a plain linear layer
                 chunked = float("nan")
             is_linear = abs(chunked - full) <= 1e-5 * abs(full)
-            module.has_linear_head = is_linear and not _caps_logits(module.base, tokens)
+            module.has_linear_head = is_linear and not changes_logits(module.base, tokens)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         """The longest ModuleList; peft adds short ones."""
-        return list(max(outer_lists(module), key=len, default=[]))
+        return max(outer_lists(module), key=len, default=[])
 
     def compiled_loss(self, module: nn.Module, by_block: bool) -> LossFunction:  # noqa: ARG002
         """Always by block: as fast as compiling the whole model, in a fifth of the compile time."""
@@ -358,25 +358,6 @@ def find_directory(config: HfCausalLmSection) -> Path:
             remedy="Set model.revision to the 40 digits of a commit you have reviewed, or model.path to a directory.",
         )
     return find_model(config.path, config.revision, config.local_files_only, code=config.trust_remote_code)
-
-
-def _caps_logits(base: Any, tokens: torch.Tensor) -> bool:
-    """Whether the logits are not those of the output layer if they are large."""
-    head, applied = base.get_output_embeddings(), []
-
-    def enlarge(_: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        return (inputs[0] * (_LARGE_LOGIT / F.linear(inputs[0], head.weight, head.bias).abs().max()),)
-
-    hooks = [
-        head.register_forward_pre_hook(enlarge),
-        head.register_forward_hook(lambda _, __, output: applied.append(output)),
-    ]
-    try:
-        logits = base(input_ids=tokens, use_cache=False).logits
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return not applied or bool((logits - applied[0]).abs().max() > 1e-3 * _LARGE_LOGIT)
 
 
 def enable_adapters(module: nn.Module, enabled: bool) -> None:

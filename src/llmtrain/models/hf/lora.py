@@ -41,7 +41,13 @@ def add_lora(model: nn.Module, section: LoraSection, grouped: bool = True) -> nn
         task_type=TaskType.CAUSAL_LM,
         bias="none",
     )
-    adapted: nn.Module = get_peft_model(cast(Any, model), config)
+    try:
+        adapted: nn.Module = get_peft_model(cast(Any, model), config)
+    except ValueError as problem:
+        raise UsageError(
+            f"peft cannot add LoRA to this model: {one_line(problem, 200)}",
+            remedy="Set model.lora.target_modules to layers that peft supports.",
+        ) from None
     use_fast_forward(adapted, grouped)
     return adapted
 
