@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 _LARGE_LOGIT = 1000.0  # far above any cap
@@ -15,8 +14,12 @@ def changes_logits(base: Any, tokens: torch.Tensor) -> bool:
     if hasattr(head, "base_layer"):  # its adapters, which start at zero, are no part of its weight
         return True
 
-    def enlarge(_: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        return (inputs[0] * (_LARGE_LOGIT / F.linear(inputs[0], head.weight, head.bias).abs().max()),)
+    largest = float(base(input_ids=tokens, use_cache=False).logits.abs().max())
+    if not largest:
+        return True  # cannot be known
+
+    def enlarge(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(each * (_LARGE_LOGIT / largest) for each in inputs)
 
     hooks = [
         head.register_forward_pre_hook(enlarge),
@@ -27,4 +30,4 @@ def changes_logits(base: Any, tokens: torch.Tensor) -> bool:
     finally:
         for hook in hooks:
             hook.remove()
-    return not applied or bool((logits - applied[0]).abs().max() > 1e-3 * _LARGE_LOGIT)
+    return not (applied and float((logits - applied[0]).abs().max()) <= 1e-3 * _LARGE_LOGIT)
