@@ -102,7 +102,7 @@ k8s-full: setup  ## k8s-cluster, k8s-build, k8s-train and k8s-logs
 	$(MAKE) k8s-train
 	$(MAKE) k8s-logs
 
-# Three workers are a fifth faster than two on two cores: many tests wait for other processes.
+# Three workers also on two cores: many tests wait for other processes.
 test: setup  ## run the tests, except slow ones
 	$(BIN)/python -m pytest -n 3 -m "not slow" --durations 20 --ignore tests/end_to_end
 
