@@ -91,21 +91,6 @@ class SharedMemory(Model):
         return module
 
 
-class Statistics(nn.Module):
-    def __init__(self, vocab_size):
-        super().__init__()
-        self.embedding, self.norm = nn.Embedding(vocab_size, 8), nn.BatchNorm1d(8)
-        self.head = nn.Linear(8, vocab_size)
-
-    def forward(self, ids):
-        return self.head(self.norm(self.embedding(ids).transpose(1, 2)).transpose(1, 2))
-
-
-class BatchNorm(Model):
-    def build(self):
-        return Statistics(self.vocab_size)
-
-
 class Words(TextData):
     def identity(self):
         return {}

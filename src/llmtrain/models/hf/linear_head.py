@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
-from torch import nn
 
-_LARGE_LOGIT = 1000.0  # far above any cap
+_FACTOR = 1000.0  # makes logits far larger than any cap
 
 
 def changes_logits(base: Any, tokens: torch.Tensor) -> bool:
@@ -13,16 +12,8 @@ def changes_logits(base: Any, tokens: torch.Tensor) -> bool:
     head, applied = base.get_output_embeddings(), []
     if hasattr(head, "base_layer"):  # its adapters, which start at zero, are no part of its weight
         return True
-
-    largest = float(base(input_ids=tokens, use_cache=False).logits.abs().max())
-    if not largest:
-        return True  # cannot be known
-
-    def enlarge(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return tuple(each * (_LARGE_LOGIT / largest) for each in inputs)
-
     hooks = [
-        head.register_forward_pre_hook(enlarge),
+        head.register_forward_pre_hook(lambda _, inputs: tuple(each * _FACTOR for each in inputs)),
         head.register_forward_hook(lambda _, __, output: applied.append(output)),
     ]
     try:
@@ -30,4 +21,7 @@ def changes_logits(base: Any, tokens: torch.Tensor) -> bool:
     finally:
         for hook in hooks:
             hook.remove()
-    return not (applied and float((logits - applied[0]).abs().max()) <= 1e-3 * _LARGE_LOGIT)
+    if not applied:
+        return True
+    largest = float(applied[0].abs().max())
+    return not (largest and float((logits - applied[0]).abs().max()) <= 1e-3 * largest)  # all zero: cannot be known
